@@ -13,6 +13,7 @@ from pyrage import x25519
 from gitboot.age import Keys, Unopened, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.load.sealed import MOST_BYTES, NotSealed, sealed
+from tests.cases import for_each
 
 ONE, OTHER = x25519.Identity.generate(), x25519.Identity.generate()
 WHOLE = pyrage.encrypt(b"hunter2", [ONE.to_public()])
@@ -74,7 +75,7 @@ def test_a_key_that_is_taken_for_a_recipient_is_not_shown() -> None:
     assert "AGE-SECRET" not in str(refused.value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("data", "why"),
     [
         (b"", "not encrypted by age"),

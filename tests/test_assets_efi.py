@@ -7,6 +7,7 @@ import struct
 import pytest
 
 from gitboot.assets.efi import HEAD, is_signed
+from tests.cases import for_each
 
 PE32, PE32_PLUS = 0x10B, 0x20B
 
@@ -28,7 +29,7 @@ def test_the_certificate_table_says_whether_it_is_signed(magic: int, signed: boo
     assert is_signed(program(signed=signed, magic=magic)) is signed
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "head", "expected"),
     [
         ("no table of certificates at all", program(signed=True, directories=4), False),

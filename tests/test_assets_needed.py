@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gitboot.assets.needed import named_artifacts
+from tests.cases import for_each
 from tests.fleets import SEED, decided, decision, fleet, image, policy, profile, server
 
 ALL = "kernel, initrd, rootfs, uki, iso, loader"
 BASE = "http://boot.test/assets/x-1/"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "method", "spec", "artifacts", "fetched"),
     [
         ("a kernel by a loader", "Pxe", "", ALL, {"kernel", "initrd"}),

@@ -6,8 +6,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
-
 from gitboot.audit.rollout import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
 from gitboot.load import Revision
 from gitboot.model.image import Rollout
@@ -16,6 +14,7 @@ from gitboot.plan import Failure, InstallAttempt, Record, Seen
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide
 from gitboot.resolve.records import adopted
+from tests.cases import for_each
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of
 
 
@@ -63,7 +62,7 @@ def test_it_is_about_whom_the_step_reaches() -> None:
     assert [each.server for each in APPLIED.machines] == FIRST
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "records", "of_proof", "outcome", "why"),
     [
         ("all have it", {}, {}, "Next", "4 of 4 servers have flatcar-2"),

@@ -23,6 +23,7 @@ from gitboot.bmc.identity import (
     shared,
 )
 from gitboot.model.scalars import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
+from tests.cases import for_each
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 PLACE = ("https://10.0.0.1", "/redfish/v1/Systems/1")
@@ -69,7 +70,7 @@ CASES: list[tuple[str, Described, Shown, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("described", "shown", "whose"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
+@for_each(("described", "shown", "whose"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
 def test_whose_machine_it_is(described: Described, shown: Shown, whose: str) -> None:
     assert _word(identify(described, shown)) == whose
 
@@ -90,7 +91,7 @@ def test_both_are_named_with_the_line_to_add() -> None:
 # What nobody has set
 
 
-@pytest.mark.parametrize(
+@for_each(
     "uuid",
     [
         "00000000-0000-0000-0000-000000000000",
@@ -152,12 +153,12 @@ Not Applicable
 """
 
 
-@pytest.mark.parametrize("serial", UNSET_SERIALS.strip().splitlines())
+@for_each("serial", UNSET_SERIALS.strip().splitlines())
 def test_a_serial_number_that_nobody_has_set(serial: str) -> None:
     assert is_placeholder_serial(serial)
 
 
-@pytest.mark.parametrize("serial", ["J4JMO72", "CZ29200XYZ", "S348084X0B19876", "MXQ72407TY", "C2140026", "99A07WG"])
+@for_each("serial", ["J4JMO72", "CZ29200XYZ", "S348084X0B19876", "MXQ72407TY", "C2140026", "99A07WG"])
 def test_a_serial_number_that_somebody_has_set(serial: str) -> None:
     assert not is_placeholder_serial(serial)
 
@@ -170,7 +171,7 @@ ELSEWHERE = ("https://10.0.0.2", None)
 HERE, THERE = _pinned(SHOWS_OTHER), _pinned(SHOWS_OTHER, ELSEWHERE)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "pins", "described", "found"),
     [
         ("one machine", [HERE], {}, set()),
@@ -200,7 +201,7 @@ def test_what_two_machines_show_tells_nothing() -> None:
 # What is pinned
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "before", "now", "whose"),
     [
         ("as before", SHOWS_OTHER, SHOWS_OTHER, "Another"),
@@ -266,7 +267,7 @@ def test_a_pin_changes_only_where_something_is_new() -> None:
     assert moved == Pinned(uuid=OTHER, serial="X6DCP93", at=later, place=ELSEWHERE)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "now", "another"),
     [
         (SHOWS_BOTH, SHOWS_OTHER, True),

@@ -43,6 +43,7 @@ from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, 
 from gitboot.load import load
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from tests.cases import for_each
 from tests.credentials import HERE, give_credentials
 from tests.fleets import fleet, server, snapshot, uuid_of
 from tests.ipmi.machine import IpmiMachine, ipmi_machine
@@ -248,7 +249,7 @@ def test_without_a_guid_the_serial_number_says_who_it_is(tmp_path: Path, monkeyp
     assert _connection(6230).observe().shown == Shown(serial="7M2 XKQ3")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("guid", "uuid"),
     [
         (UUID(UUID_).bytes, UUID_),
@@ -465,7 +466,7 @@ def test_an_instance_sets_boot_flags_and_says_so(machine: IpmiMachine, tmp_path:
         assert all(each in shown.out for each in ("Once Pxe", "Confirmed", "provision/1", "1 as wanted"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("access", "problem"),
     [
         ("address: 'ipmi://10.112.0.13'", None),

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gitboot.bmc.marks import Marks, Reset, with_clock
+from tests.cases import for_each
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 SET = Marks(
@@ -28,7 +29,7 @@ def _last_reset(time: str) -> Marks:
     return replace(RESET, last_reset_time=time)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "before", "after", "reset"),
     [
         ("later than the setting", SET, RESET, Reset.SEEN),
@@ -63,7 +64,7 @@ def test_what_stands_still_proves_something_only_where_it_is_known_to_move() -> 
     assert only.reset_since(SET, moving=frozenset({"boot_progress_time"})) is Reset.UNKNOWN
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("then", "now", "reset"),
     [
         ("OSBootStarted", "OSRunning", Reset.UNKNOWN),

@@ -51,6 +51,7 @@ from gitboot.bmc.override import (
 from gitboot.bmc.payload import Resource
 from gitboot.bmc.quirks import boot_patch
 from gitboot.model.scalars import SystemUuid
+from tests.cases import for_each
 from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile
 from tests.searching import examples
@@ -236,9 +237,7 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
 ]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "observed", "records", "step"), [row[1:] for row in CASES], ids=[row[0] for row in CASES]
-)
+@for_each(("wanted", "observed", "records", "step"), [row[1:] for row in CASES], ids=[row[0] for row in CASES])
 def test_next_step(wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str) -> None:
     assert _word(_step(wanted, observed, (*records, MOVED))) == step
 
@@ -266,9 +265,7 @@ UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], s
 ]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "observed", "records", "step"), [row[1:] for row in UNPROVEN], ids=[row[0] for row in UNPROVEN]
-)
+@for_each(("wanted", "observed", "records", "step"), [row[1:] for row in UNPROVEN], ids=[row[0] for row in UNPROVEN])
 def test_marks_that_have_never_moved_prove_nothing_by_standing_still(
     wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str
 ) -> None:
@@ -316,7 +313,7 @@ MACHINES: list[tuple[str, Identified, Wanted | None, Override, tuple[OverrideRec
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("identified", "wanted", "override", "records", "step"),
     [row[1:] for row in MACHINES],
     ids=[row[0] for row in MACHINES],
@@ -392,7 +389,7 @@ def test_questions_to_the_operator_say_what_was_found() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "after", "reset"),
     [
         pytest.param(THEN, THEN, Reset.RULED_OUT, id="both stand still"),
@@ -414,7 +411,7 @@ CD = replace(ONCE, target=BootTarget.CD)
 XCC = frozenset({"Once", "Disabled"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("wanted", "bmc", "fitted"),
     [
         pytest.param(HTTP, SEEN, HTTP, id="takes a URI"),
@@ -448,7 +445,7 @@ def test_an_override_is_fitted_to_its_bmc(wanted: Override, bmc: Observed, fitte
     assert fit(wanted, bmc) == fitted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("override", "seen", "standing"),
     [
         pytest.param(OFF, replace(OFF, target="Pxe"), True, id="off, whatever its target"),
@@ -587,7 +584,7 @@ def test_nothing_is_booted_twice_for_one_reason(profile: Profile, events: list[s
     assert booted.count("Cd") + booted.count("UsbCd") <= 1
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+@for_each("profile", PROFILES.values(), ids=PROFILES)
 def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     assert gitboot.run() == Leave()
@@ -623,7 +620,7 @@ def test_a_wait_says_why() -> None:
     assert step == Wait(why="the machine is in POST")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "since", "expected"),
     [
         ("just begun", "2026-11-20T11:59:00+00:00", True),

@@ -29,6 +29,7 @@ from gitboot.bmc.redfish import MEANING, BmcConnection
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 from gitboot.model.scalars import SystemUuid
+from tests.cases import for_each
 from tests.redfish.certificates import Authority
 from tests.redfish.double import STARTED, Machine
 from tests.redfish.faults import (
@@ -666,7 +667,7 @@ def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, An
 # Who the system is, and by which clock
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "given", "instead"),
     [
         ("as it is", {}, {}),
@@ -688,7 +689,7 @@ def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, A
     assert observe(Resource(url="http://bmc/x", body=body, etag=None), None).shown == expected, case
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("manager", "bmc_time", "ahead"),
     [
         ({"DateTime": "2026-11-20T12:00:05Z"}, "2026-11-20T12:00:05Z", 5),

@@ -19,6 +19,7 @@ from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture
+from tests.cases import for_each
 from tests.fleets import mac_of, uuid_of
 from tests.rack import Done, Rack, typed
 from tests.redfish.faults import Redirect
@@ -26,7 +27,7 @@ from tests.redfish.faults import Redirect
 # Which addresses are meant
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("places", "ports", "meant"),
     [
         (["10.0.0.0/30"], [443], ["https://10.0.0.1", "https://10.0.0.2"]),
@@ -81,7 +82,7 @@ def _found(name: str, address: str) -> FoundServer:
 WEB01, WEB02 = _machine("web01", A), _machine("web02", B)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("found", "described", "unread", "expected"),
     [
         pytest.param([_found("web01", A)], [WEB01], [], [], id="as described"),

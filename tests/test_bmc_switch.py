@@ -38,6 +38,7 @@ from gitboot.bmc.switch import (
     next_switch,
 )
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack
+from tests.cases import for_each
 from tests.fleets import at
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop, Status
@@ -178,7 +179,7 @@ def test_what_comes_next(
     assert kind(found) == step, (case, found)
 
 
-@pytest.mark.parametrize("state", [state for state in State if state is not State.CONFIRMED])
+@for_each("state", [state for state in State if state is not State.CONFIRMED])
 def test_nothing_is_switched_before_its_override_is_confirmed(state: State) -> None:
     found = next_switch(
         wanted=RESTART, record=None, observed=seen(), overrides=[overridden(state)], at=NOON, identified=Same()
@@ -186,8 +187,8 @@ def test_nothing_is_switched_before_its_override_is_confirmed(state: State) -> N
     assert kind(found) == "hold"
 
 
-@pytest.mark.parametrize("identified", [Another(message="it is web02"), IdentityChanged(message="it was web02")])
-@pytest.mark.parametrize("wanted", [RESTART, GRACEFUL, replace(ON, override=None)])
+@for_each("identified", [Another(message="it is web02"), IdentityChanged(message="it was web02")])
+@for_each("wanted", [RESTART, GRACEFUL, replace(ON, override=None)])
 def test_another_machine_is_never_switched(wanted: Switching, identified: Identified) -> None:
     observed = OFF if wanted.manner is Manner.ON else seen()
     records = [None, switched(ASKED, GENTLY, ago=9000), switched(SwitchState.REFUSED)]

@@ -18,6 +18,7 @@ from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import QUIRKS, STANDARD, Quirks
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import GitbootError
+from tests.cases import for_each
 from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile
 from tests.redfish.server import RedfishServer
@@ -53,7 +54,7 @@ def test_every_payload_is_read() -> None:
     assert [row[0] for row in READ] == sorted(path.stem for path in PAYLOADS.glob("*.json"))
 
 
-@pytest.mark.parametrize(("name", "row", "settings", "once", "always", "from_cd"), READ, ids=[row[0] for row in READ])
+@for_each(("name", "row", "settings", "once", "always", "from_cd"), READ, ids=[row[0] for row in READ])
 def test_what_real_bmcs_sent_is_understood(
     name: str, row: str, settings: str, once: str, always: str | None, from_cd: str
 ) -> None:

@@ -32,6 +32,7 @@ from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve.records import exported
 from tests import plain
+from tests.cases import for_each
 from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
@@ -205,7 +206,7 @@ def test_a_mistyped_option_is_answered_with_the_near_one(gitboot: Run) -> None:
 # Exit codes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("error", "code"),
     [
         (errors.InvalidRepository([]), 3),
@@ -871,7 +872,7 @@ def test_settings_come_from_flags_then_variables_then_the_file(
     assert gitboot("run", "--dry-run").code == Exit.USAGE
 
 
-@pytest.mark.parametrize("name", ["run", "serve", "status", "events", "reconcile"])
+@for_each("name", ["run", "serve", "status", "events", "reconcile"])
 def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
     with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
         for parameter in command(name).params:

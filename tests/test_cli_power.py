@@ -12,6 +12,7 @@ from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same
 from gitboot.bmc.override import OFF, Observed
 from gitboot.bmc.power import NothingToSwitch, NotSwitched, PowerAction, ResetType, Send, next_power
 from gitboot.cli.exit import Exit
+from tests.cases import for_each
 from tests.fleets import uuid_of
 from tests.rack import Done, Rack
 from tests.redfish.faults import Drop, Status
@@ -23,7 +24,7 @@ def observed(**more: Any) -> Observed:
     return Observed(**{"system": "/redfish/v1/Systems/1", "override": OFF, "power": "On", **more})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("action", "force", "seen", "step"),
     [
         ("on", False, observed(power="Off"), Send(type=ResetType.ON)),
@@ -57,8 +58,8 @@ def test_what_is_sent_is_what_the_bmc_allows(action: str, force: bool, seen: Obs
     assert next_power(PowerAction(action), seen, Same(), force=force) == step
 
 
-@pytest.mark.parametrize("action", list(PowerAction))
-@pytest.mark.parametrize("force", [False, True])
+@for_each("action", list(PowerAction))
+@for_each("force", [False, True])
 def test_another_machine_is_not_switched(action: PowerAction, force: bool) -> None:
     for identified in (Another(message="it is web02"), IdentityChanged(message="it was web02")):
         step = next_power(action, observed(power="Off"), identified, force=force)

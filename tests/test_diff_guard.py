@@ -14,6 +14,7 @@ from gitboot.diff.guard import Acknowledged, Guard, Limits, acknowledgements, ju
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
 from gitboot.resolve.decide import decide
+from tests.cases import for_each
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, repository, server
 from tests.reviewed import FLEET, Files, compared, reviewed
 
@@ -193,7 +194,7 @@ def test_a_line_acknowledges_wherever_it_stands(what: str, message: str) -> None
     assert found.unheeded == ()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "why"),
     [
         (f"Gitboot-Ack: {OTHER} maxReinstalls", "other changes"),
@@ -223,7 +224,7 @@ def test_a_message_of_many_empty_lines_is_read_at_once() -> None:
     assert time.process_time() - begin < 5
 
 
-@pytest.mark.parametrize("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
+@for_each("message", ["", "Bump\n", f"> {LINE}\n", "Gitboot-Acked-by: Ada\n", f"see {LINE}\n"])
 def test_what_is_no_acknowledgement_is_none(message: str) -> None:
     found = acknowledgements([Message("c1", message)], DIGEST)
     assert (found.given, found.unheeded) == ({}, ())

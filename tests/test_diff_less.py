@@ -36,6 +36,7 @@ from gitboot.plan import (
 from gitboot.resolve import plan
 from gitboot.resolve.instant import has_run, wanted_release
 from gitboot.resolve.records import carried
+from tests.cases import for_each
 from tests.fleets import SHA, at, document, image, maintenance, policy, uuid_of
 from tests.reviewed import FLEET, SERVERS, Files, compared
 from tests.searching import examples
@@ -318,7 +319,7 @@ def test_a_decision_is_less_than_itself(decision: Decision) -> None:
     assert is_less(decision, decision)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "other",
     [
         {"server": "other"},

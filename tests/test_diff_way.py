@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.guard import Guard, Limits, Verdict, judge, trailer
 from gitboot.diff.way import MAX_STEPS, Leg, Way, introduced, way
+from tests.cases import for_each
 
 SIZE = 100
 State = dict[int, int]  # the provision numbers of servers that were raised
@@ -76,7 +76,7 @@ ABC: State = {1: 1, 2: 1, 3: 1}
 B: State = {2: 1}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "commits", "reached"),
     [
         ("one that nobody acknowledged", [Commit(A)], 0),

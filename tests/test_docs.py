@@ -24,6 +24,7 @@ from gitboot.cli import cli
 from gitboot.load import parse_blob
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from tests.cases import for_each
 from tests.git_servers import program
 from tests.pages import ROOT, Block, commands, pages, read
 from tests.preloaded import captured
@@ -75,7 +76,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
     return None
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "said"),
     [
         ("gitboot status --state STATE", None),

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from gitboot import document
 from gitboot.document import Path, Place, Quoted, Value, locate, parse, rewritten
 from gitboot.problems.codes import Code
+from tests.cases import for_each
 
 MIB = 1024 * 1024
 
@@ -34,7 +35,7 @@ def faults(text: str | bytes) -> str:
     return ", ".join(f"{names[each.code]} {each.line}:{each.column}" for each in problems)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "scalar",
     [
         "52:54:00:12:34:56",
@@ -55,7 +56,7 @@ def test_a_plain_scalar_keeps_its_text(scalar: str) -> None:
     assert (value, type(value)) == (scalar, str)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "text"),
     [
         ("''", ""),
@@ -71,7 +72,7 @@ def test_a_scalar_in_quotes_or_a_block_is_known_as_such(written: str, text: str)
     assert (value, type(value)) == (text, Quoted)
 
 
-@pytest.mark.parametrize("text", ["a:", "a: null", "a: ~", "{a: }", "{a}", "? a", "a: # a comment", "a:\n...\n"])
+@for_each("text", ["a:", "a: null", "a: ~", "{a: }", "{a}", "? a", "a: # a comment", "a:\n...\n"])
 def test_what_is_empty_or_null_is_none(text: str) -> None:
     assert values(text) == [{"a": None}]
 
@@ -80,7 +81,7 @@ def test_keys_are_text_in_the_order_written() -> None:
     assert [*values("no: 1\n'<<': 2\nnull: 3\n\"a: b\": 4\n1: 5")[0]] == ["no", "<<", "null", "a: b", "1"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "text", "places"),
     [
         ("none", "", []),
@@ -103,7 +104,7 @@ def test_documents_of_a_file(case: str, text: str, places: list[tuple[int, int, 
     assert [(each.index, *locate(text.encode(), each.index, ())) for each in documents] == places, case
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "text", "expected"),
     [
         ("alias", "a: *b", "ALIAS 1:4"),
@@ -262,7 +263,7 @@ MESSAGES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "expected"), MESSAGES)
+@for_each(("text", "expected"), MESSAGES)
 def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str) -> None:
     _, problems, *_ = parse(text.encode(), "a.yaml")
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
@@ -324,7 +325,7 @@ spec:
 """
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "value", "key"),
     [
         ((), (2, 1), (2, 1)),
@@ -353,12 +354,12 @@ spec:
         (("kind", "missing"), (2, 7), (2, 7)),
     ],
 )
-@pytest.mark.parametrize(
+@for_each(
     ("before", "index", "lines"),
     [("", 0, 0), ("\ufeff", 0, 0), ("---\n---\nä: [\n---\n- b\n---\n", 2, 6)],
     ids=["alone", "after a byte order mark", "after faulty documents"],
 )
-@pytest.mark.parametrize("newline", ["\n", "\r\n"], ids=["LF", "CRLF"])
+@for_each("newline", ["\n", "\r\n"], ids=["LF", "CRLF"])
 def test_places(
     newline: str,
     before: str,
@@ -624,7 +625,7 @@ def test_without_libyaml_the_import_fails() -> None:
     assert "yaml._yaml" in child.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("before", "path", "after"),
     [
         ("a: 1  # one\nb: 2\n", ("a",), "a: X  # one\nb: 2\n"),

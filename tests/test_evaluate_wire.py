@@ -6,7 +6,6 @@ import io
 from dataclasses import replace
 from itertools import pairwise
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,7 @@ from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.limits import Allowance
 from gitboot.frames import Buffer, encode, read_frame, write_frame
 from gitboot.load.multimap import Multimap
+from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 
 QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2.5))
@@ -33,7 +33,7 @@ def test_a_question_comes_as_it_was_asked() -> None:
     assert wire.question(frame) == QUESTION
 
 
-@pytest.mark.parametrize("length", range(len(written(QUESTION))))
+@for_each("length", range(len(written(QUESTION))))
 def test_what_ends_in_the_middle_of_a_frame_is_the_end(length: int) -> None:
     assert read_frame(io.BytesIO(written(QUESTION)[:length])) is None
 

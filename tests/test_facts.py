@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from gitboot.facts import LEFT_OUT, facts, named
+from tests.cases import for_each
 
 
 class Colour(StrEnum):
@@ -34,7 +35,7 @@ class Outer:
     inner: tuple[Inner, ...] = (Inner(),)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "shown"),
     [
         pytest.param(None, None, id="nothing"),

@@ -11,6 +11,7 @@ import pytest
 
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
 from gitboot.forge import CommitVerdict, Forge, Judgement, Project
+from tests.cases import for_each
 from tests.forges import TOKEN, ForgeHost, forge_host
 
 ONE, TWO, THREE = (digit * 40 for digit in "123")
@@ -187,7 +188,7 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
         Project.parse(text, "https://evil.test/api/v4")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "said"),
     [
         ("https://github.com/acme/fleet", "github, gitlab, gitea, then ="),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.cases import for_each
 from tests.fuzzing import TARGETS, WORDS, seeds
 
 # Those that ask over a socket are slower.
@@ -16,7 +17,7 @@ _EXAMPLES = {"redfish": 15, "head": 30, "document": 30, "fleet": 20, "ignored": 
 ALL = [pytest.param(name, seed, id=f"{name}-{seed.name}") for name in TARGETS for seed in seeds(name)]
 
 
-@pytest.mark.parametrize(("target", "seed"), ALL)
+@for_each(("target", "seed"), ALL)
 def test_what_once_found_a_defect_finds_none(target: str, seed: Path) -> None:
     TARGETS[target](seed.read_bytes())
 

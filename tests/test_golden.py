@@ -23,6 +23,7 @@ from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import fallback
 from gitboot.source import open_snapshot
+from tests.cases import for_each
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -209,7 +210,7 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
     _compare(folder, boot_files)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "spec", "more"),
     [
         ("shared-local-disk", "baseURL: 'http://boot.test'", ()),

@@ -29,6 +29,7 @@ from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
 from gitboot.status import Condition, Following
 from gitboot.stoppage import Stoppage
+from tests.cases import for_each
 from tests.doubles import Commits
 from tests.fleets import SEED, at, fleet, policy, server, snapshot, uuid_of
 
@@ -118,7 +119,7 @@ def same(standing: Standing) -> Standing:
     return standing
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "change", "type", "expected"),
     [
         ("fetched", same, "SourceReady", (True, "Fetched")),
@@ -299,7 +300,7 @@ def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condit
     assert (now.since == NOON) == kept, case
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "before", "now", "expected"),
     [
         ("it fails", condition(True), condition(False, "PublishError"), ["PublishFailed"]),

@@ -28,6 +28,7 @@ from gitboot.resolve.records import record_facts
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping, Uptime, keeping_of
 from tests.bench import NOON, Bench
+from tests.cases import for_each
 from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.forges import TOKEN, ForgeHost, forge_host
 from tests.inprocess import Parts, in_process
@@ -299,7 +300,7 @@ def test_what_is_behind_after_a_restart_is_noticed(tmp_path: Path) -> None:
         assert (bench.condition("ClockTrusted") or ())[:2] == (False, "Behind")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "status", "freq", "esterror", "served", "expected"),
     [
         ("ntpd, chrony with rtcsync, timesyncd", 0x2001, 12345, 500, True, Keeping.SYNCHRONISED),

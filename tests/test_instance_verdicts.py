@@ -15,6 +15,7 @@ from gitboot.instance.verdicts import Verdicts, verdicts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.status import Condition, Held, Status, Telling
+from tests.cases import for_each
 from tests.fleets import at
 from tests.forges import TOKEN, ForgeHost, forge_host
 from tests.instance import eventually
@@ -44,7 +45,7 @@ def rack(tmp_path: Path) -> Iterator[Rack]:
         yield made
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "status", "expected"),
     [
         ("accepted", FINE, (Judgement.ACCEPTED, "accepted")),

@@ -16,6 +16,7 @@ from gitboot.load import KINDS, BlobId, Id, Irregular, Oversized, ParseCache, Sn
 from gitboot.load.references import references
 from gitboot.model.scalars import parse_file_path, parse_name
 from gitboot.problems.problem import Problem
+from tests.cases import for_each
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.linear import AT_MOST, TIMES, growth
@@ -47,7 +48,7 @@ def wrong(
 # Which files count
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "counts"),
     [
         ("a.yaml", True),
@@ -67,7 +68,7 @@ def test_yaml_counts_wherever_it_lies_but_not_behind_a_dot(path: str, counts: bo
     assert wrong(files={path: "kind: Other\n"}) == ([f"{path}:1 GB1021"] if counts else [])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("ignored", "counts"),
     [
         ("charts/", False),
@@ -98,7 +99,7 @@ def test_a_file_that_is_left_out_can_be_a_template() -> None:
     assert loaded.files == {"t/user-data.yaml": b"#cloud-config\n"}
 
 
-@pytest.mark.parametrize("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
+@for_each("line", ["!", "a\\", "[z-a]", "\\", "[a", "a/[[:word:]]"])
 def test_a_line_of_gitbootignore_that_is_no_pattern_is_told(line: str) -> None:
     assert wrong(files={".gitbootignore": f"a/\n{line}\nb/\n"}) == [".gitbootignore:2 GB5007"]
 
@@ -195,7 +196,7 @@ BMC = "bmc: {address: 'https://10.1.0.1', credentials: a"
 ONE = f"serial: S1, {BMC}, system: /redfish/v1/Systems/1}}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "spec", "shared"),
     [
         ("nothing", "serial: S2", 0),
@@ -236,7 +237,7 @@ def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None
     assert wrong(*servers) == ["008.yaml:4 GB2003"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "reports", "expected"),
     [
         ("a UUID", "uuid: 4C4C4544-0058-3610-8044-C2C04F503933", []),
@@ -269,7 +270,7 @@ def _with(name: str, uuid: str, *interfaces: str) -> str:
 WEB01 = '{mac: "52:54:00:00:00:01", addresses: [10.1.0.1/24, "fd00::1"]}'
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "uuid", "interfaces", "shared"),
     [
         ("nothing", "11223344-5566-7788-99aa-bbccddeeff01", ['{mac: "52:54:00:00:00:02"}'], 0),
@@ -349,7 +350,7 @@ def _dotted(path: Path) -> str:
 # One problem for one cause
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "broken", "expected"),
     [
         ("a broken image", image("flatcar-1").replace("version", "versoin"), ["GB1022", "GB1023"]),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gitboot.load.ignore import Ignore, read_ignore
 from gitboot.load.patterns import lines, parse_pattern
+from tests.cases import for_each
 from tests.linear import AT_MOST, growth
 from tests.searching import examples
 
@@ -24,7 +25,7 @@ def leaves_out(patterns: str, path: str) -> bool:
     return ignore.leaves_out(path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("patterns", "left_out", "taken_in"),
     [
         ("a", ["a", "a/b", "b/a", "b/a/c"], ["ab", "b"]),

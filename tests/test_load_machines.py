@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from gitboot.load.machines import BmcAccess, Machine, machines, taken_over
 from gitboot.model.scalars import MacAddress, SystemUuid
+from tests.cases import for_each
 from tests.fleets import SEED, mac_of, repository, server, uuid_of
 
 BMC = BmcAccess(address="https://10.0.0.1", system=None, credentials="rack", verify=True, ca=None)
@@ -22,7 +21,7 @@ OLD = Machine(
 NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=None, bmc=None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "new", "what"),
     [
         ("nothing in common", NEW, None),
@@ -60,7 +59,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
     assert (first.name, first.serial, second.serial, second.bmc) == ("web01", "S1", None, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("address", "system", "place"),
     [
         ("https://10.0.0.1", None, ("https://10.0.0.1", None)),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gitboot.load.patterns import NoPattern, lines, parse_pattern
+from tests.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "data", "expected"),
     [
         ("empty lines and comments are passed over", b"\n#a\nb\n\n", [(3, b"b")]),
@@ -23,7 +24,7 @@ def test_lines_are_read_as_git_reads_them(case: str, data: bytes, expected: list
     assert list(lines(data)) == expected, case
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["!", "\\", "a\\", "a\\/", "!a\\", "[", "[a", "a/[b", "[!", "[]", "[a-", "[\\", "[z-a]", "[[:word:]]", "[[::]]"],
 )
@@ -32,6 +33,6 @@ def test_what_can_match_nothing_is_no_pattern(text: str) -> None:
         parse_pattern(text.encode())
 
 
-@pytest.mark.parametrize("text", ["/", "!/", "//", "]", "[]]", "[!]]", "[a-]", "[[:]", "[\\]]", "\\!", "!!", "a/[b/]"])
+@for_each("text", ["/", "!/", "//", "]", "[]]", "[!]]", "[a-]", "[[:]", "[\\]]", "\\!", "!!", "a/[b/]"])
 def test_what_git_takes_is_a_pattern(text: str) -> None:
     parse_pattern(text.encode())

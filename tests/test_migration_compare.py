@@ -12,6 +12,7 @@ import pytest
 
 from gitboot.migration.former import Asker, OldBoot, boot_of
 from tests.artifact_servers import ArtifactServer, artifact_server
+from tests.cases import for_each
 from tests.rack import typed
 from tests.redfish.certificates import Authority
 
@@ -207,7 +208,7 @@ def test_an_endless_answer_is_cut(fleet: Path, old: ArtifactServer) -> None:
 WEB01 = Asker(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("script", "kernel", "initrds", "arguments"),
     [
         pytest.param(
@@ -251,7 +252,7 @@ def test_a_script_is_read_as_ipxe_does(
     assert (boot.kernel, boot.initrds, boot.arguments, boot.chain) == (kernel, initrds, arguments, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("shape", "url"),
     [
         ("matchbox", f"ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial=4J8VM72"),

@@ -47,6 +47,7 @@ from gitboot.model.scalars import (
     version_key,
 )
 from gitboot.problems.codes import Code
+from tests.cases import for_each
 from tests.documents import AWKWARD
 from tests.linear import AT_MOST, growth
 
@@ -73,7 +74,7 @@ UNCHANGED: list[tuple[Callable[[object], Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("parse", "found"),
     [pytest.param(parse, each, id=f"{parse.__name__} {each!r:.30}") for parse, values in UNCHANGED for each in values],
 )
@@ -82,7 +83,7 @@ def test_a_value_in_its_normal_form_stays_as_it_is(parse: Callable[[object], Any
     assert type(parse(Quoted(found))) is str
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("parse", "found", "expected"),
     [
         (parse_integer, "0", 0),
@@ -207,7 +208,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("parse", "code", "found"),
     [
         pytest.param(parse, code, each, id=f"{parse.__name__} {each!r:.30}")
@@ -245,8 +246,8 @@ def test_a_long_value_takes_as_long_as_it_is_long(parse: Callable[[object], Any]
             assert growth(work, 2000) < AT_MOST, beginning + piece
 
 
-@pytest.mark.parametrize("parse", PARSERS)
-@pytest.mark.parametrize("value", [None, [], ["a"], {}, {"a": "b"}], ids=repr)
+@for_each("parse", PARSERS)
+@for_each("value", [None, [], ["a"], {}, {"a": "b"}], ids=repr)
 def test_what_is_no_single_value_is_refused_as_such(parse: Callable[[object], Any], value: object) -> None:
     with pytest.raises(Malformed) as refused:
         parse(value)
@@ -286,7 +287,7 @@ def test_an_instant_is_written_in_utc(instant: str, expected: str) -> None:
     assert format_instant(datetime.fromisoformat(instant)) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     "versions",
     [
         ["3602.2.3", "3815.0", "3815.2.0", "10000"],
@@ -303,7 +304,7 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
     assert sorted(set(versions), key=version_key) == versions
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("value", "expected"),
     [
         ("a", '"a"'),
@@ -331,8 +332,8 @@ def test_one_line_is_one_line(found: str) -> None:
 BYTES = ("0", "9", "10", "99", "100", "199", "200", "249", "250", "255", "256", "00", "01", "")
 
 
-@pytest.mark.parametrize("byte", BYTES)
-@pytest.mark.parametrize("form", ["{}.1.2.3", "10.{}.2.3", "10.1.2.{}", "10.1.{}", "10.1.2.3.{}", "10.1.2.{}\n"])
+@for_each("byte", BYTES)
+@for_each("form", ["{}.1.2.3", "10.{}.2.3", "10.1.2.{}", "10.1.{}", "10.1.2.3.{}", "10.1.2.{}\n"])
 def test_an_ipv4_address_is_what_the_standard_library_takes_for_one(form: str, byte: str) -> None:
     address = form.format(byte)
     expected = found = None

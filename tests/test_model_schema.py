@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from gitboot.document import parse
 from gitboot.load import KINDS, parse_blob
 from gitboot.model.schema import main
+from tests.cases import for_each
 from tests.documents import Document, documents
 from tests.fleets import document
 from tests.searching import examples
@@ -100,7 +101,7 @@ def test_pages_show_documents() -> None:
     assert [page for page, _ in SHOWN].count("README.md") >= 3
 
 
-@pytest.mark.parametrize(("page", "text"), SHOWN, ids=[f"{page} {number}" for number, (page, _) in enumerate(SHOWN)])
+@for_each(("page", "text"), SHOWN, ids=[f"{page} {number}" for number, (page, _) in enumerate(SHOWN)])
 def test_what_pages_show_is_valid(page: str, text: str) -> None:
     assert parse_blob(text.encode(), page).problems == ()
     assert faults(text) == []
@@ -118,7 +119,7 @@ NIC: Final = 'interfaces: [{mac: "52:54:00:12:34:56"}]'
 IMAGE: Final = f"kernel: {{url: 'assets:a', sha256: {'a' * 64}}}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "text"),
     [
         ("a name of digits", document("Server", "42", f"{SERVER}, {NIC}")),
@@ -144,7 +145,7 @@ def test_what_yaml_types_otherwise_is_valid_for_both(case: str, text: str) -> No
     assert faults(text) == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "text", "expected"),
     [
         ("a kind", document("Sever", "a", SERVER), "kind"),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import pytest
 from pydantic import TypeAdapter
 
 from gitboot.model.scalars import Name
 from gitboot.model.selectors import Select, Selector, selects
+from tests.cases import for_each
 
 _SELECT: TypeAdapter[Literal["All", "None"] | Selector] = TypeAdapter(Select)
 
@@ -20,7 +20,7 @@ def selected(select: Any) -> bool:
     return selects(_SELECT.validate_python(select), Name("web01"), LABELS)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("select", "expected"),
     [
         ("All", True),
@@ -38,7 +38,7 @@ def test_servers_are_selected_by_word_name_or_label(select: Any, expected: bool)
     assert selected(select) is expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("key", "operator", "values", "expected"),
     [
         ("role", "In", ["web"], True),

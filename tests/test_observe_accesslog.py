@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
 from gitboot.observe.undescribed import UnknownMachine
+from tests.cases import for_each
 from tests.serving import ENTRY, MAC, UUID
 
 MODIFIED = "Fri, 20 Nov 2026 22:00:00 GMT"
@@ -59,7 +60,7 @@ def test_both_servers_lines_are_the_same_observation() -> None:
     assert nginx() == caddy() == OBSERVED
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "is_report"),
     [
         (ENTRY, False),
@@ -78,7 +79,7 @@ def test_what_counts_and_as_what(path: str, is_report: bool) -> None:
     assert found == caddy({"uri": f"{path.replace('-', '%2D')}?x=/y"})
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [
         "/boot.ipxe",
@@ -146,7 +147,7 @@ def test_an_instant_has_its_offset(at: str) -> None:
     assert nginx(at=at) == caddy(ts=at) == Ignored.FORMAT
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         b"",
@@ -184,8 +185,8 @@ ODD: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("field", sorted(NGINX))
-@pytest.mark.parametrize("value", ODD, ids=lambda value: repr(value)[:30])
+@for_each("field", sorted(NGINX))
+@for_each("value", ODD, ids=lambda value: repr(value)[:30])
 def test_t11_whatever_stands_in_a_field_is_read_or_counted(field: str, value: object) -> None:
     for found in (nginx(**{field: value}), caddy(request={field: value}), caddy(headers={field: [value]})):
         assert isinstance(found, Observation | Ignored)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gitboot.model.server import Architecture, Firmware
 from gitboot.observe.components import Findings, findings_of, parse_sent
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, parse_unknown, render_unknown
+from tests.cases import for_each
 from tests.fleets import at
 
 NOW = at("20T22:00")
@@ -54,7 +55,7 @@ def test_architectures_and_firmware_are_those_of_documents() -> None:
         assert of(firmware=firmware.value).firmware == firmware
 
 
-@pytest.mark.parametrize(
+@for_each(
     "more",
     [
         {"manufacturer": "\x1b[31mDell"},
@@ -78,7 +79,7 @@ def test_what_is_not_understood_is_left_out(more: dict[str, object]) -> None:
     assert of(**more) == of()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b"",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gitboot.model.scalars import Digest
 from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
+from tests.cases import for_each
 from tests.serving import ENTRY, MAC, UUID
 
 TOKEN = "a" * 64
@@ -104,7 +105,7 @@ def test_e38_of_an_entry_nobody_can_tell_which_version_was_sent(path: str) -> No
     assert cloudfront(cs_uri_stem=f"/{path}") == (Ignored.VERSION, Ignored.VERSION)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "why"),
     [
         (s3(operation="REST.HEAD.OBJECT"), Ignored.METHOD),
@@ -128,7 +129,7 @@ def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | I
     assert read(line) == why
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "why"),
     [
         ({"cs_method": "HEAD"}, Ignored.METHOD),

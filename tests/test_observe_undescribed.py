@@ -6,7 +6,6 @@ import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,6 +20,7 @@ from gitboot.observe.undescribed import (
     render_unknown,
     unknown_of,
 )
+from tests.cases import for_each
 from tests.fleets import at
 
 NOW = at("20T22:00")
@@ -36,7 +36,7 @@ def machine(number: int, client: str = "10.0.0.1", when: datetime = NOW, **more:
     return found
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "query", "expected"),
     [
         ("/v1/boot/52:54:00:AB:cd:ef/boot.ipxe", {}, (("52-54-00-ab-cd-ef",), None, None)),
@@ -126,7 +126,7 @@ def test_a_table_is_what_its_file_says(asked: list[tuple[int, str, str]]) -> Non
     assert sum(each.times for each in table.machines) == len(asked)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "content",
     [
         b"",

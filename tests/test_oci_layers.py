@@ -9,6 +9,7 @@ import pytest
 
 from gitboot.errors import RegistryRefused
 from gitboot.oci.layers import Descriptor, OciPlatform, chosen, files, parse_manifest
+from tests.cases import for_each
 
 SHA = "sha256:" + "0123456789abcdef" * 4
 AMD64, ARM64 = OciPlatform("amd64", "linux"), OciPlatform("arm64", "linux")
@@ -22,7 +23,7 @@ def layer(media_type: str) -> Descriptor:
     return Descriptor(SHA, 1, media_type=media_type)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("index", "cname", "names"),
     [
         ([of("a", AMD64), of("b", ARM64)], "", {"x86_64": "a", "aarch64": "b"}),
@@ -92,7 +93,7 @@ def test_layers_that_cannot_be_booted_are_refused(types: list[str], says: str) -
         files([layer(f"application/{each}") for each in types], "x")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "content",
     [
         *(b"", b"{}", b"[]", b"\xff", b'{"layers": 1}', b'{"layers": [], "manifests": []}', b"[" * 100_000),
@@ -105,7 +106,7 @@ def test_what_is_no_manifest_is_refused(content: bytes) -> None:
         parse_manifest(content, "x")
 
 
-@pytest.mark.parametrize("digest", ["sha512:" + "a" * 128, "sha256:" + "A" * 64, "md5:1", "", 'sha256:"\n'])
+@for_each("digest", ["sha512:" + "a" * 128, "sha256:" + "A" * 64, "md5:1", "", 'sha256:"\n'])
 def test_a_digest_is_a_sha256(digest: str) -> None:
     found: Any = parse_manifest(json.dumps({"layers": [{"digest": digest, "size": 1}]}).encode(), "x")
     with pytest.raises(RegistryRefused, match="no sha256"):

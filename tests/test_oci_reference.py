@@ -6,6 +6,7 @@ import pytest
 
 from gitboot.errors import RegistryRefused, UsageError
 from gitboot.oci.reference import AllowedRegistry, OciReference, origin
+from tests.cases import for_each
 
 SHA = "0123456789abcdef" * 4
 
@@ -24,7 +25,7 @@ def test_a_reference_has_a_host_a_repository_and_a_version(text: str, host: str,
     assert str(found) == text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         *("registry.test/a:1", "oci://registry.test/a", "oci://registry.test:1", "oci://user@registry.test/a:1"),
@@ -43,7 +44,7 @@ def test_what_names_no_image_is_refused(text: str) -> None:
         OciReference.parse(text)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("allowed", "reference", "is_allowed"),
     [
         ("registry.test", "oci://registry.test/any/thing:1", True),
@@ -75,7 +76,7 @@ def test_a_registry_is_asked_unencrypted_only_where_that_is_said() -> None:
     assert origin(found, [AllowedRegistry.parse(each) for each in reversed(named)]) == "http://registry.test"
 
 
-@pytest.mark.parametrize("text", ["*", "*.*", "https://*", "*/os", "", "/os", "user@registry.test", "a b"])
+@for_each("text", ["*", "*.*", "https://*", "*/os", "", "/os", "user@registry.test", "a b"])
 def test_what_would_allow_any_registry_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         AllowedRegistry.parse(text)

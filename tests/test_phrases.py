@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.phrases import count, did_you_mean, more, near, some
+from tests.cases import for_each
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,7 @@ def test_a_noun_is_in_the_plural_unless_there_is_one(number: int, said: str) -> 
     assert count(number, "server") == said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("number", "noun", "said"),
     [
         (-2, "", ""),
@@ -42,7 +43,7 @@ def test_the_first_names_stand_for_many(names: list[str], said: str) -> None:
     assert some(names, 2) == said
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("found", "word"),
     [
         pytest.param("web1", "web01", id="a letter is missing"),

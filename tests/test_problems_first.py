@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
+from tests.cases import for_each
 
 
 def problem(line: int, path: str = "a.yaml", severity: Severity = Severity.ERROR) -> Problem:
     return Problem(path=path, line=line, column=1, code="GB1007", message="an alias", severity=severity)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("given", "more", "shown", "last"),
     [
         (0, 0, 0, None),

@@ -20,6 +20,7 @@ from gitboot.problems.github import github
 from gitboot.problems.junit import junit
 from gitboot.problems.problem import Problem, Severity
 from gitboot.problems.sarif import sarif
+from tests.cases import for_each
 
 CODES = {code.value: code for code in Code}
 SCHEMA = Path(__file__).parent / "sarif" / "sarif-2.1.0-rtm.5.json"
@@ -90,7 +91,7 @@ def test_a_path_is_a_relative_uri() -> None:
     assert artifact == {"uri": "rack%20a/c%3A100%25.yaml", "uriBaseId": "%SRCROOT%"}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "other", "same"),
     [
         ("its line moves", replace(TIE, line=90, column=1), True),

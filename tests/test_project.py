@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gitboot import __version__
+from tests.cases import for_each
 
 ROOT = Path(__file__).parent.parent
 MODULES = sorted(path.relative_to(ROOT) for path in (ROOT / "gitboot").rglob("*.py"))
@@ -248,7 +249,7 @@ def test_no_file_in_git_names_a_path_of_a_build_machine() -> None:
     assert naming == []
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "adr").glob("0*.md")), ids=lambda path: path.stem)
+@for_each("path", sorted((ROOT / "docs" / "adr").glob("0*.md")), ids=lambda path: path.stem)
 def test_a_decision_has_a_number_a_title_a_status_a_date_and_a_line_in_the_list(path: Path) -> None:
     number, _, _ = path.stem.partition("-")
     text = path.read_text()

@@ -27,6 +27,7 @@ from gitboot.quote import (
     ipxe_word,
     kernel_argument,
 )
+from tests.cases import for_each
 
 SETTING = "\0what a setting holds"
 IPXE_SPACE = " \f\n\r\t\v"  # iPXE core/ctype.c
@@ -198,15 +199,15 @@ ONLY_SOME = {
 }
 
 
-@pytest.mark.parametrize("argument", EVERYWHERE)
-@pytest.mark.parametrize("loader", LOADERS)
+@for_each("argument", EVERYWHERE)
+@for_each("loader", LOADERS)
 def test_argument_arrives_as_it_was_given(loader: str, argument: str) -> None:
     arguments = ["before", argument, "after=1"]
     assert LOADERS[loader](arguments) == [meant(each) for each in arguments]
 
 
-@pytest.mark.parametrize("argument", NOWHERE)
-@pytest.mark.parametrize("loader", LOADERS)
+@for_each("argument", NOWHERE)
+@for_each("loader", LOADERS)
 def test_what_the_kernel_cannot_read_is_refused(loader: str, argument: str) -> None:
     with pytest.raises(Unquotable) as caught:
         LOADERS[loader](["before", argument, "after=1"])
@@ -214,8 +215,8 @@ def test_what_the_kernel_cannot_read_is_refused(loader: str, argument: str) -> N
     assert ascii(argument) in caught.value.message
 
 
-@pytest.mark.parametrize("case", ONLY_SOME)
-@pytest.mark.parametrize("loader", LOADERS)
+@for_each("case", ONLY_SOME)
+@for_each("loader", LOADERS)
 def test_what_one_loader_cannot_carry_is_refused_for_that_one(loader: str, case: str) -> None:
     argument, refusing, reason = ONLY_SOME[case]
     if loader not in refusing:
@@ -289,9 +290,7 @@ def test_ipxe_carries_a_sound_url(url: str) -> None:
     assert ipxe_url(url) == url
 
 
-@pytest.mark.parametrize(
-    "url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"]
-)
+@for_each("url", ["/boot.ipxe", "vmlinuz", "-x", "http://h/a b", "http://h/${uuid}", 'http://h/"', "http://h/é"])
 def test_ipxe_url_is_absolute_and_encoded(url: str) -> None:
     with pytest.raises(Unquotable, match=r"iPXE cannot carry .*URL"):
         ipxe_url(url)

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests import plain
+from tests.cases import for_each
 from tests.redfish.certificates import Authority
 from tests.redfish.double import POST_S, SHUTDOWN_S, Boot, Machine
 from tests.redfish.faults import (
@@ -383,7 +384,7 @@ def test_a_bmc_has_room_for_so_many_sessions(serve: Serve) -> None:
         assert answers[2].headers["Retry-After"] == "30"
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+@for_each("profile", PROFILES.values(), ids=PROFILES)
 def test_a_system_is_shown_as_sushys_samples_are(profile: Profile) -> None:
     machine = Machine(profile=profile)
     system, real = machine.system(), sample(profile.sample)

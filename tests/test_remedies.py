@@ -16,6 +16,7 @@ from gitboot.bmc.override import OperatorCondition
 from gitboot.cli import cli
 from gitboot.errors import GitbootError
 from gitboot.remedies import ANY, BMC, REMEDIES, remedy, with_state
+from tests.cases import for_each
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "operations.md").read_text()
@@ -104,7 +105,7 @@ def test_the_page_has_every_state_with_its_line() -> None:
 # What is copied
 
 
-@pytest.mark.parametrize("line", LINES)
+@for_each("line", LINES)
 def test_each_line_can_be_typed(line: str) -> None:
     words = shlex.split(line, comments=True)
     if words[0] != "gitboot":

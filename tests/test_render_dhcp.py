@@ -19,6 +19,7 @@ from gitboot.render.formats import shared_files
 from gitboot.render.loaders import LOADERS
 from gitboot.resolve import Decisions
 from tests import generated
+from tests.cases import for_each
 from tests.fleets import uuid_of
 
 OUTPUTS = ["ipxe", "grub", "pxelinux", "dhcp-dnsmasq", "dhcp-kea"]
@@ -202,7 +203,7 @@ def kea_class(found: dict[str, str], name: str, version: int = 4) -> dict[str, A
     return next(each for each in elements(found[f"kea-dhcp{version}-classes.json"]) if each["name"] == name)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "types", "file"),
     [
         ("gitboot_bios", [0], "loaders/undionly.kpxe"),

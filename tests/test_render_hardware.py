@@ -11,6 +11,7 @@ from gitboot.render.disk import sent_to_disk
 from gitboot.render.formats import server_files
 from gitboot.resolve.decide import decide
 from gitboot.resolve.instant import plan
+from tests.cases import for_each
 from tests.fleets import at, decided, fleet, image, policy, profile, repository, server
 from tests.test_render_dhcp import configuration, elements
 from tests.test_render_dhcp import decided as with_dhcp
@@ -97,7 +98,7 @@ def test_a_parked_server_and_a_stop_go_the_same_way() -> None:
     assert files and all(b"sanboot" not in file.content for file in files.values())
 
 
-@pytest.mark.parametrize("word", ["exit", "EFI/x.efi", "/EFI/../x.efi", "/EFI/a b.efi", '/EFI/".efi', "/boot/x.efi"])
+@for_each("word", ["exit", "EFI/x.efi", "/EFI/../x.efi", "/EFI/a b.efi", '/EFI/".efi', "/boot/x.efi"])
 def test_what_is_no_way_to_a_disk_is_refused(word: str) -> None:
     with pytest.raises(InvalidRepository, match="GB1032"):
         entries(f"localDisk: '{word}'")

@@ -8,6 +8,7 @@ from gitboot.render.formats import server_files
 from gitboot.render.ipxe import first_script, render_by_serial
 from gitboot.render.tree import File
 from gitboot.resolve import plan
+from tests.cases import for_each
 from tests.fleets import SEED, at, decided, fleet, image, profile, server, uuid_of
 
 NOON = at("20T12:00")
@@ -56,7 +57,7 @@ def test_without_a_plan_a_serial_number_finds_a_tombstone(lifecycle: str) -> Non
     assert b"on to the local disk" in files[f"{BY_SERIAL}4J8VM72"].content
 
 
-@pytest.mark.parametrize(
+@for_each(
     "serial",
     [
         *("To be filled by O.E.M.", "Default string", "System Serial Number", "Not Specified", "N/A"),
@@ -77,7 +78,7 @@ def test_what_stands_on_many_boards_finds_nobody(serial: str) -> None:
     assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 
 
-@pytest.mark.parametrize("serial", ["a/b/c/d", "../../x", ".hidden", "with space", "ABC", "%41BCD", "j" * 65, "ÄÖÜß"])
+@for_each("serial", ["a/b/c/d", "../../x", ".hidden", "with space", "ABC", "%41BCD", "j" * 65, "ÄÖÜß"])
 def test_what_a_path_cannot_hold_finds_nobody(serial: str) -> None:
     assert not [path for path in files_of(f"serial: '{serial}'") if path.startswith(BY_SERIAL)]
 

@@ -16,6 +16,7 @@ from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, About, RenderedState, server_state
 from gitboot.render.state import Need, Turn, parse, render, turn_of
 from gitboot.status import Condition, Status
+from tests.cases import for_each
 from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 
 NOON = at("20T12:00")
@@ -86,9 +87,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
         assert render(parse(data)) == data
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}']
-)
+@for_each("data", [b"", b"{}", b"[]", b"null", b'{"format":1}', b'{"format":2}', b'{"format":2,"server":1}'])
 def test_what_is_no_state_is_not_taken_for_one(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"Expecting|state"):
         parse(data)
@@ -131,7 +130,7 @@ ONCE = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", often="Once"))
 DISKLESS = (*SEED[:-1], policy("web", "{matchLabels: {role: web}}", boots="repair"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("documents", "once", "instead"),
     [
         pytest.param(SEED, False, "disk", id="an installation at each boot"),

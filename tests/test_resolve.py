@@ -10,6 +10,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.plan import Cause, Phase, Record, Run, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
+from tests.cases import for_each
 from tests.fleets import (
     SEED,
     SHA,
@@ -78,7 +79,7 @@ def test_r2_a_window_is_half_open(instant: str, expected: str) -> None:
     assert boots(at(instant), *SEED, WINDOW) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("window", "expected"),
     [
         ("", "memtest-7"),
@@ -104,7 +105,7 @@ def test_r2_of_several_maintenances_the_highest_priority_wins() -> None:
     assert boots(NOON, *SEED, *other, high, low) == "bios-2"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "second", "expected"),
     [
         ("they overlap", maintenance("b", "21T03:00 22T00:00"), ["GB2012"]),
@@ -150,7 +151,7 @@ POOLS = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("pools", "expected"),
     [
         ("low high", "high"),
@@ -243,7 +244,7 @@ HOLD = "holds: [{select: {matchLabels: {role: web}}, image: flatcar-0, reason: h
 PIN = "pin: {image: flatcar-9, reason: pinned}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "stream", "server_spec", "expected"),
     [
         ("the stream's current image", "current: flatcar-1", "", "flatcar-1"),
@@ -294,7 +295,7 @@ def test_r4_a_percentage_places_servers_by_the_published_hash() -> None:
     assert in_rollout("flatcar-stable", uuid, int(place) + 1)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("mode", "minimum", "expected"),
     [
         ("Enforce", "1", []),
@@ -317,7 +318,7 @@ ONCE = "Once"
 CHANGE = "OnImageChange"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("often", "provision", "record", "phase", "cause"),
     [
         ("Always", 0, None, Phase.NETWORK, Cause.ALWAYS),  # unknown stops no diskless machine
@@ -356,7 +357,7 @@ def test_r5_a_profile_of_method_disk_boots_the_disk() -> None:
 MADE = Record(provision=1, image="flatcar-1", runs={"repair": Run(1, at("20T23:00"))})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("instant", "run", "record", "expected"),
     [
         ("20T22:30", 1, INSTALLED, "memtest-7"),
@@ -404,7 +405,7 @@ IGNITION = '{"ignition": {"version": "3.4.0"}}'
 UKI = "httpBoot: uki"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "artifacts", "method", "profile_spec", "firmware", "image_spec", "expected"),
     [
         ("a kernel by PXE", "kernel", "Pxe", "", "BIOS", "", []),
@@ -479,7 +480,7 @@ def test_r6_checks_the_boots_of_every_phase() -> None:
     assert codes(*documents) == ["GB4001"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "text", "expected"),
     [
         ("Ignition/3.4", IGNITION, []),
@@ -551,7 +552,7 @@ def test_r7_each_format_is_found_by_its_arguments(format: str, arguments: tuple[
     assert boot.kernel_arguments == wanted
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "field", "text", "expected"),
     [
         ("CloudInit", "networkConfig", "version: 2\nethernets: {}\n", []),
@@ -598,7 +599,7 @@ def test_r6_only_an_entry_can_end_continuous(
 # What a BMC is told
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("often", "method", "policy_spec", "expected"),
     [
         (ONCE, "Pxe", "", ("Once", "Pxe", None, "provision/1", False)),
@@ -685,7 +686,7 @@ def test_r8_a_maintenance_of_next_week_changes_no_plan_but_the_decision() -> Non
 # Machines without a document
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("unknown", "expected"),
     [
         ("LocalDisk", []),
@@ -736,8 +737,8 @@ def test_only_who_can_be_seen_off_waits_for_that() -> None:
     assert found is not None and str(found.wait_for) == "PowerOff" and found.facts()["waitFor"] == "PowerOff"
 
 
-@pytest.mark.parametrize("power", ["On", "Restart", "GracefulRestart"])
-@pytest.mark.parametrize("per", [None, "Site", "rack"])
+@for_each("power", ["On", "Restart", "GracefulRestart"])
+@for_each("per", [None, "Site", "rack"])
 def test_a_maintenances_power_is_decided_as_it_is_written(power: str, per: str | None) -> None:
     more = f", maxUnavailablePer: {per}" if per else ""
     (found,) = (
@@ -774,7 +775,7 @@ SELECTED = {
 }
 
 
-@pytest.mark.parametrize(("select", "expected"), SELECTED.items())
+@for_each(("select", "expected"), SELECTED.items())
 def test_whom_a_selector_selects(select: str, expected: bool) -> None:
     seed = (fleet("baseURL: 'http://boot.test', requirePolicy: false"), *SEED[1:-1], policy("web", select))
     assert (decision("web01", *seed).policy is not None) == expected
@@ -897,7 +898,7 @@ def test_an_image_that_is_wanted_again_is_another_key() -> None:
 # What a commit declares as provisioned
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("number", "expected"),
     [("1", []), ("007", []), ("9" * 18, []), ("1" * 5000, ["GB1030"]), ("-1", ["GB1030"]), ("one", ["GB1030"])],
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.resolve.arguments import REPEATED, merged, name_of
+from tests.cases import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "lists", "expected"),
     [
         ("in the order given", ["a b", "c"], "a b c"),

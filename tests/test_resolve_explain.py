@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-import pytest
-
 from gitboot.facts import facts
 from gitboot.plan import Record, Run
 from gitboot.resolve import plan
 from gitboot.resolve.decide import decide
 from gitboot.resolve.explain import Explanation, explain
+from tests.cases import for_each
 from tests.fleets import (
     SEED,
     at,
@@ -127,7 +126,7 @@ def test_a_maintenance_whose_boot_was_made_is_still_explained() -> None:
     assert rows["image"][0] == "memtest-7"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "documents", "field", "expected"),
     [
         (

@@ -21,6 +21,7 @@ from gitboot.resolve import leaks
 from gitboot.resolve.leaks import Secret, secrets
 from gitboot.resolve.secretrules import RULES, SecretSpan
 from gitboot.resolve.tokens import TOKENS, TokenRule
+from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 from tests.linear import AT_MOST, TIMES, growth
 from tests.searching import examples
@@ -107,7 +108,7 @@ def problems(format: str, text: str, arguments: str = "") -> tuple[Problem, ...]
         return error.problems
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "format", "text", "arguments", "where"),
     [
         (
@@ -150,7 +151,7 @@ def test_what_looks_like_a_secret_is_reported(case: str, format: str, text: str,
     assert problem.severity is (Severity.ERROR if "key" in case else Severity.WARNING)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "format", "text", "arguments"),
     [
         ("a hash", "CloudInit", "#cloud-config\npassword: $6$salt$hash\n", ""),
@@ -189,7 +190,7 @@ PLAIN = {
 }
 
 
-@pytest.mark.parametrize("case", PLAIN)
+@for_each("case", PLAIN)
 def test_every_secret_is_found_with_all_of_its_lines(case: str) -> None:
     text = f"before\n{PLAIN[case]}"
     lines = text.split("\n")
@@ -201,8 +202,8 @@ def test_every_secret_is_found_with_all_of_its_lines(case: str) -> None:
     assert all("hunter2" not in str(secret) for secret in found)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("where", ["as it is", "indented", "in base64", "in lines of base64", "in JSON"])
+@for_each("kind", KINDS)
+@for_each("where", ["as it is", "indented", "in base64", "in lines of base64", "in JSON"])
 def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: str) -> None:
     secret = KINDS[kind]
     text = {
@@ -219,7 +220,7 @@ def test_t8_each_kind_of_secret_is_found_wherever_it_stands(kind: str, where: st
     assert "hunter22" not in str(found) and made(24) not in str(found)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "password: {{ vars.password }}",
@@ -291,7 +292,7 @@ def test_t8_a_finding_stands_at_its_file_and_line_once_for_all_servers() -> None
     assert "web00, web01 and 1 more" in problem.message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("line", "reason"),
     [
         ("password: hunter22  # gitboot:allow-secret a rig in a cellar", "a rig in a cellar"),

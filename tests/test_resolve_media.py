@@ -15,6 +15,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve import plan
 from gitboot.resolve.instant import transition
 from gitboot.stoppage import Halt
+from tests.cases import for_each
 from tests.fleets import decision, fleet, image, maintenance, policy, profile, server
 from tests.test_resolve import NOON
 
@@ -48,7 +49,7 @@ def test_the_override_of_a_pending_server_boots_the_iso() -> None:
 HOURS = DATA_GRACE - timedelta(seconds=1)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "record", "after", "medium"),
     [
         ("nothing is known of it", None, timedelta(), None),
@@ -149,7 +150,7 @@ def test_a_medium_with_user_data_stays_as_long_as_the_one_that_was_booted(eviden
     assert [each is not None for each in media_of(planned, KEYS)] == [lies, lies]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("format", "method", "says"),
     [
         ("CloudInit", "Pxe", "method Pxe inserts none"),

@@ -20,6 +20,7 @@ from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.reading import read
 from gitboot.resolve.records import adopted, carried, exported, imported, ran
 from gitboot.stoppage import Halt
+from tests.cases import for_each
 from tests.fleets import (
     SEED,
     at,
@@ -51,7 +52,7 @@ def web01(spec: str = "provision: 1", *more: str) -> Decision:
     return decision("web01", *ONCE, server("web01", "role: web", spec), *more)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "spec", "records", "introduced", "known"),
     [
         ("it comes at provision 0", "provision: 0", {}, 0, Known.NEW),
@@ -151,7 +152,7 @@ def test_what_a_run_leaves_is_exported() -> None:
 MADE = booted(Record(provision=1, image="flatcar-1"), web01("provision: 1", WIPE).maintenances[0], at("20T22:10"))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("window", "spec", "again"),
     [
         ("20T22:00 21T04:00", "", False),
@@ -200,7 +201,7 @@ def test_e17_a_run_lasts_as_long_as_its_window_does() -> None:
 # Machines that come back
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "spec", "more", "record", "counted"),
     [
         ("Once, and provisioned", "provision: 1", (), Record(provision=1, image="flatcar-1"), False),
@@ -326,7 +327,7 @@ def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknow
 # Stopped
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "documents", "boots"),
     [
         ("an installation", ONCE, None),
@@ -339,7 +340,7 @@ def test_e12_a_review_says_what_a_machine_boots_whose_document_is_deleted(unknow
         ),
     ],
 )
-@pytest.mark.parametrize("by", ["the commit", "a request"])
+@for_each("by", ["the commit", "a request"])
 def test_stopped_offers_what_is_left_without_boots_that_write_disks(
     what: str, documents: tuple[str, ...], boots: str | None, by: str
 ) -> None:
@@ -363,7 +364,7 @@ def test_stopped_is_a_word_of_the_fleet() -> None:
 BASE, NOBODY = "baseURL: 'http://boot.test'", "unknownServers: {profile: nobody}"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "documents", "orders"),
     [
         (

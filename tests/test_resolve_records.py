@@ -17,6 +17,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve import plan
 from gitboot.resolve.records import adopted, ahead, exported, first_records, imported
+from tests.cases import for_each
 from tests.fleets import SEED, at, decided, decision, fleet, image, policy, profile, server, uuid_of
 from tests.searching import examples
 from tests.test_ledger import RECORDS
@@ -56,7 +57,7 @@ def test_the_export_that_is_spoilt_below_is_good_as_it_is() -> None:
     assert imported(item(), "records.json") == {WEB01: Record(provision=1, provisioned_at=at("20T12:00"))}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "data"),
     [
         ("nothing", b""),
@@ -110,7 +111,7 @@ def test_no_json_at_all_ends_in_anything_but_records_or_their_refusal(changed: d
 # First records
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "provision", "known", "adopt_all", "expected"),
     [
         ("taken over as it stands", 0, False, False, "adopted"),
@@ -163,7 +164,7 @@ FAILED = replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7",
 TAKEN_BACK = Record(taken_back=9)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "published", "known", "reasons", "is_ahead"),
     [
         ("the same", Record(provision=1, provisioned_at=EARLY), Record(provision=1, provisioned_at=EARLY), (), False),

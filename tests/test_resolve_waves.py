@@ -6,11 +6,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.resolve.waves import Member, turns
+from tests.cases import for_each
 from tests.fleets import at
 
 NOON = at("20T12:00")
@@ -29,7 +29,7 @@ def group(count: int, **more: Any) -> list[Member]:
     return [member(f"web{number}", **more) for number in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "members", "go"),
     [
         ("nobody", [], ""),

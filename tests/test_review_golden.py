@@ -20,6 +20,7 @@ from gitboot.cli.review_text import as_text
 from gitboot.review import Review, ReviewOutcome
 from gitboot.review.as_json import as_json
 from gitboot.review.markdown import as_markdown
+from tests.cases import for_each
 from tests.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, reviewed
 
@@ -205,12 +206,12 @@ def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:
     assert {path.name for path in GOLDEN.iterdir()} == {f"{name}.{end}" for name in SCENARIOS for end in FORMATS}
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*")), ids=lambda path: path.name)
+@for_each("path", sorted(GOLDEN.glob("*")), ids=lambda path: path.name)
 def test_no_format_shows_a_secret(path: Path) -> None:
     assert "hunter2" not in path.read_text()
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.name)
+@for_each("path", sorted(GOLDEN.glob("*.txt")), ids=lambda path: path.name)
 def test_the_text_is_readable_at_100_columns_but_for_what_is_to_be_copied(path: Path) -> None:
     read, _, rest = path.read_text().partition("PROBLEMS\n")  # which are one a line, as `validate` has them
     wide = [line for line in (read + rest.partition("HOW TO")[2]).splitlines() if len(line) > 100]

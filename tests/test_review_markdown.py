@@ -14,13 +14,14 @@ from gitboot.review.annotations import as_problems
 from gitboot.review.as_json import as_json
 from gitboot.review.hidden import fit_to_show
 from gitboot.review.markdown import LIMIT, as_markdown, code
+from tests.cases import for_each
 from tests.fleets import decision, document, fleet, image, profile, server
 from tests.reviewed import FLEET, USER_DATA, Files, reviewed
 
 HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** | [a](http://x)"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "expected"),
     [
         ("plain", "`plain`"),

@@ -12,10 +12,11 @@ from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.guard import Guard, Trip
 from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.review import words
+from tests.cases import for_each
 from tests.fleets import at
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("asked", "expected"),
     [
         (Reinstall(Why.PROVISION, "1", "2"), "provision 1 → 2"),
@@ -81,7 +82,7 @@ def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int,
     assert words.share(number, of) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("old", "new", "expected"),
     [
         ({"a": {"b": 1}}, {"a": {"b": 2}}, ["a.b: 1 → 2"]),

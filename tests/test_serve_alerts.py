@@ -16,6 +16,7 @@ from prometheus_client import parser
 
 from gitboot.remedies import ANY, BMC, REMEDIES
 from gitboot.status import Condition
+from tests.cases import for_each
 from tests.git_servers import program
 from tests.monitored import FULL, full
 from tests.serving import BEFORE, get
@@ -249,7 +250,7 @@ def test_an_alert_says_what_to_do_and_why_it_fires(healthy: Series, tmp_path: Pa
     promtool(tmp_path, [_test(series, 10, alert_rule_test=[fires])])
 
 
-@pytest.mark.parametrize("alert", sorted(RULES))
+@for_each("alert", sorted(RULES))
 def test_each_rule_is_whole(alert: str) -> None:
     rule = RULES[alert]
     assert rule["labels"]["severity"] in ("critical", "warning")

@@ -5,11 +5,12 @@ from ipaddress import ip_network
 import pytest
 
 from gitboot.serve.clients import LOOPBACK, client_address, membership
+from tests.cases import for_each
 
 PROXIES = membership((*LOOPBACK, ip_network("10.1.0.0/16"), ip_network("fd00:1::/32")))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("peer", "forwarded", "expected"),
     [
         pytest.param("10.9.0.7", [], "10.9.0.7", id="a client itself"),
@@ -38,7 +39,7 @@ def test_client_is_who_stands_before_the_last_trusted_proxy(
     assert client_address(scope, PROXIES) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("address", "expected"),
     [
         ("127.0.0.1", True),

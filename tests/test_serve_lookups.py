@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from gitboot.model.scalars import SystemUuid, swapped
 from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.tree import PublishedTree
+from tests.cases import for_each
 from tests.serving import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
 
 _FOLDER = TemporaryDirectory()
@@ -64,7 +65,7 @@ def test_a_uuid_is_found_in_any_case_and_both_byte_orders(uuid: str) -> None:
         assert_is(f"/{folder}/{uuid}{suffix}", f"/{folder}/{UUID}{suffix}")
 
 
-@pytest.mark.parametrize("client", [None, "", "10.12.0.99", "web01", UUID])
+@for_each("client", [None, "", "10.12.0.99", "web01", UUID])
 def test_httpboot_knows_servers_by_address_only(client: str | None) -> None:
     assert look("/httpboot", client) is None
     assert look("/httpboot", ADDRESS) is not None

@@ -33,6 +33,7 @@ from gitboot.serve.recording import Recording
 from gitboot.status import Status
 from gitboot.timekeeping import Keeping
 from tests import plain
+from tests.cases import for_each
 from tests.failing_disk import fill, small_disk
 from tests.fleets import fleet as fleet_document
 from tests.fleets import image, maintenance, policy, profile, repository, server
@@ -532,7 +533,7 @@ def test_where_clients_are_named_only_they_count(here: Site, client: str, counts
         assert (GIVEN if counts else DISK) in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "clients", "is_told"),
     [
         ("http://[fd00::1]:8080", "10.12.0.0/16", True),

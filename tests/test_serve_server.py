@@ -18,6 +18,7 @@ from gitboot.errors import UsageError
 from gitboot.serve import connection, server
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from tests import plain
+from tests.cases import for_each
 from tests.serving import ENTRY, LOADER, ONCE, connect, exchange, get, planned, read_all, site
 
 
@@ -47,7 +48,7 @@ def started(app: ASGIApp) -> tuple[EndpointServer, str]:
 # Listening
 
 
-@pytest.mark.parametrize(
+@for_each(
     "listen",
     ["", "8080", ":8080", "localhost", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:99999", "::1:80", "[::1]", "a b:80"],
 )

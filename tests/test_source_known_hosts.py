@@ -6,6 +6,7 @@ import hmac
 import pytest
 
 from gitboot.source.known_hosts import trusted_keys
+from tests.cases import for_each
 
 ED, RSA = "ssh-ed25519 AAAAC3Nza", "ssh-rsa AAAAB3Nza"
 
@@ -16,7 +17,7 @@ def hashed(name: str) -> str:
     return "|1|" + "|".join(base64.b64encode(part).decode() for part in (salt, digest))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("lines", "keys"),
     [
         pytest.param(f"git.example.net {ED}", {ED}, id="the host"),
@@ -44,7 +45,7 @@ def test_known_hosts_are_read_as_by_openssh(lines: str, keys: set[str]) -> None:
     assert set(trusted_keys(lines, "git.example.net", 22)) == keys
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("names", "is_known"),
     [
         pytest.param("[git.example.net]:2222", True, id="with the port"),

@@ -17,6 +17,7 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Revision
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey, clone
 from gitboot.source.remote import wanted
+from tests.cases import for_each
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
 from tests.repositories import ENVIRONMENT, Work
 from tests.test_source_known_hosts import hashed
@@ -77,7 +78,7 @@ def fetched_apart(fetcher: FetchProcess, monkeypatch: pytest.MonkeyPatch) -> Non
 # What the settings may say
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "credentials"),
     [
         ("https://git.example.net/fleet.git", None),
@@ -100,7 +101,7 @@ def test_a_remote_is_any_url_that_git_takes(url: str, credentials: Password | Ss
     assert (remote.local is not None) == is_local
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "credentials", "reference", "message"),
     [
         ("https://git:s3cret@git.example.net/x", None, None, "credentials do not belong into a URL"),
@@ -141,7 +142,7 @@ HEADS = dict.fromkeys(
 )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("reference", "ref"),
     [
         (None, "HEAD"),

@@ -4,6 +4,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.source.semver import highest, is_range, parse_range
+from tests.cases import for_each
 
 TAGS = [
     *("v0.0.3", "v0.0.4", "v0.2.3", "v0.2.9", "v0.3.0"),
@@ -13,7 +14,7 @@ TAGS = [
 ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("written", "tag"),
     [
         ("*", "v3.1.0+build"),
@@ -51,13 +52,13 @@ def test_a_range_chooses_the_highest_version_within_it(written: str, tag: str | 
     assert highest(parse_range(written), reversed(TAGS)) == tag
 
 
-@pytest.mark.parametrize("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])
+@for_each("written", ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so"])
 def test_what_is_no_range_is_a_usage_error(written: str) -> None:
     with pytest.raises(UsageError, match="no range of versions"):
         parse_range(written)
 
 
-@pytest.mark.parametrize("name", ["main", "1.x", "v1.2.3", "release/1.2", "feature-2"])
+@for_each("name", ["main", "1.x", "v1.2.3", "release/1.2", "feature-2"])
 def test_a_name_without_comparison_is_no_range(name: str) -> None:
     assert not is_range(name)
 

@@ -14,6 +14,7 @@ from gitboot.cli.exit import Exit
 from gitboot.errors import SubpathMissing, UsageError
 from gitboot.source import Remote, Source, open_snapshot
 from gitboot.source.subpath import parse_subpath
+from tests.cases import for_each
 from tests.fleets import SEED, server
 from tests.instance import Instance, eventually, git, running
 from tests.rack import typed
@@ -43,9 +44,7 @@ def test_a_folder_is_named_as_git_does(text: str, found: str) -> None:
     assert parse_subpath(text) == found
 
 
-@pytest.mark.parametrize(
-    "text", ["", "/", "/infra", "infra//boot", "../boot", "infra/./boot", ".github", "a/.b", "a\nb"]
-)
+@for_each("text", ["", "/", "/infra", "infra//boot", "../boot", "infra/./boot", ".github", "a/.b", "a\nb"])
 def test_what_is_no_folder_of_a_fleet_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--subpath"):
         parse_subpath(text)

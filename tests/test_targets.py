@@ -25,6 +25,7 @@ from gitboot.targets.holding import Holding, Shard, TargetHead, Unit, held
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.served import cache_control_of, content_type_of, served
 from gitboot.targets.step import TargetStep, next_step
+from tests.cases import for_each
 from tests.serving import eventually
 from tests.test_targets_s3 import ENTRY, fleet, split
 
@@ -35,7 +36,7 @@ DAY = timedelta(days=1)
 # What --target says
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "address"),
     [
         ("s3://boots", BucketAddress(bucket="boots")),
@@ -71,7 +72,7 @@ def test_a_target_is_one_url(text: str, address: BranchAddress | BucketAddress) 
     assert parse_target(text) == address
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "message"),
     [
         ("boots", r"expected git\+https"),
@@ -134,7 +135,7 @@ NOTHING_ELSE = DiskWrite(once=True, offer="offer", fallback=None)
 EACH_TIME = DiskWrite(once=False, offer=None, fallback="disk")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("published", "files", "left_out"),
     [
         pytest.param(state("installs", entry(None)), {IPXE: "installs"}, set(), id="a boot that writes no disk"),
@@ -159,7 +160,7 @@ def test_e29_a_target_has_no_boot_that_is_made_once(
     assert found.instead == ({IPXE: b"to the disk"} if files.get(IPXE) == "disk" else {})
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "content_type", "cache_control"),
     [
         (IPXE, "text/plain; charset=utf-8", "no-store"),

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from gitboot.problems.codes import Code
 from gitboot.quote import command_line, grub_arguments, ipxe_arguments
 from gitboot.template import MAX_BYTES, MAX_STEPS, TemplateFault, TemplateSet, filters
+from tests.cases import for_each
 
 CONTEXT: Mapping[str, Any] = {
     "server": {
@@ -53,7 +54,7 @@ def fault_of(source: str, **context: object) -> TemplateFault:
     return caught.value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "text"),
     [
         ("plain, with } and { and %}", "plain, with } and { and %}"),
@@ -122,13 +123,13 @@ def test_every_filter_has_its_example() -> None:
     assert set(FILTERS) == set(filters.FILTERS)
 
 
-@pytest.mark.parametrize("name", FILTERS)
+@for_each("name", FILTERS)
 def test_filter_gives(name: str) -> None:
     source, text = FILTERS[name]
     assert render(source) == text
 
 
-@pytest.mark.parametrize("name", sorted(set(jinja2.filters.FILTERS) - set(filters.FILTERS)))
+@for_each("name", sorted(set(jinja2.filters.FILTERS) - set(filters.FILTERS)))
 def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
     for source in (f"{{{{ 'a' | {name} }}}}", f"{{{{ ['a'] | map('{name}') }}}}"):
         fault = fault_of(source)
@@ -136,14 +137,14 @@ def test_jinja2_s_other_filters_are_not_there(name: str) -> None:
         assert f"there is no filter {name}" in fault.message
 
 
-@pytest.mark.parametrize("name", sorted(set(jinja2.tests.TESTS) - set(filters.TESTS)))
+@for_each("name", sorted(set(jinja2.tests.TESTS) - set(filters.TESTS)))
 def test_jinja2_s_other_tests_are_not_there(name: str) -> None:
     fault = fault_of(f"{{{{ ['a'] | select('{name}') }}}}" if not name.isidentifier() else f"{{{{ 1 is {name} }}}}")
     assert fault.code is Code.TEMPLATE_FAILED
     assert name in fault.message
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "message"),
     [
         ("{{ consol }}", "consol is not defined: did you mean vars.console?"),
@@ -208,7 +209,7 @@ def test_template_fails_with_the_reason(source: str, message: str) -> None:
     assert message in fault.message
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expression",
     [
         "''.__class__", "''['__class__']", "[].__class__", "none.__class__", "vars.__class__", "vars['__class__']",
@@ -228,7 +229,7 @@ def test_nothing_of_python_can_be_reached(expression: str) -> None:
     assert render(source + "{% endfor %}") == "1 false"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "source",
     [
         "{{ self }}", "{{ lipsum() }}", "{{ dict() }}", "{{ open('/etc/passwd') }}", "{{ ''.__class__() }}",
@@ -242,15 +243,13 @@ def test_nothing_leads_out_of_the_sandbox(source: str) -> None:
     assert fault_of(source).code is Code.TEMPLATE_FAILED
 
 
-@pytest.mark.parametrize(
-    "source", ["{{ x", "{% if %}", "{% do 1 %}", "{% debug %}", "{{ '\\x' }}", "{% endif %}", "{{ 1 2 }}"]
-)
+@for_each("source", ["{{ x", "{% if %}", "{% do 1 %}", "{% debug %}", "{{ '\\x' }}", "{% endif %}", "{{ 1 2 }}"])
 def test_syntax_is_its_own_code(source: str) -> None:
     fault = fault_of("first\n" + source)
     assert (fault.code, fault.line, fault.path) == (Code.TEMPLATE_SYNTAX, 2, None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("source", "line"),
     [
         ("a\n{% if true %}\n{{ vars.absent }}\n{% endif %}", 3),
@@ -613,7 +612,7 @@ def test_hash_seed_changes_nothing() -> None:
     assert "did you mean vars.console?" in outputs.pop()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "source", "context", "expected"),
     [
         (
