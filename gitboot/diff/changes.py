@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Final
 
 from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
@@ -17,6 +16,7 @@ from gitboot.diff.matching import matched
 from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger, shared_change, unknown_change
+from gitboot.diff.touched import GROUPING, Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
@@ -24,8 +24,6 @@ from gitboot.model.scalars import Digest
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
-
-GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 
@@ -77,15 +75,6 @@ class BmcChange:
     comes: bool  # whether the server itself is new
     old: BmcAccess | None
     new: BmcAccess | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Touched:
-    """What of two commits can differ: all else is the same in both, and need not be compared."""
-
-    servers: frozenset[str]  # of either commit
-    documents: frozenset[Id]  # and files, of kind "file"
-    sizes: Mapping[Label, int]  # how many servers of the old commit have a label of `GROUPING`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

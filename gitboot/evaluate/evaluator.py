@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from gitboot.diff.changes import GROUPING, Changes, Touched, compare
-from gitboot.diff.extent import Extent
+from gitboot.diff.touched import GROUPING, Touched
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate.forks import Forks
 from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
@@ -18,8 +17,13 @@ from gitboot.load.register import Register
 from gitboot.load.successor import Delta, Loaded, everything, succeed
 from gitboot.resolve.affected import Reach, affected, entered, struck
 from gitboot.resolve.decide import Decided, decide_again
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.optouts import OptOut, pin_of
 from gitboot.resolve.reading import read
+
+if TYPE_CHECKING:
+    from gitboot.diff.changes import Changes
+    from gitboot.diff.extent import Extent
 
 
 class Snapshots(Protocol):
@@ -159,7 +163,7 @@ class Evaluator:
             base=None,
             head=found.head,
             servers=decided.repository.servers.keys(),
-            changes=partial(compare, None, decided.decisions, None, decided.repository),
+            changes=partial(_compared, None, decided.decisions, None, decided.repository),
         )
 
     def _upon_kept(self, snapshot: Snapshot) -> CommitPair | None:
@@ -180,7 +184,7 @@ class Evaluator:
         repository, decided = head.loaded.repository, head.decided
         before = base.decided if base is not None else None
         changes = partial(
-            compare,
+            _compared,
             before.decisions if before else None,
             decided.decisions,
             before.repository if before else None,
@@ -214,7 +218,7 @@ class Evaluator:
         self._register, self._step = register, _Step(delta=delta, servers=servers)
         documents = delta.resources | {Id("file", path) for path in delta.files}
         changes = partial(
-            compare,
+            _compared,
             base.decided.decisions,
             decided.decisions,
             base.decided.repository,
@@ -232,6 +236,18 @@ class Evaluator:
         if self._register is None:
             self._register, self._reach = _indexes_of(base)
         return self._register
+
+
+def _compared(
+    old: Decisions | None,
+    new: Decisions,
+    old_repository: FleetRepository | None,
+    new_repository: FleetRepository,
+    touched: Touched | None = None,
+) -> Changes:
+    from gitboot.diff.changes import compare  # only here: to import it takes its time, and `validate` never asks
+
+    return compare(old, new, old_repository, new_repository, touched)
 
 
 def _against(base: Foundation, snapshot: Snapshot) -> Snapshot:
