@@ -10,6 +10,7 @@ import re
 from base64 import b64decode
 from binascii import Error
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from gitboot.problems.problem import Severity
@@ -67,16 +68,17 @@ def _looks_made(value: str) -> bool:
 
 # Kinds of rules
 
+_compiled: Final = cache(re.compile)  # when a text first has a word of the rule: most commits have those of few
+
 _BLANKS: Final = r"[^\S\n]*+"  # within a line
 _VALUE: Final = r"""(?:"(?P<double>[^"\n]*+)"|'(?P<single>[^'\n]*+)'|(?P<plain>[^\s'"#,{}\[\];]++))"""
 
 
 def _values(pattern: str, *groups: str, flags: re.RegexFlag = re.MULTILINE, only: Callable[[str], bool] = bool) -> Find:
     """What a pattern finds in one of its groups, but for what is harmless there."""
-    compiled = re.compile(pattern, flags)
 
     def find(text: str) -> Iterator[SecretSpan]:
-        for found in compiled.finditer(text):
+        for found in _compiled(pattern, flags).finditer(text):
             group = next((each for each in groups if found[each] is not None), 0)
             if not _is_harmless(found[group]) and only(found[group]):
                 yield SecretSpan(found.start(), found.start(group), found.end(group))
@@ -217,7 +219,7 @@ RULES: Final = (
     LeakRule(
         "a token",
         Severity.WARNING,
-        ("token", "secret", "key"),
+        ("token", "secret", "apikey", "api-key", "api_key"),
         _keys(
             *("token", "agent-token", "auth[_-]?token", "access[_-]?token", "client[_-]?secret"),
             *("secret[_-]?key", "api[_-]?key", "apikey"),
@@ -304,7 +306,7 @@ RULES: Final = (
         "a JSON Web Token",
         Severity.ERROR,
         ("eyj",),
-        _values(r"(?<![\w-])eyJ[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
+        _values(r"eyJ(?<![\w-]eyJ)[\w-]{10,}+\.eyJ[\w-]{10,}+\.[\w-]{20,}+", flags=re.NOFLAG),
         in_line=True,
     ),
     *(
