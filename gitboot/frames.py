@@ -8,7 +8,8 @@ import signal
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
-from typing import IO, Final
+from functools import cache
+from typing import IO, Any, Final
 
 import msgspec
 
@@ -22,6 +23,16 @@ _PIECE: Final = 2**20  # bytes
 _NICE: Final = 10  # machines are answered first
 
 encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """What makes values of a type of bytes; the type is looked into when the first come, which takes milliseconds."""
+
+    @cache
+    def made() -> Callable[[bytes], Any]:
+        return msgspec.msgpack.Decoder(kind).decode
+
+    return lambda data: made()(data)
 
 
 def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:

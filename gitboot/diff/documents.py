@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from gitboot.diff.fields import FieldChange, changed_fields
-from gitboot.load import KINDS, FleetRepository, Id, Resource
+from gitboot.load import FleetRepository, Id, Resource
+from gitboot.load.schemas import adapter
 
 
 class Fate(StrEnum):
@@ -75,9 +73,4 @@ def _fields(old: Resource | bytes, new: Resource | bytes) -> tuple[FieldChange, 
 
 def plain(resource: Resource) -> Any:
     """A resource as it is written in YAML."""
-    return _dumper(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
-
-
-@cache
-def _dumper(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(KINDS[kind])
+    return adapter(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)

@@ -19,7 +19,7 @@ from typing import Final, NoReturn, TypeVar
 import msgspec
 
 from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
-from gitboot.frames import Buffer, encode, framed
+from gitboot.frames import Buffer, decoder, encode, framed
 from gitboot.load import Id, ParseCache, ParsedBlob, Snapshot
 from gitboot.load.blobs import read_blob
 from gitboot.load.listing import listed
@@ -174,8 +174,6 @@ def _decided(said: DecidedServer) -> bytes | None:
     return encode(_ServerShare(made.decision.digested(), made.of, host)) if not made.findings else None
 
 
-_word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = msgspec.msgpack.Decoder(
-    tuple[int, list[bytes | None]]
-).decode
-_share: Final[Callable[[bytes], _ServerShare]] = msgspec.msgpack.Decoder(_ServerShare).decode
-_servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = msgspec.msgpack.Decoder(list[tuple[int, Server]]).decode
+_word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])
+_share: Final[Callable[[bytes], _ServerShare]] = decoder(_ServerShare)
+_servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = decoder(list[tuple[int, Server]])

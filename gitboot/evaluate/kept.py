@@ -15,7 +15,7 @@ import msgspec
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Encoded
 from gitboot.evaluate.evaluator import Basis, Foundation
-from gitboot.frames import encode
+from gitboot.frames import decoder, encode
 from gitboot.load import BlobId, FleetRepository, Id, Irregular, Origin, ParsedBlob, Revision, Snapshot
 from gitboot.load.blobs import parse_blob
 from gitboot.load.listing import looked_into
@@ -231,8 +231,8 @@ def _finding(kept: _Finding) -> DecisionFinding:
     return DecisionFinding(kept.code, kept.message, kept.hint, place, kept.severity, kept.is_shared)
 
 
-_decode: Final[Callable[[bytes], _KeptBasis]] = msgspec.msgpack.Decoder(_KeptBasis).decode
-_said: Final = msgspec.msgpack.Decoder(list[tuple[int, Server]] | str).decode
-_made: Final[Callable[[bytes], _Made]] = msgspec.msgpack.Decoder(_Made).decode
-_registered: Final[Callable[[bytes], Registered]] = msgspec.msgpack.Decoder(Registered).decode
-_reached: Final[Callable[[bytes], dict[Id, set[str]]]] = msgspec.msgpack.Decoder(dict[Id, set[str]]).decode
+_decode: Final[Callable[[bytes], _KeptBasis]] = decoder(_KeptBasis)
+_said: Final[Callable[[bytes], list[tuple[int, Server]] | str]] = decoder(list[tuple[int, Server]] | str)
+_made: Final[Callable[[bytes], _Made]] = decoder(_Made)
+_registered: Final[Callable[[bytes], Registered]] = decoder(Registered)
+_reached: Final[Callable[[bytes], dict[Id, set[str]]]] = decoder(dict[Id, set[str]])

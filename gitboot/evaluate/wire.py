@@ -15,6 +15,7 @@ import msgspec
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.evaluate.limits import Allowance
+from gitboot.frames import decoder
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
@@ -131,7 +132,7 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
 
 Answer = Begun | Counted | ServerParts | CommitEnd | Refused | Unreadable
 
-answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode
-question: Final[Callable[[bytes], Question]] = msgspec.msgpack.Decoder(Question).decode
-decision: Final[Callable[[bytes], Decision]] = msgspec.msgpack.Decoder(Decision).decode
-network: Final[Callable[[bytes], Host]] = msgspec.msgpack.Decoder(Host).decode
+answer: Final[Callable[[bytes], Answer]] = decoder(Answer)
+question: Final[Callable[[bytes], Question]] = decoder(Question)
+decision: Final[Callable[[bytes], Decision]] = decoder(Decision)
+network: Final[Callable[[bytes], Host]] = decoder(Host)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from gitboot.load import KINDS, Id, Resource
+from gitboot.load import Id, Resource
+from gitboot.load.schemas import adapter
 from gitboot.model.policy import Taint
 from gitboot.plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.merging import merged_vars
@@ -30,16 +28,11 @@ class Plain:
 
 
 def _plain(resource: Resource) -> dict[str, Any]:
-    dumped = _dumper(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
+    dumped = adapter(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
     plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
     for interface in plain.get("interfaces", ()):
         interface["mac"] = interface["mac"].replace("-", ":")
     return plain
-
-
-@cache
-def _dumper(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(KINDS[kind])
 
 
 def _in_order(value: Any) -> Any:
