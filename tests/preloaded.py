@@ -183,7 +183,7 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
             key.data[0].close()
     connection.close()
     listening.close()
-    _join(network)
+    join(network)
     for number, fd in enumerate(fds):
         os.dup2(fd, number)
         os.close(fd)
@@ -197,8 +197,8 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
     return found
 
 
-def _join(network: int) -> None:
-    """Be in the network of who asks; to be there already needs no right."""
+def join(network: int) -> None:
+    """Be in another network, with the thread that says so; to be there already needs no right."""
     if not os.path.sameopenfile(network, here := os.open(_NETWORK, os.O_RDONLY)):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(network, _CLONE_NEWNET) != 0:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from gitboot.serve.catalogue import families
+from tests import plain
 from tests.git_servers import free_port, listening, program
 from tests.instance import eventually
 from tests.monitored import full
@@ -57,14 +58,14 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def _is_ready(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/-/ready").status_code == 200
+        return plain.get(f"{url}/-/ready").status_code == 200
     except httpx.TransportError:
         return False
 
 
 def test_no_panel_is_empty(prometheus: str) -> None:
     def found(expression: str) -> list[Any]:
-        answer = httpx.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
+        answer = plain.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
         assert answer["status"] == "success", answer
         return list(answer["data"]["result"])
 

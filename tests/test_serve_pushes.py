@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import httpx
 import pytest
 
 from gitboot.errors import UsageError
 from gitboot.serve.pushes import PushSecret
+from tests import plain
 from tests.fleets import SEED, server
 from tests.git_servers import git_daemon
 from tests.instance import Instance, Repository, eventually, running
@@ -35,11 +35,11 @@ class Site(NamedTuple):
 
     def push(self, **headers: str) -> int:
         names = {name.replace("_", "-"): value for name, value in headers.items()}
-        return httpx.post(f"{self.operators}/hooks/push", content=BODY, headers=names).status_code
+        return plain.post(f"{self.operators}/hooks/push", content=BODY, headers=names).status_code
 
     def fetches(self) -> int:
         """How often it has fetched."""
-        found = httpx.get(f"{self.operators}/metrics").text
+        found = plain.get(f"{self.operators}/metrics").text
         line = 'gitboot_stage_duration_seconds_count{stage="fetch"}'
         return int(float(found.partition(line)[2].partition("\n")[0]))
 
@@ -97,13 +97,13 @@ def test_who_has_not_the_secret_moves_nothing(site: Site, headers: dict[str, str
 
 def test_it_is_heard_where_operators_ask_and_by_post_alone(site: Site) -> None:
     right = {"X-Gitlab-Token": SECRET.decode()}
-    assert httpx.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 404
-    assert httpx.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
+    assert plain.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 404
+    assert plain.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
 
 
 def test_a_body_without_end_is_not_read(site: Site) -> None:
     right = {"X-Gitlab-Token": SECRET.decode()}
-    large = httpx.post(f"{site.operators}/hooks/push", content=b"x" * (5 << 20) + b"x", headers=right)
+    large = plain.post(f"{site.operators}/hooks/push", content=b"x" * (5 << 20) + b"x", headers=right)
     assert large.status_code == 413
 
 
