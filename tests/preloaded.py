@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import subprocess
+    from typing import Self
 
 _LONGEST = 1 << 18  # bytes of a command with its environment
 _NURSERY = "--nursery"  # in place of a command: see tests/nursery.py
@@ -79,6 +80,24 @@ class Command:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+class Heard(Command):
+    """A command whose standard error is read while it runs; it does not outlive its block."""
+
+    def __init__(self, *arguments: object) -> None:
+        read, write = os.pipe()
+        super().__init__([str(each) for each in arguments], os.environ, errors=write)
+        os.close(write)
+        self.stderr = os.fdopen(read)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self.wait()
+        self.stderr.close()
 
 
 def captured(*arguments: object, given: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
@@ -250,7 +269,7 @@ def main(fd: int) -> None:
     sys.argv[1:] = fork_commands(socket.socket(fileno=fd))
     if sys.argv[1:] == [_NURSERY]:
         be_what_is_asked(socket.socket(fileno=0))
-    if sys.argv[1:2] == ["run"]:
+    if sys.argv[1:2] in (["run"], ["serve"]):
         open_nursery()
     run_to_its_end("gitboot.__main__")
 

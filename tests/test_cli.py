@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -37,6 +36,7 @@ from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
 from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
+from tests.preloaded import Heard
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -626,13 +626,7 @@ def test_render_writes_the_tree_once_and_keeps_out_of_what_is_not_its_own(
 
 def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path / "out"), "--listen", "127.0.0.1:0"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
+    with Heard("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:
         listening, empty, warned = (json.loads(process.stderr.readline()) for _ in range(3))
         told = [listening["type"], empty["type"], warned["type"]]
         assert (told, warned["level"]) == (["Listening", "NothingPublished", "NotRecording"], "warning")
@@ -645,21 +639,10 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stderr.readline())["type"] == "Stopped"
         assert process.wait(10) == Exit.FINE
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path), "--listen", "127.0.0.1:0"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stderr is not None
+    with Heard("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
         said = map(json.loads, process.stderr)
         listening = next(said)
         assert plain.get(f"{listening['url']}/readyz").status_code == 503  # no trouble: nothing is published yet
@@ -671,11 +654,6 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert {event["type"] for event in said} <= {"NotReady", "Stopped"}
         assert process.wait(10) == Exit.FINE
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 # run --once

@@ -203,7 +203,7 @@ def test_nobody_is_woken_where_nothing_is_wrong(healthy: Series, tmp_path: Path)
 
 def test_each_state_that_waits_fires_its_alert_in_time_and_no_other(healthy: Series, tmp_path: Path) -> None:
     """Each is an endpoint of its own, and those that take as long are looked at by one Prometheus."""
-    tests = []
+    tests: list[dict[str, object]] = []
     minutes = attrgetter("minutes")
     for _, cases in groupby(sorted((*OF_STATES, *OTHERS), key=minutes), minutes):
         given: list[dict[str, str]] = []

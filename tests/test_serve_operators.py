@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from gitboot.errors import UsageError
 from gitboot.serve import connection
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.operators import Tokens
+from tests.preloaded import Heard, captured
 from tests.serving import ENTRY, Site, connect, eventually, get, site
 
 TOKEN = "a-token-of-prometheus"
@@ -123,18 +125,10 @@ def test_t12_who_is_refused_is_counted(made: Site, tokens: Tokens) -> None:
 
 
 @contextmanager
-def served(
-    made: Site, *arguments: object, files: int | None = None
-) -> Iterator[tuple[subprocess.Popen[str], dict[str, str]]]:
-    """``gitboot serve``, and the URLs at which it listens."""
-
-    def limit() -> None:
-        if files is not None:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(made.root), "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen([*command, *map(str, arguments)], stderr=subprocess.PIPE, text=True, preexec_fn=limit)
-    try:
+def served(made: Site, *arguments: object, files: int | None = None) -> Iterator[tuple[int, dict[str, str]]]:
+    """The process of ``gitboot serve``, and the URLs at which it listens."""
+    command = ("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
+    with Heard(*command) if files is None else limited(files, *map(str, command)) as process:
         assert process.stderr is not None
         urls: dict[str, str] = {}
         for line in process.stderr:
@@ -144,12 +138,24 @@ def served(
             if event["type"] == "NotRecording":
                 break
         eventually(lambda: _answers(urls["Listening"]))
-        yield process, urls
-    finally:
-        process.terminate()
+        yield process.pid, urls
+        process.send_signal(signal.SIGTERM)
         process.wait()
-        assert process.stderr is not None
-        process.stderr.close()
+
+
+@contextmanager
+def limited(files: int, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command that may open so many files, unless it lets itself open more."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+    command = [sys.executable, "-m", "gitboot", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=limit) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def _answers(url: str) -> bool:
@@ -182,8 +188,7 @@ def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, 
     ],
 )
 def test_t12_what_cannot_be_meant_is_refused(made: Site, arguments: tuple[str, ...], said: str) -> None:
-    command = [sys.executable, "-m", "gitboot", "serve", "--out", str(made.root), "--listen", "127.0.0.1:0"]
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+    done = captured("serve", "--out", made.root, "--listen", "127.0.0.1:0", *arguments)
     assert done.returncode == 64
     assert said in done.stderr
 
@@ -306,13 +311,13 @@ def test_t5_a_thousand_connections_are_no_more_than_files_allow(made: Site) -> N
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     try:
-        with served(made, files=1024) as (process, urls), ExitStack() as stack:
+        with served(made, files=1024) as (pid, urls), ExitStack() as stack:
             for _ in range(1000):
                 stack.enter_context(connect(urls["Listening"]))
             began = time.monotonic()
             assert get(urls["Listening"] + ENTRY).status_code == 200
             assert time.monotonic() - began < 30
-            limits = Path(f"/proc/{process.pid}/limits").read_text()
+            limits = Path(f"/proc/{pid}/limits").read_text()
             line = next(line for line in limits.splitlines() if line.startswith("Max open files"))
             assert int(line.split()[3]) == hard
     finally:

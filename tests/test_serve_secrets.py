@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +21,7 @@ from gitboot.render.paths import kind_of
 from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running
+from tests.preloaded import captured
 from tests.serving import BEFORE, ENTRY, MAC, Fleet, Site, get, planned, site
 from tests.test_serve_supervise import served
 
@@ -386,10 +385,5 @@ def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(here: S
     path = path_of(secrets_in(planned(*documents(), templates=sealed.files))["join"])
     with served(here.root, "--spool", str(here.spool), "--secret-keys", str(sealed.file)) as (url, _):
         assert get(url + path).text == PLAIN
-    refused = subprocess.run(
-        [sys.executable, "-m", "gitboot", "serve", "--out", str(here.root), "--secret-keys", str(here.root / "no")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    refused = captured("serve", "--out", here.root, "--secret-keys", here.root / "no")
     assert refused.returncode == Exit.USAGE and "no cannot be read: No such file" in refused.stderr

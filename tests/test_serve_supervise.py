@@ -17,6 +17,7 @@ import pytest
 from gitboot.observe.spool import take
 from tests.fleets import SEED, policy, server
 from tests.instance import Repository, eventually, is_program, running
+from tests.preloaded import Heard
 from tests.serving import AFTER, ENTRY, LOOKUPS, ONCE, Site, get, planned, site
 
 
@@ -39,21 +40,15 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def _serve(root: Path, *arguments: str) -> tuple[str, ...]:
+    return ("serve", "--out", str(root), "--listen", "127.0.0.1:0", *arguments)
+
+
 @contextmanager
-def served(root: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def served(root: Path, *arguments: str) -> Iterator[tuple[str, Heard]]:
     """The base URL of `gitboot serve`, and its process."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "gitboot", "serve", "--out", str(root), "--listen", "127.0.0.1:0", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
+    with Heard(*_serve(root, *arguments)) as process:
         yield json.loads(process.stderr.readline())["url"], process
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
 
 
 @pytest.fixture
@@ -112,10 +107,15 @@ def test_several_processes_turn_at_one_instant_and_see_what_is_published_at_the_
 def test_what_is_meant_for_another_command_is_not_handed_down(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree.root.parent / "config").write_text("workers = 2\n")
     monkeypatch.setenv("GITBOOT_CONFIG", str(tree.root.parent / "config"))
-    with served(tree.root) as (url, process):
-        assert answers(url) == 200
-        assert len(eventually(lambda: workers_of(process.pid))) == 2
-        assert all(b"--workers" not in command_of(pid) for pid in workers_of(process.pid))
+    command = [sys.executable, "-m", "gitboot", *_serve(tree.root)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            assert answers(json.loads(process.stderr.readline())["url"]) == 200
+            assert len(eventually(lambda: workers_of(process.pid))) == 2
+            assert all(b"--workers" not in command_of(pid) for pid in workers_of(process.pid))
+        finally:
+            process.kill()
 
 
 def test_a_worker_whose_parent_is_gone_by_now_does_not_begin(tree: Site) -> None:
