@@ -342,10 +342,13 @@ class Decision:
     @property
     def token(self) -> Digest | None:
         """What is fetched, and reported, of the installation that is wanted names; None: nothing is installed once."""
-        policy = self.policy
-        if policy is None or policy.boot is None or policy.network_boot not in _INSTALLING:
-            return None
-        return Digest(provisioned_token(self.uuid, self.provision, policy.boot.image))
+        boot = self.installation
+        return Digest(provisioned_token(self.uuid, self.provision, boot.image)) if boot is not None else None
+
+    @property
+    def installation(self) -> Boot | None:
+        """The boot by which its policy wants something installed; None: nothing is installed once."""
+        return self.policy.boot if self.policy is not None and self.policy.network_boot in _INSTALLING else None
 
     def data_folder(self, token: Digest) -> str | None:
         """Where a system finds its user data, below the base URL, by the offer of its boot: no other looks there."""

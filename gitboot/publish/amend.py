@@ -40,12 +40,14 @@ def amended(
             nodes.setdefault(node, {})
             if leaf is not None:
                 leaves.setdefault((node, leaf), {})
+    before = {node: tree.node(node) for node in sorted({*nodes, *(node for node, _ in leaves)})}
     parts: Parts = {}
     for (node, leaf), changes in sorted(leaves.items()):
-        nodes.setdefault(node, {})[leaf] = _amend(parts, leaf_path(node, leaf), tree.leaf(node, leaf), changes)
+        was = tree.leaf(node, leaf, before[node].get(leaf))
+        nodes.setdefault(node, {})[leaf] = _amend(parts, leaf_path(node, leaf), was, changes)
     top: dict[str, str | None] = {}
     for node, changes in sorted(nodes.items()):
-        top[node] = _amend(parts, node_path(node), tree.node(node), changes)
+        top[node] = _amend(parts, node_path(node), before[node], changes)
     head = Head(
         stamp=stamp,
         nodes=_changed(tree.head.nodes if tree.head else {}, top),

@@ -96,21 +96,22 @@ class Tree:
     def servers(self) -> Iterator[tuple[str, str]]:
         """Each server that is listed, with its state's digest."""
         for node in sorted(self.head.nodes if self.head else ()):
-            for leaf in sorted(self.node(node)):
-                yield from sorted(self.leaf(node, leaf).items())
+            for leaf, expected in sorted(self.node(node).items()):
+                yield from sorted(self.leaf(node, leaf, expected).items())
 
     def node(self, node: str) -> dict[str, str]:
         """The digests of a node's leaves."""
         expected = self.head.nodes.get(node) if self.head else None
         return self._part(node_path(node), expected, parse_digests) or {}
 
-    def leaf(self, node: str, leaf: str) -> dict[str, str]:
-        """The digests of the states that a leaf lists."""
-        return self._part(leaf_path(node, leaf), self.node(node).get(leaf), parse_digests) or {}
+    def leaf(self, node: str, leaf: str, expected: str | None) -> dict[str, str]:
+        """The digests of the states that a leaf lists, which has the digest that its node says."""
+        return self._part(leaf_path(node, leaf), expected, parse_digests) or {}
 
     def digest(self, server: str) -> str | None:
         """What a server's state has to be; None: it is not listed."""
-        return self.leaf(*place_of(server)).get(server)
+        node, leaf = place_of(server)
+        return self.leaf(node, leaf, self.node(node).get(leaf)).get(server)
 
     def shared(self) -> dict[str, Listed]:
         """The files that are no server's; their listing is read again once it is another, or in doubt."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gitboot.model.scalars import Malformed, SystemUuid, parse_mac, parse_uuid, swapped
@@ -231,6 +232,7 @@ def _loosely(kind: PathKind) -> str:
 _LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS), _loosely)
 
 
+@lru_cache(maxsize=1024)  # what of one server is rendered asks for each of its paths several times
 def means(path: str) -> PathKind | None:
     """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
     return _LOOSE.of(path)

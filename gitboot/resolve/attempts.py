@@ -134,7 +134,7 @@ def step_of(decision: Decision, record: Record | None) -> InstallStep:
     if record is None or is_overwritten(record, decision.provision):
         return InstallStep.UNKNOWN
     policy = decision.policy
-    if policy is None or decision.token is None:
+    if policy is None or decision.installation is None:
         return InstallStep.PENDING if record.provision is None else InstallStep.PROVISIONED
     if is_provisioned(policy, record):
         return InstallStep.PROVISIONED
@@ -160,7 +160,7 @@ def has_shown_all(attempt: InstallAttempt, *, boots: int, shows_start: bool) -> 
 
 def what_was_seen(decision: Decision, record: Record | None) -> str | None:
     """By what the step is known that the wanted installation has come to, in words; None: nothing was seen of it."""
-    if record is None or decision.policy is None or decision.token is None:
+    if record is None or decision.policy is None or decision.installation is None:
         return None
     if is_provisioned(decision.policy, record):
         last = record.attempts[-1] if record.attempts else None
