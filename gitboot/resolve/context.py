@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.json import decode
+
+from gitboot.canonical import canonical
 from gitboot.load import Id, Resource
 from gitboot.load.schemas import adapter
 from gitboot.model.policy import Taint
+from gitboot.model.server import Server
 from gitboot.plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.secrets import secret_urls
@@ -15,12 +19,20 @@ from gitboot.resolve.source import BootSource
 
 
 class Plain:
-    """Resources in the YAML's own spelling, metadata and spec merged; each is made once."""
+    """Resources in the YAML's own spelling, metadata and spec merged; each is made once.
+
+    Of servers, which are many and are asked for one after the other, only the last is held.
+    """
 
     def __init__(self) -> None:
         self._made: dict[Id, dict[str, Any]] = {}
+        self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def of(self, resource: Resource) -> dict[str, Any]:
+        if isinstance(resource, Server):
+            if self._last[0] is not resource:
+                self._last = resource, _plain(resource)
+            return self._last[1]
         key = Id(type(resource).__name__, resource.metadata.name)
         if key not in self._made:
             self._made[key] = _plain(resource)
@@ -37,9 +49,7 @@ def _plain(resource: Resource) -> dict[str, Any]:
 
 def _in_order(value: Any) -> Any:
     """A value whose mappings are in the order of their keys: how YAML was written changes no byte."""
-    if isinstance(value, Mapping):
-        return {key: each if type(each) is str else _in_order(each) for key, each in sorted(value.items())}
-    return [_in_order(each) for each in value] if isinstance(value, list) else value
+    return decode(canonical(value))
 
 
 class Context:

@@ -50,8 +50,9 @@ def _boot(source: BootSource) -> str:
 
 def secret_urls(source: BootSource) -> dict[str, str]:
     """Where the machine fetches each: from who gives what is made once, whatever mirror has the rest."""
-    if source.server is None:
+    names = secret_files(source)
+    if not names or source.server is None:
         return {}
     mac, spec = source.server.boot_macs[0], source.server.spec
     token = provisioned_token(source.server.uuid, spec.provision, source.image.metadata.name)
-    return {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in secret_files(source)}
+    return {name: f"{source.endpoint}/s/{token}/{mac}/{name}" for name in names}
