@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import json
+import marshal
 import os
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,15 +23,11 @@ from functools import cache
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING
+from typing import Self
 
-if TYPE_CHECKING:
-    import subprocess
-    from typing import Self
+from tests.asking import LONGEST, NETWORK, ask
 
-_LONGEST = 1 << 18  # bytes of a command with its environment
 _NURSERY = "--nursery"  # in place of a command: see tests/nursery.py
-_NETWORK = "/proc/thread-self/ns/net"  # the network that a process is in, which is not that of who forks it
 _CLONE_NEWNET = 0x40000000  # sched.h; os.setns comes with Python 3.12
 
 
@@ -45,19 +42,13 @@ class Command:
         arguments: Sequence[str],
         environment: Mapping[str, str],
         *,
-        address: str = "",
         given: int = 0,
         output: int = 1,
         errors: int = 2,
     ) -> None:
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._connection.connect(address or start())
-        os.umask(umask := os.umask(0o77))
-        network = os.open(_NETWORK, os.O_RDONLY | os.O_CLOEXEC)
-        asked = json.dumps([list(arguments), os.getcwd(), dict(environment), umask]).encode()
-        socket.send_fds(self._connection, [asked], [given, output, errors, network])
-        os.close(network)
-        self.pid = int(self._connection.recv(_LONGEST))
+        self._connection.connect(start())
+        self.pid = ask(self._connection, arguments, environment, (given, output, errors))
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -70,7 +61,7 @@ class Command:
         """Its exit code once it has ended; raises TimeoutError, or BlockingIOError where nothing was to be waited."""
         if self.returncode is None:
             self._connection.settimeout(timeout_s)
-            self.returncode = int(self._connection.recv(_LONGEST))
+            self.returncode = int(self._connection.recv(LONGEST))
             self._connection.close()
         return self.returncode
 
@@ -102,8 +93,6 @@ class Heard(Command):
 
 def captured(*arguments: object, given: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
     """A command of gitboot that has come to its end, and what it wrote; as `subprocess.run` with capture_output."""
-    import subprocess
-
     command = [str(each) for each in arguments]
     with TemporaryFile() as asked, TemporaryFile() as output, TemporaryFile() as errors:
         asked.write(given.encode())
@@ -131,8 +120,6 @@ def nursery() -> Iterator[None]:
 @cache
 def start() -> str:
     """The address of a process that forks; it ends with this one."""
-    import subprocess  # a shell's `gitboot` is in a hurry
-
     address = os.path.join(tempfile.mkdtemp(prefix="gitboot-"), "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
         listening.bind(address)
@@ -147,15 +134,8 @@ def start() -> str:
 def for_shells() -> str:
     """A script that is such a command: where a shell looks for `gitboot`."""
     root = str(Path(__file__).parent.parent)
-    passed = f"import sys\nsys.path.append({root!r})\nfrom tests.preloaded import pass_on\npass_on({start()!r})\n"
+    passed = f"import sys\nsys.path.append({root!r})\nfrom tests.asking import pass_on\npass_on({start()!r})\n"
     return f"#!{sys.executable} -IS\n{passed}"
-
-
-def pass_on(address: str) -> None:
-    """Run the command that this process was called with, and end as it does; whoever ends this one ends it."""
-    command = Command(sys.argv[1:], os.environ, address=address)
-    signal.signal(signal.SIGTERM, lambda number, _: os.kill(command.pid, number))
-    sys.exit(command.wait())
 
 
 # The process that forks
@@ -184,8 +164,8 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
     from tests.nursery import fork_for_parent
 
     connection, _ = listening.accept()
-    asked, (*fds, network), _, _ = socket.recv_fds(connection, _LONGEST, 4)
-    arguments, folder, environment, umask = json.loads(asked)
+    asked, (*fds, network), _, _ = socket.recv_fds(connection, LONGEST, 4)
+    arguments, folder, environment, umask = marshal.loads(asked)
     is_nursery = arguments == [_NURSERY]
     if pid := fork_for_parent() if is_nursery else os.fork():
         for fd in (*fds, network):
@@ -218,7 +198,7 @@ def _fork(listening: socket.socket, selector: selectors.BaseSelector) -> list[st
 
 def join(network: int) -> None:
     """Be in another network, with the thread that says so; to be there already needs no right."""
-    if not os.path.sameopenfile(network, here := os.open(_NETWORK, os.O_RDONLY)):
+    if not os.path.sameopenfile(network, here := os.open(NETWORK, os.O_RDONLY)):
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.setns(network, _CLONE_NEWNET) != 0:
             raise OSError(ctypes.get_errno(), "setns")
