@@ -19,7 +19,7 @@ from typing import Final
 from gitboot.assets.fetching import CHUNK, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.plan import BootFile
-from gitboot.resolve.boot import MIRRORED_NAMES
+from gitboot.resolve.bootfiles import MIRRORED_NAMES
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PART: Final = ".part"  # of hidden files, which no endpoint serves

@@ -17,7 +17,7 @@ from gitboot.imagekeys import ImageKeys, SignatureKind
 from gitboot.model.image import Artifact, Artifacts, BootImage, Checksums, Signature
 from gitboot.model.scalars import Digest
 from gitboot.openpgp import Distrusted
-from gitboot.resolve.boot import fetched_from
+from gitboot.resolve.bootfiles import fetched_from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,8 +28,8 @@ from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile
 from gitboot.resolve import Decisions
-from gitboot.resolve.decide import site_of
 from gitboot.resolve.reading import read as read_decisions
+from gitboot.resolve.sites import site_of
 from gitboot.source import open_snapshot
 
 _SAVED_EVERY_S: Final = 2.0

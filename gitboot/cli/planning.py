@@ -28,11 +28,11 @@ from gitboot.render.page.shards import page_files
 from gitboot.render.schedule import About, RenderedState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
-from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.records import first_records, imported
-from gitboot.resolve.written import fleet_facts, written
+from gitboot.resolve.sites import site_of
+from gitboot.resolve.whereabouts import fleet_facts, written
 from gitboot.source import open_snapshot
 
 

@@ -16,11 +16,12 @@ from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.model.fleet import Output
 from gitboot.plan import Decision
-from gitboot.resolve.checked import minimum_versions
-from gitboot.resolve.decide import sites
 from gitboot.resolve.optouts import OptOut, holds
 from gitboot.resolve.places import Places
-from gitboot.resolve.written import Written, fleet_facts, written
+from gitboot.resolve.sites import sites
+from gitboot.resolve.skew import minimum_versions
+from gitboot.resolve.whereabouts import fleet_facts, written
+from gitboot.resolve.written import Written
 
 _BATCH: Final = 256  # servers a frame
 

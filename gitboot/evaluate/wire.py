@@ -22,10 +22,10 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
 from gitboot.problems.problem import Problem
-from gitboot.resolve.checked import MinimumVersion
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
+from gitboot.resolve.skew import MinimumVersion
 from gitboot.resolve.written import Written
 
 

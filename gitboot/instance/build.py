@@ -48,7 +48,7 @@ from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.entries import Request
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
-from gitboot.load import Revision, load
+from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.observe.kernel import uptime
 from gitboot.observe.spool import IDENTITY
@@ -59,7 +59,6 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.resolve.decide import decide
 from gitboot.resolve.records import RECORDS, ahead, imported
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
@@ -565,6 +564,10 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
 
     ``begun`` is called with how many files its commit has, before that is read.
     """
+    # Only here: who runs has decisions made by its evaluator, and needs no templates.
+    from gitboot.load import load
+    from gitboot.resolve.decide import decide
+
     if not state.has_ledger(directory):
         raise state.never_ran(directory)
     with ExitStack() as stack:

@@ -13,9 +13,9 @@ from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
-from gitboot.resolve.checked import MinimumVersion, minimum_versions
-from gitboot.resolve.decide import site_of
 from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.sites import site_of
+from gitboot.resolve.skew import MinimumVersion, minimum_versions
 from gitboot.resolve.written import Written
 
 

@@ -11,12 +11,12 @@ from typing import Final
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Output
-from gitboot.model.image import Artifact, Artifacts
 from gitboot.model.policy import BootProfile, UserData
 from gitboot.model.scalars import Digest, Malformed
-from gitboot.plan import Boot, BootFile, BootFiles, UserDataFiles
+from gitboot.plan import Boot, UserDataFiles
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
+from gitboot.resolve.bootfiles import boot_files
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
@@ -44,7 +44,7 @@ class Composer:
     def compose(self, source: BootSource) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
         mirrors = Output.MIRROR in self._repository.fleet.spec.outputs
-        files = _boot_files(artifacts_of(source, mirrors=mirrors), source.base_url, mirrors=mirrors)
+        files = boot_files(artifacts_of(source, mirrors=mirrors), source.base_url, mirrors=mirrors)
         profile = source.profile.spec
         boot = Boot(
             profile=source.profile.metadata.name,
@@ -194,32 +194,3 @@ class Composer:
                 *("spec", *field),
                 template=(path, fault.line or 1),
             ) from None
-
-
-# What mirrored files are called below their digest; the name says as what one is served.
-MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
-_KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
-
-
-def _boot_files(artifacts: Artifacts, base_url: str, *, mirrors: bool) -> BootFiles:
-    def file(artifact: Artifact | None, name: str) -> BootFile | None:
-        if artifact is None:
-            return None
-        url, source = fetched_from(artifact.url, base_url), None
-        if mirrors and not artifact.url.startswith("assets:"):
-            url, source = f"{base_url}/o/{artifact.sha256}/{name}", artifact.url
-        return BootFile(url=url, sha256=artifact.sha256, size=artifact.size, source=source)
-
-    return BootFiles(
-        kernel=file(artifacts.kernel, _KERNEL),
-        initrds=tuple(found for initrd in artifacts.initrds if (found := file(initrd, _INITRD)) is not None),
-        rootfs=file(artifacts.rootfs, _ROOTFS),
-        uki=file(artifacts.uki, _UKI),
-        iso=file(artifacts.iso, _ISO),
-        loader=file(artifacts.loader, _LOADER),
-    )
-
-
-def fetched_from(url: str, base_url: str) -> str:
-    """Where an artifact lies that a document names below a base URL."""
-    return f"{base_url}/assets/{url.removeprefix('assets:')}" if url.startswith("assets:") else url

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Evidence, Fleet
@@ -75,26 +75,6 @@ def check_skew(
         message = f"BootImage/{image} is version {version}, and {stream}"
         severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
         yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, (said_by, field), severity)
-
-
-class MinimumVersion(NamedTuple):
-    """The lowest version that a stream wants its servers to boot."""
-
-    stream: str
-    version: str
-
-
-def minimum_versions(repository: FleetRepository) -> dict[str, MinimumVersion]:
-    """What is wanted of the servers of each profile, where something is said when it is not so."""
-    streams = {
-        name: profile.spec.stream for name, profile in repository.profiles.items() if profile.spec.stream is not None
-    }
-    skews = {name: repository.streams[stream].spec.skew for name, stream in streams.items()}
-    return {
-        name: MinimumVersion(streams[name], skew.minimum_version)
-        for name, skew in sorted(skews.items())
-        if skew is not None and skew.mode is not SkewMode.NONE
-    }
 
 
 def check_override(boot: Boot | None, override: OverrideMode, resource: Id) -> Iterator[DecisionFinding]:

@@ -40,6 +40,7 @@ from gitboot.resolve.hardware import NOT_FOUND, Makes
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.selection import Selecting
+from gitboot.resolve.sites import endpoint_of, sites
 from gitboot.resolve.source import BootSource, Unbootable
 
 
@@ -170,21 +171,6 @@ def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: S
     """The policies that select ``server``, by name."""
     name, labels = server.metadata.name, server.metadata.labels
     return [pool for pool in known.values() if selects(repository.policies[pool.name].spec.select, name, labels)]
-
-
-def site_of(repository: FleetRepository, server: Server) -> Site | None:
-    """The first site that selects ``server``."""
-    return next(iter(sites(repository).of(server)), None)
-
-
-def sites(repository: FleetRepository) -> Selecting[Site]:
-    """The sites that select servers, the first of which is a server's own."""
-    return Selecting((site, site.select) for site in repository.fleet.spec.sites)
-
-
-def endpoint_of(repository: FleetRepository, site: Site | None) -> str | None:
-    """The URL of who gives what is made once; None: nobody is named."""
-    return (site.endpoint if site else None) or repository.fleet.spec.endpoint
 
 
 def boot_source(

@@ -21,9 +21,10 @@ from gitboot.resolve.choice import (
     choose_policy,
     maintenance_image,
 )
-from gitboot.resolve.decide import boot_source, candidates, site_of
+from gitboot.resolve.decide import boot_source, candidates
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.places import Places, Step
+from gitboot.resolve.sites import site_of
 from gitboot.resolve.source import BootSource
 
 

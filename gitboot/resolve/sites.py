@@ -1,0 +1,23 @@
+"""At which site a server is, and whose endpoint and mirror that makes near."""
+
+from __future__ import annotations
+
+from gitboot.load import FleetRepository
+from gitboot.model.fleet import Site
+from gitboot.model.server import Server
+from gitboot.resolve.selection import Selecting
+
+
+def site_of(repository: FleetRepository, server: Server) -> Site | None:
+    """The first site that selects ``server``."""
+    return next(iter(sites(repository).of(server)), None)
+
+
+def sites(repository: FleetRepository) -> Selecting[Site]:
+    """The sites that select servers, the first of which is a server's own."""
+    return Selecting((site, site.select) for site in repository.fleet.spec.sites)
+
+
+def endpoint_of(repository: FleetRepository, site: Site | None) -> str | None:
+    """The URL of who gives what is made once; None: nobody is named."""
+    return (site.endpoint if site else None) or repository.fleet.spec.endpoint
