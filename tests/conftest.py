@@ -9,10 +9,11 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,9 @@ from hypothesis import settings
 from gitboot.storage import filesystem_of
 from tests import newledgers, searching
 from tests.boots import page
+
+if TYPE_CHECKING:
+    from tests.postgresqls import PostgresServer
 
 _HERE: Final = Path(__file__).parent
 
@@ -126,3 +130,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def lives() -> int:
     """How long to search: so many lives of a machine at each BMC, and of kills and commits in a row in proportion."""
     return searching.lives
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL for ledgers, each in a schema of its own; a test that stops it makes one for itself."""
+    from tests.postgresqls import postgresql
+
+    with postgresql() as server:
+        yield server

@@ -49,7 +49,7 @@ UNLIMITED: Final = Limits(
 class Unsynced(Store):
     """A ledger that does not wait for the disk: no power cut is tested with it."""
 
-    synchronous: ClassVar = "OFF"
+    synchronous: ClassVar = False
 
 
 class Commits:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import signal
 import sqlite3
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
+from gitboot.cli.exit import exit_of
+from gitboot.errors import LockedByAnother
 from gitboot.observe.spool import files
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually, running
+from tests.postgresqls import PostgresServer, postgresql
 from tests.rack import BASE_URL, Rack, boots, condition, typed, until_condition
 
 
@@ -20,6 +24,14 @@ from tests.rack import BASE_URL, Rack, boots, condition, typed, until_condition
 def rack(tmp_path: Path) -> Iterator[Rack]:
     with Rack(tmp_path) as made:
         yield made
+
+
+@contextmanager
+def server_stopped(server: PostgresServer) -> Iterator[None]:
+    """The ledger's PostgreSQL is down, as long as the block runs."""
+    server.stop(signal.SIGQUIT)
+    yield
+    server.start()
 
 
 @contextmanager
@@ -42,12 +54,28 @@ def failures(instance: Instance) -> list[str]:
 
 
 def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(rack: Rack) -> None:
+    takes_nothing(rack, lambda: ledger_locked(rack), "locked")
+
+
+def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_time(rack: Rack) -> None:
+    with postgresql() as server:
+        ledger = ("--ledger", server.address().url)
+        takes_nothing(rack, lambda: server_stopped(server), "the ledger cannot be (read|written)", *ledger)
+        with rack.running(*ledger) as first:
+            assert first.status()["records"] == {"Pending": 1, "Provisioned": 1}
+            places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
+            done = typed("run", rack.repository.bare, *places, *ledger, "--once")
+            assert done.code == exit_of(LockedByAnother(""))
+            assert "/postgres is in use by an instance on this host" in done.err
+
+
+def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]], why: str, *ledger: str) -> None:
     web = rack.add("web01", provision=1)
     rack.push()
     spool = rack.folder / "spool"
-    with rack.running("--spool", spool, "--accept-filesystem", "tmpfs", records="fresh") as instance:
+    with rack.running("--spool", spool, "--accept-filesystem", "tmpfs", *ledger, records="fresh") as instance:
         eventually(lambda: web.stands)
-        with ledger_locked(rack):
+        with failing():
             web.machine.run_through()
             script = instance.get(web.entry).text
             assert "flatcar-1" in script
@@ -59,7 +87,7 @@ def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(
             assert (web.times_set, new.times_set) == (1, 0), "no intent stands recorded"
             assert instance.status()["records"] == {"Pending": 1}
             assert [path for path in files(spool) if web.entry.encode() in path.read_bytes()], "nothing is forgotten"
-            assert re.search("locked", failures(instance)[-1])
+            assert re.search(why, failures(instance)[-1])
         until_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: new.stands)
         eventually(lambda: instance.status()["records"] == {"Pending": 1, "Provisioned": 1})

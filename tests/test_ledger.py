@@ -35,7 +35,8 @@ from gitboot.instance.build import opened_ledger
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
 from gitboot.ledger.entries import Approval, Pending, Suspension
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
-from gitboot.ledger.store import VERSION, Store
+from gitboot.ledger.store import Store
+from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
@@ -43,6 +44,7 @@ from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, See
 from gitboot.status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
+from tests.postgresqls import PostgresServer
 
 WEB01, WEB02 = SystemUuid(uuid_of("web01")), SystemUuid(uuid_of("web02"))
 NOON = at("20T12:00")
@@ -74,8 +76,15 @@ def recorded(reason: str = "provision/1", state: State = State.RECORDED) -> Over
     return OverrideRecord(reason=reason, plan_digest="d" * 64, override=ONCE, marks=Marks(), state=state, at=NOON)
 
 
+BOTH = pytest.mark.parametrize("path", ["SQLite", "PostgreSQL"], indirect=True)
+
+
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Where a ledger is: in a file there, or in a schema of its own that is named there."""
+    if getattr(request, "param", "SQLite") == "PostgreSQL":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        return server.ledger(tmp_path)
     return tmp_path / "ledger.sqlite"
 
 
@@ -114,6 +123,7 @@ def opened(path: Path) -> AbstractContextManager[Store]:
     return opened_ledger(path, lambda _: None, lambda: NOON)
 
 
+@BOTH
 @pytest.mark.parametrize(
     "medium",
     [
@@ -561,6 +571,7 @@ def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known
             assert machines.standing(again) == last.keys() & {WEB01}
 
 
+@BOTH
 def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="cannot be written"):
@@ -570,6 +581,7 @@ def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
         assert records.read(ledger) == {WEB01: Record()}
 
 
+@BOTH
 def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock_said(path: Path) -> None:
     with open_ledger(path) as ledger:
         for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Refused")):
@@ -589,6 +601,7 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
     }
 
 
+@BOTH
 def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
     with open_ledger(path) as ledger:
         assert facts.read(ledger).initialised is None
@@ -600,6 +613,7 @@ def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
         assert (facts.read(ledger).initialised, facts.read(ledger).doubt) == ("adopt", None)
 
 
+@BOTH
 def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -> None:
     with open_ledger(path) as ledger:
         assert facts.read(ledger).accepted is None
@@ -614,6 +628,7 @@ def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -
 # What was offered and fetched
 
 
+@BOTH
 def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
     with open_ledger(path) as ledger:
         put(ledger, evidence.offer, [OFFER], NOON)
@@ -622,6 +637,7 @@ def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
         assert (evidence.offered(ledger, PLAN), evidence.offered(ledger, OTHER_PLAN)) == (OFFER, None)
 
 
+@BOTH
 def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
     with open_ledger(path) as ledger:
         versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
@@ -632,6 +648,7 @@ def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
         assert evidence.version(ledger, ENTRY, 200) == (PLAN, 8)
 
 
+@BOTH
 def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path) -> None:
     pending = Pending(1, OBSERVATION, OFFER)
     other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
@@ -651,6 +668,7 @@ def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path
         assert evidence.was_noted(ledger, OBSERVATION, PLAN)  # a spool that is read twice
 
 
+@BOTH
 def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
@@ -675,6 +693,7 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
         assert not evidence.was_noted(ledger, judged.observation, plans[1])  # forgotten
 
 
+@BOTH
 def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
     with open_ledger(path) as ledger:
         put(ledger, evidence.take, {"a.jsonl": 7, "b.jsonl": 0})
@@ -683,6 +702,7 @@ def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
         assert evidence.taken(ledger) == {"a.jsonl": 9}
 
 
+@BOTH
 def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with suppress(ZeroDivisionError), ledger.writing() as tx:
@@ -692,6 +712,7 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
         assert (records.read(ledger), list(events.read(ledger)), facts.is_behind(ledger)) == ({}, [], False)
 
 
+@BOTH
 def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
     with open_ledger(path) as ledger:
         numbers = [requests.give(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
@@ -887,6 +908,7 @@ def killed_writer(path: Path) -> None:
     assert child.returncode == -signal.SIGKILL
 
 
+@BOTH
 def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_of_another(path: Path) -> None:
     killed_writer(path)
     with open_ledger(path) as ledger:
@@ -900,6 +922,7 @@ def test_every_write_asks_the_disk_to_keep_it(path: Path) -> None:
         assert ledger.rows("PRAGMA synchronous") == [(2,)]  # FULL: each commit is synced
 
 
+@BOTH
 def test_two_threads_write_without_losing_anything(path: Path) -> None:
     with Unsynced.open(path) as unsynced:
 

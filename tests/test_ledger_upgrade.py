@@ -21,12 +21,13 @@ from gitboot.ledger import (
     overrides,
     records,
     requests,
-    store,
+    sqlite,
     switches,
 )
 from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
-from gitboot.ledger.store import MIGRATIONS, VERSION, write_mark
+from gitboot.ledger.store import write_mark
+from gitboot.ledger.tables import MIGRATIONS, VERSION
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Phase, Run
 from tests.bench import Bench
@@ -138,11 +139,11 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
 
 def test_what_other_tests_make_at_once_is_what_migrations_come_to(tmp_path: Path) -> None:
     schemas = []
-    for migrate in (by_migrations, store._migrate):
+    for migrate in (by_migrations, sqlite._migrate):
         with closing(sqlite3.connect(tmp_path / migrate.__name__)) as connection:
-            migrate(connection, tmp_path)
+            migrate(connection, "")
             schemas.append(list(connection.iterdump()))
             (identity,) = connection.execute("SELECT value FROM facts").fetchone()
             schemas[-1] = [line.replace(identity, "") for line in schemas[-1]]
             schemas[-1] += connection.execute("PRAGMA user_version").fetchone()
-    assert store._migrate is not by_migrations and schemas[0] == schemas[1]
+    assert sqlite._migrate is not by_migrations and schemas[0] == schemas[1]

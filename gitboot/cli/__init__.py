@@ -49,6 +49,7 @@ _COMMANDS: Final = {
     "comment": "Show a review as one comment of its pull request.",
     "bmc": "Find BMCs; look at boot overrides, or see to them by hand.",
     "secret": "Make keys, encrypt secrets to them, and look whether they open a fleet's.",
+    "ledger": "Show where an instance's ledger is, and copy it to a file or a PostgreSQL.",
     "doctor": "Look at what an instance needs around it: clock, disks, credentials, loaders.",
     "schema": "Print the JSON Schemas of the kinds, for editors and CI.",
     "completion": "Print what lets a shell complete commands and options.",

@@ -36,6 +36,7 @@ from gitboot.timekeeping import keeping
 if TYPE_CHECKING:
     from gitboot.instance.settings import ForgeSettings, Settings
     from gitboot.instance.verdicts import Verdicts
+    from gitboot.ledger.naming import PostgresAddress
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
@@ -80,6 +81,17 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     help="Where the ledger and gitboot's own clone live. Back up STATE/ledger.sqlite: it cannot be rebuilt.",
+)
+@click.option(
+    "--ledger",
+    metavar="URL",
+    help="A PostgreSQL that has the ledger, as postgresql://USER@HOST/DATABASE. Default: STATE/ledger.sqlite, or where "
+    "an earlier start or `gitboot ledger copy` has put it.",
+)
+@click.option(
+    "--ledger-password",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with its password. Default: libpq's own ways, as a client certificate.",
 )
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
 @click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
@@ -274,6 +286,7 @@ def _settings(
     from gitboot.source.subpath import parse_subpath
     from gitboot.targets.address import parse_target
 
+    ledger = _ledger(given.pop("ledger"), given.pop("ledger_password"))
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}
     allowed = {name: given.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
     trust = trust_of(**{name: given.pop(name) for name in TRUST})
@@ -311,11 +324,20 @@ def _settings(
             workers=given.pop("commit_workers"),
         ),
         limits=limits_of(limits, **allowed),
+        ledger=ledger,
         listen=listen,
         poll_s=poll_s,
         targets=tuple(map(parse_target, given.pop("targets"))),
         **given,
     )
+
+
+def _ledger(url: str | None, password: Path | None) -> PostgresAddress | None:
+    from gitboot.ledger.naming import PostgresAddress
+
+    if url is None and password is not None:
+        raise UsageError("--ledger-password needs --ledger, whose password it is")
+    return PostgresAddress.parse(url, password) if url is not None else None
 
 
 def _forge_settings(

@@ -46,6 +46,7 @@ from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import token_keys
 from gitboot.ledger import facts, overrides, records, requests
 from gitboot.ledger.entries import Request
+from gitboot.ledger.naming import address_beside, is_named, note_address
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load import Revision
@@ -221,7 +222,8 @@ def running(
             check_spool_rights(settings.spool)
         _look_at_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
-        store = stack.enter_context(opened_ledger(settings.state / state.LEDGER, tell, clock))
+        store = stack.enter_context(opened_ledger(_named_ledger(settings), tell, clock))
+        store.database.hold()
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
         listener = WorkListener(partial(_told_how_far, left, tell, clock))
@@ -277,6 +279,19 @@ def running(
             )
         )
         yield instance, source
+
+
+def _named_ledger(settings: Settings) -> Path:
+    """Where the ledger is, or is named; raises `UsageError` where one is in STATE and another was meant."""
+    path, wanted = settings.state / state.LEDGER, settings.ledger
+    if wanted is not None and address_beside(path) != wanted:
+        if path.exists() and not is_named(path):
+            raise UsageError(
+                f"{path} is a ledger already; take it to {wanted.name} first: gitboot ledger copy --state"
+                f" {settings.state} --to URL"
+            )
+        note_address(path, wanted)
+    return path
 
 
 def _warned(tell: Tell, clock: Clock, message: str) -> None:
@@ -425,7 +440,8 @@ def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) ->
     identity, changes = store.progress
     marks = [_mark_in_tree(settings.output), read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
-    if known > changes or (facts.read(store).published and owner is None):
+    is_alone = store.database.is_local and facts.read(store).published and owner is None
+    if known > changes or is_alone:
         facts.doubt(store, "RestoredLedger", known)
 
 

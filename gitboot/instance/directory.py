@@ -14,6 +14,7 @@ from typing import Any, Final
 from gitboot import files
 from gitboot.canonical import laid_out
 from gitboot.errors import UsageError
+from gitboot.ledger.naming import is_named
 from gitboot.model.scalars import format_instant
 from gitboot.progress import Underway
 from gitboot.status import Status
@@ -28,9 +29,9 @@ TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 
 
 def has_ledger(directory: Path) -> bool:
-    """Whether an instance has run here; raises `UsageError` where that cannot be told."""
+    """Whether an instance has run here, wherever its ledger is; raises `UsageError` where that cannot be told."""
     try:
-        return S_ISREG((directory / LEDGER).stat().st_mode)
+        return is_named(directory / LEDGER) or S_ISREG((directory / LEDGER).stat().st_mode)
     except FileNotFoundError:
         return False
     except OSError as error:

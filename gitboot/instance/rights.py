@@ -62,7 +62,15 @@ def check_spool_rights(folder: Path) -> None:
 
 
 _NAMES: Final = (
-    *(state.LEDGER, f"{state.LEDGER}-wal", f"{state.LEDGER}-shm", "ledger.mark", state.LOCK, state.STATUS),
+    *(
+        state.LEDGER,
+        f"{state.LEDGER}-wal",
+        f"{state.LEDGER}-shm",
+        "ledger.mark",
+        "ledger.toml",
+        state.LOCK,
+        state.STATUS,
+    ),
     *(state.TOKEN_KEYS, state.NOTIFIED),
     *("repository.git", "repository.new", "repository.broken", "home"),
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from gitboot.ledger import rows
-from gitboot.ledger.store import Store, Transaction, reading
+from gitboot.ledger.database import Database
+from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars import format_instant
 from gitboot.status import Event
 
@@ -34,23 +34,23 @@ def read(store: Store) -> Iterator[dict[str, Any]]:
 
 def last(path: Path) -> int:
     """The number of the newest event in the ledger at ``path``; 0 where there is none."""
-    with _beside(path) as connection:
-        (found,) = connection.execute("SELECT coalesce(max(id), 0) FROM events").fetchone()
+    with _beside(path) as database:
+        ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
         return int(found)
 
 
 def after(path: Path, number: int, most: int) -> list[tuple[int, dict[str, Any]]]:
     """At most so many events behind event ``number``, with their own numbers, oldest first."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
-    with _beside(path) as connection:
+    with _beside(path) as database:
         return [
             (int(id), {"at": at, "type": type, "message": message, **rows.json_value(facts)})
-            for id, at, type, message, facts in connection.execute(query, (number, most))
+            for id, at, type, message, facts in database.execute(query, (number, most))
         ]
 
 
 @contextmanager
-def _beside(path: Path) -> Iterator[sqlite3.Connection]:
+def _beside(path: Path) -> Iterator[Database]:
     """A connection of its own, which only reads: whoever writes waits for it as little as it for them."""
-    with reading(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        yield connection
+    with closing(open_database(path, reads_only=True)) as database, database.reading():
+        yield database

@@ -29,9 +29,9 @@ def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     nothing to it.
     """
     noted = [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers]
-    if any(tx.execute("SELECT 1 FROM offers WHERE plan = ?", each[:1]).fetchone() is None for each in noted):
+    if not all(tx.execute("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
         tx.mark()
-    tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET facts = excluded.facts", noted)
+    tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", noted)
 
 
 def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None:
@@ -48,7 +48,7 @@ def token_at(store: Store, path: str) -> Digest | None:
 
 def note_versions(tx: Transaction, versions: Iterable[tuple[str, int, Digest]], number: int) -> None:
     """Note whose plan an entry is from when it is published, at a number: (path, modification time, plan)."""
-    tx.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?, ?)", [(*each, number) for each in versions])
+    tx.replace("versions", ("path", "modified"), [(*each, number) for each in versions])
 
 
 # Observations
@@ -79,9 +79,11 @@ def last_noted(store: Store) -> int:
 
 def was_noted(store: Store, observation: Observation, plan: Digest) -> bool:
     """Whether the same fetch was noted before, whatever came of it."""
-    at, facts = format_instant(observation.at), rows.of_observation(observation)
-    same = "SELECT 1 FROM observations WHERE at = ? AND plan = ? AND json_remove(facts, '$.marks') = json(?)"
-    return bool(store.rows(same, at, plan, facts))
+    at = format_instant(observation.at)
+    with store.reading():
+        found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
+        noted = (rows.observation(at, plan, facts)[0] for (facts,) in found)
+        return any(rows.of_observation(each) == rows.of_observation(observation) for each in noted)
 
 
 def note(tx: Transaction, pending: Iterable[Pending]) -> None:

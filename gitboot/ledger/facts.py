@@ -17,7 +17,7 @@ from gitboot.timekeeping import Uptime
 
 def read(store: Store) -> Facts:
     with store.reading():
-        found = dict(store.rows("SELECT name, value FROM facts"))
+        found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
         return Facts(
             identity=found["identity"],
             accepted=found.get("accepted"),
@@ -64,11 +64,8 @@ def doubt(store: Store, why: str, known: int = 0) -> None:
     changes = max(known, (store.mark or ("", 0))[1])
     with store.writing() as tx:
         _put(tx, "doubt", why)
-        tx.execute(
-            "INSERT INTO facts VALUES ('changes', ?) ON CONFLICT DO UPDATE SET value ="
-            " CAST(MAX(CAST(value AS INTEGER), CAST(excluded.value AS INTEGER)) AS TEXT)",
-            (str(changes),),
-        )
+        found = [int(value) for (value,) in tx.execute("SELECT value FROM facts WHERE name = 'changes'")]
+        _put(tx, "changes", str(max(changes, *found, 0)))
         tx.mark()
 
 
@@ -79,7 +76,8 @@ def is_behind(store: Store) -> bool:
     """
     identity, changes = store.progress
     if (mark := store.mark) is None:
-        return changes > 0  # what was ever written to has a mark: only a copy has none
+        # What was ever written to here has a mark. Only a copy has none, or a database to which another host wrote.
+        return changes > 0 and store.database.is_local
     return mark[0] != identity or mark[1] > changes
 
 
@@ -139,8 +137,9 @@ def approvals(store: Store) -> dict[str, dict[str, str]]:
 
 
 def approve(tx: Transaction, approvals: Iterable[Approval]) -> None:
-    tx.executemany(
-        "INSERT OR REPLACE INTO approvals VALUES (?, ?, ?, ?, ?)",
+    tx.replace(
+        "approvals",
+        ("digest", "guard"),
         [
             (each.digest, guard, format_instant(each.at), each.who, each.reason)
             for each in approvals
@@ -158,7 +157,7 @@ def _put(tx: Transaction, name: str, value: str | None) -> None:
     if value is None:
         tx.execute("DELETE FROM facts WHERE name = ?", (name,))
     else:
-        tx.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+        tx.replace("facts", ("name",), [(name, value)])
 
 
 def _heartbeat(text: str | None) -> Heartbeat | None:

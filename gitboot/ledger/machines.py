@@ -19,10 +19,10 @@ def read(store: Store) -> dict[SystemUuid, Machine]:
 
 def standing(store: Store) -> frozenset[SystemUuid]:
     """The machines of the accepted commit."""
-    return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands"))
+    return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
 
 
 def write(tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = ()) -> None:
     """Replace what is known of these machines, and note which have left the fleet; what they were stays."""
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
-    tx.executemany("INSERT OR REPLACE INTO machines VALUES (?, ?, ?, ?, ?, 1)", map(rows.of_machine, machines))
+    tx.replace("machines", ("uuid",), [(*rows.of_machine(each), 1) for each in machines])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
-from gitboot.ledger.store import Store, reading
+from gitboot.ledger.copying import copy_tables, counted_rows
+from gitboot.ledger.naming import address_beside
+from gitboot.ledger.sqlite import SqliteDatabase, backed_up
+from gitboot.ledger.store import Store, open_database
 
 
 def open_ledger(path: Path) -> Store:
@@ -30,10 +34,28 @@ def places(path: Path) -> tuple[Path | None, Path | None]:
 
     Raises `LedgerError` where it cannot be read.
     """
-    with reading(path), closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        found = dict(connection.execute("SELECT name, value FROM facts WHERE name IN ('output', 'spool')"))
+    with closing(open_database(path, reads_only=True)) as database, database.reading():
+        found: dict[str, str] = dict(
+            database.execute("SELECT name, value FROM facts WHERE name IN ('output', 'spool')")
+        )
     output, spool = (Path(found[name]) if name in found else None for name in ("output", "spool"))
     return output, spool
+
+
+class AtAGlance(NamedTuple):
+    """A ledger at a glance."""
+
+    name: str
+    identity: str
+    changes: int
+    rows: Mapping[str, int]  # by table
+
+
+def described(path: Path) -> AtAGlance:
+    """The ledger at ``path``, or that is named there, as it is; raises `LedgerError` where it cannot be read."""
+    with closing(open_database(path, reads_only=True)) as database, database.reading():
+        found: dict[str, str] = dict(database.execute("SELECT name, value FROM facts"))
+        return AtAGlance(database.name, found["identity"], int(found.get("changes", 0)), counted_rows(database))
 
 
 def check(store: Store) -> None:
@@ -44,21 +66,23 @@ def check(store: Store) -> None:
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
-    """Copy the ledger at ``path``, leaving everything beside it as it is.
+    """Copy the ledger at ``path`` into a file, leaving everything beside it as it is.
 
     While another process writes to it, only SQLite knows what holds together; without one SQLite would make files
-    there, or complete what a process left that was killed.
+    there, or complete what a process left that was killed. Of a PostgreSQL its tables are read at one instant.
     """
-    with reading(path):
-        if in_use:
-            _copy_mark(path, to)  # before the ledger, which is then no older than it
-            with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
-                ours.backup(new)
-        else:
-            for suffix in ("", "-wal"):
-                with suppress(FileNotFoundError):
-                    shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
-            _copy_mark(path, to)
+    if in_use or address_beside(path) is not None:
+        _copy_mark(path, to)  # before the ledger, which is then no older than it
+    if address_beside(path) is not None:
+        with closing(open_database(path, reads_only=True)) as ours, closing(SqliteDatabase(to)) as new:
+            copy_tables(ours, new)
+    elif in_use:
+        backed_up(path, to)
+    else:
+        for suffix in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copyfile(f"{path}{suffix}", f"{to}{suffix}")
+        _copy_mark(path, to)
 
 
 def _copy_mark(path: Path, to: Path) -> None:

@@ -22,9 +22,6 @@ def read(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
 
 def write(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
     """Replace what is recorded for each server and reason."""
-    for uuid, record in overrides:
+    if found := [(uuid, *rows.of_override(record)) for uuid, record in overrides]:
         tx.mark()
-        tx.execute(
-            "INSERT OR REPLACE INTO overrides VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (uuid, *rows.of_override(record)),
-        )
+        tx.replace("overrides", ("uuid", "reason"), found)

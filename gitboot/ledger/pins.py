@@ -21,4 +21,4 @@ def write(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> None:
 
     A backup without it is as good: what a BMC shows is pinned anew at the next contact.
     """
-    tx.executemany("INSERT OR REPLACE INTO pins VALUES (?, ?)", [(uuid, rows.of_pin(each)) for uuid, each in pins])
+    tx.replace("pins", ("uuid",), [(uuid, rows.of_pin(each)) for uuid, each in pins])

@@ -22,17 +22,16 @@ def read(store: Store) -> dict[SystemUuid, Record]:
 
 def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
     """Replace what is known of servers: (UUID, the server's name, record)."""
-    for uuid, server, record in records:
-        tx.mark()
-        tx.execute(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (uuid, server, *rows.of_record(record)),
-        )
-        tx.execute("DELETE FROM runs WHERE uuid = ?", (uuid,))
-        tx.executemany(
-            "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)",
-            [(uuid, *rows.of_run(name, made)) for name, made in sorted(record.runs.items())],
-        )
+    found = {uuid: (server, record) for uuid, server, record in records}
+    if not found:
+        return
+    tx.mark()
+    tx.replace("records", ("uuid",), [(uuid, server, *rows.of_record(each)) for uuid, (server, each) in found.items()])
+    tx.executemany("DELETE FROM runs WHERE uuid = ?", [(uuid,) for uuid in found])
+    made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
+    tx.executemany(
+        "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", [(uuid, *rows.of_run(name, run)) for uuid, name, run in made]
+    )
 
 
 def forget(tx: Transaction) -> None:

@@ -22,6 +22,6 @@ def read(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
 
 def write(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
     """Replace what is recorded for each server and reason."""
-    for uuid, record in switches:
+    if found := [(uuid, record.reason, rows.of_switch(record)) for uuid, record in switches]:
         tx.mark()
-        tx.execute("INSERT OR REPLACE INTO switches VALUES (?, ?, ?)", (uuid, record.reason, rows.of_switch(record)))
+        tx.replace("switches", ("uuid", "reason"), found)

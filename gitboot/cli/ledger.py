@@ -1,0 +1,74 @@
+"""`gitboot ledger`: where the ledger is, and how it gets from there to somewhere else."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+
+from gitboot.cli.inputs import state_option
+from gitboot.errors import UsageError
+from gitboot.phrases import count
+
+_SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
+
+
+@click.group(context_settings=_SETTINGS)
+def command() -> None:
+    """Show where an instance's ledger is, and copy it to another place."""
+
+
+@command.command(context_settings=_SETTINGS)
+@state_option
+def show(state: Path) -> None:
+    """Show where the ledger is, which one it is, and how far it has come."""
+    from gitboot.instance.directory import LEDGER, has_ledger, never_ran
+    from gitboot.ledger.opening import described
+
+    if not has_ledger(state):
+        raise never_ran(state)
+    found = described(state / LEDGER)
+    rows = [count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
+    click.echo(f"place     {found.name}")
+    click.echo(f"identity  {found.identity}")
+    click.echo(f"changes   {found.changes}")
+    click.echo(f"holds     {', '.join(rows) or 'nothing'}")
+
+
+@command.command(context_settings=_SETTINGS)
+@state_option
+@click.option(
+    "--to",
+    required=True,
+    metavar="URL|file",
+    help="The database of a PostgreSQL (postgresql://USER@HOST/DATABASE), or `file` for STATE/ledger.sqlite.",
+)
+@click.option(
+    "--ledger-password",
+    "password",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
+)
+def copy(state: Path, to: str, password: Path | None) -> None:
+    """Copy the ledger to another place, compare both, and let the instance go on from there.
+
+    The instance must not run meanwhile, and nothing may have been written at the other place yet. The file that was
+    the ledger is kept beside it, under another name; a database is left as it is.
+    """
+    from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran
+    from gitboot.ledger.moving import moved
+    from gitboot.ledger.naming import PostgresAddress
+
+    if to == "file" and password is not None:
+        raise UsageError("--ledger-password is for a PostgreSQL")
+    address = None if to == "file" else PostgresAddress.parse(to, password)
+    if not has_ledger(state):
+        raise never_ran(state)
+    with ExitStack() as stack:
+        stack.enter_context(locked(state))
+        done = moved(state / LEDGER, address)
+    total = sum(done.rows.values())
+    click.echo(f"{count(total, 'row')} copied and compared: {done.old} -> {done.new}")
+    if done.kept is not None:
+        click.echo(f"what was the ledger is kept as {done.kept}; delete it when the new one is backed up")

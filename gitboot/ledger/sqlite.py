@@ -1,0 +1,141 @@
+"""A ledger in a file of SQLite: opened whole or not at all, brought to this version, written durably."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from gitboot.errors import DamagedLedger, LedgerError
+from gitboot.ledger.database import Database, Row
+from gitboot.ledger.tables import MIGRATIONS, VERSION
+
+
+class SqliteDatabase(Database):
+    """The file at ``path``, made where there is none; with ``synchronous``, each transaction is synced."""
+
+    errors: ClassVar = (sqlite3.Error,)
+    is_local: ClassVar = True
+
+    def __init__(self, path: Path, *, synchronous: bool = True) -> None:
+        self.path, self.name, self._synchronous = path, str(path), synchronous
+        self._connection = self._opened()
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        return self._connection.execute(statement, parameters).fetchall()
+
+    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
+        if found := list(rows):
+            marks = ", ".join("?" * len(found[0]))
+            self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", found)  # noqa: S608
+
+    def begin(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
+            self._connection.execute("ROLLBACK")
+
+    def may_have_lost(self, error: BaseException) -> bool:
+        """Not where the disk is full, say."""
+        code = getattr(error, "sqlite_errorcode", 0)
+        return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR
+
+    def reopen(self) -> None:
+        """From the disk, and not from what the kernel remembers of it."""
+        self._connection.close()
+        for suffix in ("", "-wal", "-shm"):
+            _forget_cached(Path(f"{self.path}{suffix}"))
+        self._connection = self._opened()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def unreadable(self, error: Exception) -> LedgerError:
+        return unreadable(self.name, error)
+
+    def _opened(self) -> sqlite3.Connection:
+        with self.reading(), ExitStack() as failing:
+            connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            failing.callback(connection.close)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._synchronous else 'OFF'}")
+            _check(connection, self.name)
+            _migrate(connection, self.name)
+            failing.pop_all()
+        return connection
+
+
+class ReadOnlySqlite(SqliteDatabase):
+    """The same, only read, unchecked and as it is: whoever writes waits for it as little as it for them."""
+
+    def _opened(self) -> sqlite3.Connection:
+        with self.reading():
+            return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def backed_up(path: Path, to: Path) -> None:
+    """Copy a file to which another process may write. Raises `LedgerError`."""
+    try:
+        with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(to)) as new:
+            ours.backup(new)
+    except sqlite3.Error as error:
+        raise unreadable(str(path), error) from error
+
+
+def unreadable(name: str, error: Exception) -> LedgerError:
+    """What SQLite raised, or what was made of a row, as an error of the ledger."""
+    if isinstance(error, sqlite3.OperationalError) and not _lacks_something(error):
+        return LedgerError(f"{name}: the ledger cannot be read ({error})")  # no such file, no rights, locked
+    return damaged(name, str(error))
+
+
+def damaged(name: str, what: str) -> DamagedLedger:
+    return DamagedLedger(
+        f"{name}: the ledger cannot be read ({what}); restore it from a backup, or let gitboot begin a new one and say "
+        "what is installed: gitboot records begin"
+    )
+
+
+def _lacks_something(error: sqlite3.OperationalError) -> bool:
+    return "no such table" in str(error) or "no such column" in str(error)
+
+
+def _forget_cached(path: Path) -> None:
+    with suppress(FileNotFoundError):
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def _check(connection: sqlite3.Connection, name: str) -> None:
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise damaged(name, found)
+
+
+def _migrate(connection: sqlite3.Connection, name: str) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > VERSION:
+        raise too_new(name, version)
+    if version == VERSION:
+        return
+    steps = "".join(MIGRATIONS[version:])
+    identity = "" if version else f"INSERT INTO facts VALUES ('identity', '{uuid4()}');"  # noqa: S608 - its own
+    connection.executescript(f"BEGIN IMMEDIATE; {steps} {identity} PRAGMA user_version = {VERSION}; COMMIT;")
+
+
+def too_new(name: str, version: int) -> LedgerError:
+    return LedgerError(f"{name}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot")

@@ -1,0 +1,156 @@
+"""The tables of a ledger: what brings a file of SQLite from each version to the next, and those of a PostgreSQL."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# What brings a ledger from one version to the next; a new one goes through all of them.
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision INTEGER, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, met_at TEXT, grace_until TEXT, spent_at TEXT, spent_key TEXT
+    ) STRICT;
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run INTEGER NOT NULL, made_at TEXT NOT NULL,
+        PRIMARY KEY (uuid, maintenance)
+    ) STRICT;
+    CREATE TABLE armed (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL,
+        PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    CREATE TABLE events (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL, message TEXT NOT NULL, facts TEXT NOT NULL
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE armed ADD COLUMN replaces TEXT;
+    ALTER TABLE armed ADD COLUMN bmc TEXT;
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO machines SELECT uuid, server, '[]', NULL, NULL, 1 FROM records;
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL) STRICT;
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified INTEGER NOT NULL, plan TEXT NOT NULL, PRIMARY KEY (path, modified)
+    ) STRICT;
+    CREATE TABLE observations (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL, facts TEXT NOT NULL, verdict TEXT
+    ) STRICT;
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    ) STRICT;
+    CREATE TABLE orders (
+        id INTEGER PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL, what TEXT NOT NULL, facts TEXT NOT NULL,
+        done_at TEXT, outcome TEXT
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE records RENAME COLUMN met_at TO provisioned_at;
+    ALTER TABLE records RENAME COLUMN spent_at TO consumed_at;
+    ALTER TABLE records RENAME COLUMN spent_key TO consumed_key;
+    UPDATE records SET evidence = 'Consumed' WHERE evidence = 'Spent';
+    ALTER TABLE armed RENAME TO overrides;
+    UPDATE overrides SET state = 'Consumed' WHERE state = 'Spent';
+    UPDATE overrides SET state = 'Lost' WHERE state = 'Gone';
+    UPDATE observations SET verdict = 'Provisioned' WHERE verdict = 'Met';
+    ALTER TABLE orders RENAME TO requests;
+    UPDATE requests SET facts = replace(replace(replace(replace(
+        facts, '"metAt": ', '"provisionedAt": '), '"spentAt": ', '"consumedAt": '), '"spentKey": ', '"consumedKey": '),
+        '"evidence": "Spent"', '"evidence": "Consumed"') WHERE what = 'records' AND outcome IS NULL;
+    UPDATE requests SET facts = replace(facts, '"armed": ', '"consumed": ') WHERE what = 'resolve' AND outcome IS NULL;
+    UPDATE facts SET name = 'initialised' WHERE name = 'told';
+    CREATE TABLE spool (file TEXT PRIMARY KEY, taken INTEGER NOT NULL) STRICT;
+    ALTER TABLE overrides ADD COLUMN shown TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE overrides ADD COLUMN writes_disk INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE overrides ADD COLUMN medium TEXT;
+    CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
+    ALTER TABLE records ADD COLUMN overwritten_by TEXT;
+    ALTER TABLE records ADD COLUMN offered INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN answered INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN taken_back INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE records ADD COLUMN attempts TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE runs ADD COLUMN window_end TEXT;
+    CREATE TABLE known_bmcs (
+        address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials)
+    ) STRICT;
+    INSERT OR IGNORE INTO known_bmcs SELECT json_extract(bmc, '$.address'), json_extract(bmc, '$.credentials')
+        FROM (SELECT bmc FROM machines WHERE stands UNION ALL SELECT bmc FROM overrides) WHERE bmc IS NOT NULL;
+    ALTER TABLE runs ADD COLUMN seen TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE versions ADD COLUMN number INTEGER NOT NULL DEFAULT 0;
+    UPDATE records SET offered = 1 WHERE provision IS NULL AND provisioned_at IS NOT NULL;
+    INSERT INTO facts SELECT 'sequence', '1' WHERE EXISTS (SELECT 1 FROM records);
+    """,
+    """
+    ALTER TABLE records ADD COLUMN released TEXT;
+    CREATE TABLE switches (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
+    ) STRICT;
+    """,
+    """
+    ALTER TABLE overrides ADD COLUMN data_medium TEXT;
+    """,
+)
+VERSION: Final = len(MIGRATIONS)
+
+# A PostgreSQL knows no version before the fifth. The columns stand in the order that SQLite has them in.
+POSTGRESQL: Final = """
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+    CREATE TABLE records (
+        uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision BIGINT, image TEXT, pool TEXT, decision TEXT,
+        evidence TEXT, provisioned_at TEXT, grace_until TEXT, consumed_at TEXT, consumed_key TEXT, overwritten_by TEXT,
+        offered BIGINT NOT NULL, answered BIGINT NOT NULL, taken_back BIGINT NOT NULL, attempts TEXT NOT NULL,
+        released TEXT
+    );
+    CREATE TABLE runs (
+        uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run BIGINT NOT NULL, made_at TEXT NOT NULL, window_end TEXT,
+        seen TEXT NOT NULL, PRIMARY KEY (uuid, maintenance)
+    );
+    CREATE TABLE overrides (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
+        marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL, replaces TEXT,
+        bmc TEXT, shown TEXT NOT NULL, writes_disk INTEGER NOT NULL, medium TEXT, data_medium TEXT,
+        PRIMARY KEY (uuid, reason)
+    );
+    CREATE TABLE switches (
+        uuid TEXT NOT NULL, reason TEXT NOT NULL, facts TEXT NOT NULL, PRIMARY KEY (uuid, reason)
+    );
+    CREATE TABLE events (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, at TEXT NOT NULL, type TEXT NOT NULL,
+        message TEXT NOT NULL, facts TEXT NOT NULL
+    );
+    CREATE TABLE machines (
+        uuid TEXT PRIMARY KEY, name TEXT NOT NULL, macs TEXT NOT NULL, serial TEXT, bmc TEXT, stands INTEGER NOT NULL
+    );
+    CREATE TABLE offers (plan TEXT PRIMARY KEY, at TEXT NOT NULL, facts TEXT NOT NULL);
+    CREATE TABLE versions (
+        path TEXT NOT NULL, modified BIGINT NOT NULL, plan TEXT NOT NULL, number BIGINT NOT NULL,
+        PRIMARY KEY (path, modified)
+    );
+    CREATE TABLE observations (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, at TEXT NOT NULL, plan TEXT NOT NULL,
+        facts TEXT NOT NULL, verdict TEXT
+    );
+    CREATE INDEX pending ON observations (id) WHERE verdict IS NULL;
+    CREATE TABLE approvals (
+        digest TEXT NOT NULL, guard TEXT NOT NULL, at TEXT NOT NULL, who TEXT NOT NULL, reason TEXT NOT NULL,
+        PRIMARY KEY (digest, guard)
+    );
+    CREATE TABLE requests (
+        id BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY, at TEXT NOT NULL, who TEXT NOT NULL,
+        what TEXT NOT NULL, facts TEXT NOT NULL, done_at TEXT, outcome TEXT
+    );
+    CREATE TABLE spool (file TEXT PRIMARY KEY, taken BIGINT NOT NULL);
+    CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
+    CREATE TABLE known_bmcs (address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials));
+    CREATE TABLE ledger_version (number INTEGER NOT NULL);
+"""
+TABLES: Final = (
+    *("facts", "records", "runs", "overrides", "switches", "events", "machines", "offers", "versions"),
+    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs"),
+)
+NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself

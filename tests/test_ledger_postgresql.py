@@ -1,0 +1,322 @@
+"""A ledger in a PostgreSQL: what it does when the server, the connection or the address fails; and ledgers moved."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli import cli
+from gitboot.errors import LedgerError, UsageError
+from gitboot.instance.directory import has_ledger
+from gitboot.ledger import events, evidence, facts, overrides, records, requests
+from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
+from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
+from gitboot.ledger.postgresql import arguments
+from gitboot.ledger.store import Transaction
+from gitboot.plan import Record
+from gitboot.status import Event
+from tests.git_servers import free_port
+from tests.postgresqls import PostgresServer, postgresql
+from tests.redfish.certificates import Authority
+from tests.test_ledger import NOON, WEB01, WEB02, put, written
+
+
+@pytest.fixture
+def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
+    return postgres_server.ledger(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def own() -> Iterator[PostgresServer]:
+    """A server that tests stop and start; it listens at a port, too."""
+    with postgresql() as server:
+        yield server
+
+
+# Opening
+
+
+def test_it_has_an_identity_of_its_own_and_keeps_it(path: Path, tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            found.append(facts.read(ledger).identity)
+    assert found[0] == found[1]
+    assert has_ledger(tmp_path)
+    assert not path.exists(), "there is no file"
+
+
+def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> None:
+    found: list[str] = []
+
+    def look() -> None:
+        with open_ledger(path) as ledger:
+            found.append(facts.read(ledger).identity)
+
+    threads = [threading.Thread(target=look) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: PostgresServer) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    schema = address.url.rpartition("%3D")[2]
+    postgres_server.sql(f"UPDATE {schema}.ledger_version SET number = 99")
+    with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d; use a newer"):
+        open_ledger(path)
+
+
+def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        ledger.rows("UPDATE overrides SET state = 'Nonsense'")
+    with pytest.raises(LedgerError, match=r"postgres: the ledger cannot be read .*restore it from a backup"):
+        open_ledger(path)
+
+
+def test_a_database_that_does_not_wait_for_its_disk_is_refused(tmp_path: Path) -> None:
+    with (
+        postgresql("fsync=off") as server,
+        pytest.raises(LedgerError, match=r"does not wait for its disk \(fsync = off\)"),
+    ):
+        open_ledger(server.ledger(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("mysql://db/gitboot", "takes the URL of a PostgreSQL"),
+        ("postgresql://gitboot:secret@db/gitboot", "must not hold a password"),
+        ("postgresql://gitboot@db/gitboot?password=secret", "must not hold a password"),
+        ("postgresql://gitboot@db", "names no database"),
+    ],
+)
+def test_an_address_that_cannot_be_meant_is_refused_without_its_password(url: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as refused:
+        PostgresAddress.parse(url, None)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_address_that_nobody_answers_at_says_so_in_time(tmp_path: Path) -> None:
+    note_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url="postgresql://u@127.0.0.1:1/db"))
+    with pytest.raises(LedgerError, match=r"postgresql://u@127\.0\.0\.1:1/db: the ledger cannot be read .*refused"):
+        open_ledger(path)
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
+    """A server that is asked over a network, encrypted and by password; its URL, and the authority that it is of."""
+    folder = tmp_path_factory.mktemp("far")
+    authority, port = Authority(folder), free_port()
+    issued = authority.issue()
+    with postgresql() as server:
+        server.stop()
+        server.tls(issued.certificate, issued.key, port)
+        server.start()
+        server.sql("CREATE ROLE gitboot LOGIN PASSWORD 'a secret'")
+        server.sql("CREATE DATABASE gitboot OWNER gitboot")
+        (ca := folder / "authority.pem").write_text(authority.pem)
+        yield server, f"postgresql://gitboot@127.0.0.1:{port}/gitboot", ca
+
+
+@pytest.mark.parametrize(
+    ("query", "password", "said"),
+    [
+        ("?sslmode=verify-full&sslrootcert={ca}", "a secret\n", None),
+        ("?sslmode=verify-full&sslrootcert={ca}", "a wrong one", "password authentication failed"),
+        ("?sslmode=verify-full&sslrootcert={other}", "a secret", "certificate verify failed"),
+        ("?sslmode=disable", "a secret", "no pg_hba.conf entry|no encryption"),
+    ],
+)
+def test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file(
+    far: tuple[PostgresServer, str, Path], tmp_path: Path, query: str, password: str, said: str | None
+) -> None:
+    _, url, ca = far
+    (other := tmp_path / "other").mkdir()
+    (other / "ca.crt").write_text(Authority(other).pem)
+    (file := tmp_path / "password").write_text(password)
+    address = PostgresAddress.parse(url + query.format(ca=ca, other=other / "ca.crt"), file)
+    note_address(path := tmp_path / "ledger.sqlite", address)
+    if said is None:
+        with open_ledger(path) as ledger:
+            ((encrypted,),) = ledger.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+        assert encrypted
+        return
+    with pytest.raises(LedgerError, match=said) as failed:
+        open_ledger(path)
+    assert password.strip() not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_here"),
+    [
+        ("postgresql:///gitboot?host=/run/postgresql", True),
+        ("postgresql://u@localhost/gitboot", True),
+        ("postgresql://u@[::1]:5432/gitboot", True),
+        ("postgresql://u@127.0.0.1:5432/gitboot", True),
+        ("postgresql://u@db.example.net/gitboot", False),
+        ("postgresql://u@10.0.0.7:5432/gitboot", False),
+        ("postgresql://u@127.0.0.1,db.example.net/gitboot", False),
+        ("postgresql:///gitboot?host=db.example.net", False),
+    ],
+)
+def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) -> None:
+    asked = arguments(PostgresAddress.parse(url, None))
+    assert asked.get("sslmode") == (None if is_here else "verify-full")
+
+
+# What fails under way
+
+
+def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer) -> None:
+    records.write(tx, [(WEB01, "web01", Record())])
+    server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gitboot'")
+    records.write(tx, [(WEB02, "web02", Record())])
+
+
+def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, facts.accept, "one")
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, _write_while_the_connection_is_lost, postgres_server)
+        assert ledger.is_suspect
+        ledger.read_back()
+        assert not ledger.is_suspect
+        assert (records.read(ledger), facts.read(ledger).accepted) == ({}, "one")
+        put(ledger, records.write, [(WEB01, "web01", Record())])
+        assert records.read(ledger) == {WEB01: Record()}
+
+
+@pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
+def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
+    own: PostgresServer, tmp_path: Path, how: signal.Signals
+) -> None:
+    """SIGQUIT: at once, as when its machine fails; what it had acknowledged comes back from its log."""
+    with open_ledger(own.ledger(tmp_path)) as ledger:
+        put(ledger, records.write, [(WEB01, "web01", Record(provision=1))])
+        own.stop(how)
+        with pytest.raises(LedgerError, match="cannot be written"):
+            put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
+        with pytest.raises(LedgerError, match="cannot be read"):
+            records.read(ledger)
+        own.start()
+        if ledger.is_suspect:
+            ledger.read_back()
+        assert records.read(ledger) == {WEB01: Record(provision=1)}
+        put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
+        assert records.read(ledger) == {WEB01: Record(provision=2)}
+        assert not facts.is_behind(ledger)
+
+
+def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer, tmp_path: Path) -> None:
+    with open_ledger(own.ledger(tmp_path)) as ledger:
+        ledger.rows("SET default_transaction_read_only = on")
+        with pytest.raises(LedgerError, match=r"cannot be written .*read-only"):
+            put(ledger, facts.accept, "one")
+        assert facts.read(ledger).accepted is None
+        ledger.rows("SET default_transaction_read_only = off")
+        put(ledger, facts.accept, "one")
+        assert facts.read(ledger).accepted == "one"
+
+
+def test_who_writes_waits_for_who_is_writing(path: Path) -> None:
+    """As with a file, where a second writer waits."""
+    with open_ledger(path) as one, open_ledger(path) as other:
+        began, wrote = threading.Event(), threading.Event()
+
+        def write() -> None:
+            began.set()
+            put(other, facts.accept, "other")
+            wrote.set()
+
+        thread = threading.Thread(target=write)
+        with one.writing() as tx:
+            facts.accept(tx, "one")
+            thread.start()
+            began.wait()
+            assert not wrote.wait(0.2)
+        thread.join()
+        assert facts.read(one).accepted == "other"
+
+
+def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        put(ledger, events.write, [Event(at=NOON, type="t", message="a\0b")])
+        assert [each["message"] for each in events.read(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
+
+
+# Looked at, copied and moved
+
+
+def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        put(ledger, facts.note_surroundings, facts.read(ledger).__class__(identity="", output="/srv/boot"))
+    assert events.last(path) == 1
+    assert [event["type"] for _, event in events.after(path, 0, 10)] == ["Accepted"]
+    assert places(path) == (Path("/srv/boot"), None)
+    assert described(path).rows["overrides"] == 1
+    copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
+    with open_ledger(path) as ours, open_ledger(copy) as theirs:
+        assert (records.read(ours), overrides.read(ours)) == (records.read(theirs), overrides.read(theirs))
+        assert facts.read(ours) == facts.read(theirs)
+        assert not facts.is_behind(theirs)
+
+
+def moved(state: Path, to: str) -> str:
+    done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "ledger.sqlite"
+    written(path)
+    before = described(path)
+    url = postgres_server.address().url
+    told = moved(tmp_path, url)
+    assert "rows copied and compared" in told
+    assert f"is kept as {path}.copied-1" in told
+    assert not path.exists()
+    found = described(path)
+    assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
+    with open_ledger(path) as ledger:
+        assert not facts.is_behind(ledger)
+        number = requests.give(ledger, NOON, "ada", "retry", {})
+        assert number == 2, "they are counted on"
+        put(ledger, records.write, [(WEB02, "web02", Record())])
+        assert evidence.last_noted(ledger) == 1
+    told = moved(tmp_path, "file")
+    assert address_beside(path) is None
+    with open_ledger(path) as ledger:
+        assert records.read(ledger).keys() == {WEB01, WEB02}
+        assert not facts.is_behind(ledger)
+
+
+def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        written(tmp_path / name / "ledger.sqlite")
+    url = postgres_server.address().url
+    moved(tmp_path / "one", url)
+    before = (tmp_path / "other" / "ledger.sqlite").read_bytes()
+    done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path / "other"), "--to", url])
+    assert isinstance(done.exception, UsageError)
+    assert "holds a ledger already" in str(done.exception)
+    assert (tmp_path / "other" / "ledger.sqlite").read_bytes() == before
+    assert address_beside(tmp_path / "other" / "ledger.sqlite") is None
