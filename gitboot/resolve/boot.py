@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,10 +13,12 @@ from gitboot.load import FleetRepository, Id
 from gitboot.model.fleet import Output
 from gitboot.model.policy import BootProfile, UserData
 from gitboot.model.scalars import Digest, Malformed
-from gitboot.plan import Boot, UserDataFiles
+from gitboot.model.server import Architecture
+from gitboot.plan import Boot, BootFiles, UserDataFiles
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
 from gitboot.resolve.bootfiles import boot_files
+from gitboot.resolve.checked import templates_of
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
@@ -34,7 +36,8 @@ class Composer:
         self._repository = repository
         self._templates = templates or TemplateSet(repository.files)
         self._plain = Plain()
-        self._digests: dict[str, Digest] = {}  # of template files, by path
+        self._booted: dict[tuple[str, Architecture, str], BootFiles] = {}  # by image, architecture and base URL
+        self._digests: dict[str, Mapping[str, Digest]] = {}  # of template files by path, by profile
 
     def of(self, repository: FleetRepository) -> Composer:
         """The same for another repository; where its files are no others, what was compiled of them is kept."""
@@ -43,8 +46,6 @@ class Composer:
 
     def compose(self, source: BootSource) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
-        mirrors = Output.MIRROR in self._repository.fleet.spec.outputs
-        files = boot_files(artifacts_of(source, mirrors=mirrors), source.base_url, mirrors=mirrors)
         profile = source.profile.spec
         boot = Boot(
             profile=source.profile.metadata.name,
@@ -54,29 +55,31 @@ class Composer:
             http_boot=profile.http_boot,
             writes_disk=source.image.spec.writes_disk,
             config_from=source.image.spec.config_from,
-            files=files,
+            files=self._files(source),
             kernel_arguments=(),
             user_data=None,
             node_labels=source.pool.node_labels if source.pool else {},
             node_taints=source.pool.node_taints if source.pool else (),
             entries={},
-            templates=self._template_digests(source.profile),
+            templates=self._templates_of(source.profile),
             boots=source.image.spec.boots,
         )
         return self._rendered(boot, source)
 
-    def _template_digests(self, profile: BootProfile) -> dict[str, Digest]:
-        spec = profile.spec
-        named = (
-            *(spec.user_data.templates if spec.user_data else ()),
-            spec.templates.ipxe,
-            spec.templates.grub,
-        )
-        return {path: self._digest(path) for path in sorted(path for path in named if path is not None)}
+    def _files(self, source: BootSource) -> BootFiles:
+        mirrors = Output.MIRROR in self._repository.fleet.spec.outputs
+        artifacts = artifacts_of(source, mirrors=mirrors)
+        key = (source.image.metadata.name, source.architecture, source.base_url)
+        if (known := self._booted.get(key)) is None:
+            known = self._booted[key] = boot_files(artifacts, source.base_url, mirrors=mirrors)
+        return known
 
-    def _digest(self, path: str) -> Digest:
-        if (known := self._digests.get(path)) is None:
-            known = self._digests[path] = Digest(sha256(self._repository.files[path]).hexdigest())
+    def _templates_of(self, profile: BootProfile) -> Mapping[str, Digest]:
+        name = profile.metadata.name
+        if (known := self._digests.get(name)) is None:
+            files = self._repository.files
+            paths = sorted(templates_of(profile))
+            known = self._digests[name] = {path: Digest(sha256(files[path]).hexdigest()) for path in paths}
         return known
 
     # Templates: arguments first, then user data, which may show them, then entries, which may show all.
@@ -160,7 +163,7 @@ class Composer:
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
         found = userdata.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
-        return replace(found, secrets=secrets)
+        return replace(found, secrets=secrets) if secrets else found
 
     def _checked(
         self, path: str, field: str, check: Callable[[str], None], context: Context, source: BootSource

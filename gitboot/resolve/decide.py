@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -227,6 +227,7 @@ class _Deciding:
         self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
+        self._named: dict[str, tuple[Id, ...]] = {}  # by profile, with what it names
         self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
 
     def _uses(self, *resources: Id) -> None:
@@ -367,12 +368,9 @@ class _Deciding:
     def _profile(self, name: str) -> BootProfile:
         """A profile; with it what it names is what the decision is made of."""
         profile = self.repository.profiles[name]
-        self._uses(Id("BootProfile", name))
-        spec = profile.spec
-        if spec.stream is not None:
-            self._uses(Id("ImageStream", spec.stream))
-        self._uses(*(Id("file", path) for path in templates_of(profile)))
-        self._uses(*(Id("file", path) for path in (spec.user_data.secrets.values() if spec.user_data else ())))
+        if name not in self._named:
+            self._named[name] = tuple(_with_what_it_names(profile))
+        self._uses(*self._named[name])
         return profile
 
     # R2
@@ -447,6 +445,15 @@ class _Deciding:
             findings += tuple((f"unknown {architecture} machines", finding) for finding in self._found)
             self._found = []
         return MadeUnknown(boots, findings)
+
+
+def _with_what_it_names(profile: BootProfile) -> Iterator[Id]:
+    spec = profile.spec
+    yield Id("BootProfile", profile.metadata.name)
+    if spec.stream is not None:
+        yield Id("ImageStream", spec.stream)
+    secrets = spec.user_data.secrets.values() if spec.user_data else ()
+    yield from (Id("file", path) for path in (*templates_of(profile), *secrets))
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
