@@ -19,7 +19,7 @@ import pytest
 from hypothesis import settings
 
 from gitboot.storage import filesystem_of
-from tests import newledgers, searching
+from tests import newledgers, searching, templates
 from tests.boots import page
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
     newledgers.make_at_once()
+    templates.compile_once()
     on_disk = any(config.getoption(folder) for folder in _LEFT_OUT)
     if "TMPDIR" not in os.environ and not on_disk and _has_room(_MEMORY):
         os.environ["TMPDIR"] = str(_MEMORY)

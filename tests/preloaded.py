@@ -236,6 +236,7 @@ def main(fd: int) -> None:
     import gitboot
     from tests.newledgers import make_at_once
     from tests.nursery import be_what_is_asked, open_nursery, run_to_its_end
+    from tests.templates import compile_once
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end this
     gc.disable()
@@ -243,6 +244,7 @@ def main(fd: int) -> None:
         if not module.name.endswith("__main__"):
             import_module(module.name)
     make_at_once()
+    compile_once()
     _warm_up()
     gc.freeze()
     gc.enable()

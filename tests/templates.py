@@ -1,0 +1,19 @@
+"""Templates are compiled once in a process of tests: thousands of fleets are decided there, by the same few.
+
+How a template is read and compiled is said of `gitboot.template.rendering` itself.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from gitboot import template
+from gitboot.template import rendering
+
+_MOST = 1024
+
+
+def compile_once() -> None:
+    """Remember in this process what a template's source was compiled to."""
+    template.compiled = lru_cache(_MOST)(rendering.compiled)  # type: ignore[attr-defined]
+    template.names_in = lru_cache(_MOST)(rendering.names_in)  # type: ignore[attr-defined]
