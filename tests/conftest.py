@@ -29,6 +29,8 @@ _HERE: Final = Path(__file__).parent
 
 os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
 
+os.environ.pop("COLUMNS", None)  # which xdist sets: tables are as wide as where nobody looks
+
 os.environ["XDG_STATE_HOME"] = os.devnull  # so commands keep nothing of large fleets, but where a test lets them
 
 _MEMORY: Final = Path("/dev/shm")

@@ -7,7 +7,8 @@ import os
 import struct
 import termios
 import tty
-from contextlib import redirect_stderr, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Final
 
 from gitboot.cli.telling import tell
@@ -18,14 +19,23 @@ COLUMNS: Final = 60
 
 def shown(*events: Event) -> str:
     """What a terminal of 60 columns is sent, byte by byte, where these events are told."""
+    with terminal() as sent:
+        for event in events:
+            tell(event)
+    return sent[0]
+
+
+@contextmanager
+def terminal() -> Iterator[list[str]]:
+    """Let standard error be a terminal of 60 columns; what it was sent is there at the end, and is little."""
     screen, written = os.openpty()
     tty.setraw(written)
     fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
+    sent: list[str] = []
     with open(written, "w") as stderr, redirect_stderr(stderr):
-        for event in events:
-            tell(event)
+        yield sent
     text = b""
     with open(screen, "rb", buffering=0) as reading, suppress(OSError):  # EIO: whoever wrote is gone, and all is read
         while part := reading.read(1 << 16):
             text += part
-    return text.decode()
+    sent.append(text.decode())

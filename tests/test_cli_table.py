@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import click
+import re
 
+import click
+import pytest
+from rich.cells import cell_len
+
+from gitboot.cli.bar import growing, progress
 from gitboot.cli.table import table
+from tests.terminals import terminal
 
 HEADER = ("SERVER", "SEEN", "RECORDED")
 
@@ -48,3 +54,37 @@ def test_a_kind_and_its_name_are_folded_between_the_two() -> None:
 def test_what_is_folded_keeps_its_colour() -> None:
     shown = table(HEADER, [("web01", click.style("red " * 40, fg="red"), "y")])
     assert shown.count(click.style("red " * 19 + "red", fg="red")) == 2
+
+
+def test_wide_letters_count_as_two_and_are_folded_whole() -> None:
+    rows = [("机架" * 5, "日本語" * 20, "e\u0301" * 10), ("web02", "b", "c")]
+    shown = click.unstyle(table(HEADER, rows)).splitlines()
+    assert max(map(cell_len, shown)) <= 100
+    assert (
+        "".join(line[10:].split()[0] if at else line.split()[1] for at, line in enumerate(shown[1:3])) == "日本語" * 20
+    )
+    assert [line.rindex("c") for line in shown[-1:]] == [cell_len(shown[1][: shown[1].index("e\u0301")])]
+
+
+@pytest.mark.parametrize("columns", [80, 40])
+def test_a_narrow_terminal_has_narrower_tables(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    long = table(["SOMETHING"] * 6, [["w" * 63, "两" * 30, "a b c " * 9, "d/e" * 20, "-", "x"]], below=["    where"])
+    assert max(map(cell_len, click.unstyle(long).splitlines())) == columns
+    assert long.endswith("\n    where")
+
+
+def test_what_nobody_gave_a_header_has_none_and_what_is_indented_fits_too() -> None:
+    shown = table(("", ""), [("field", "value " * 40)], indent=4).splitlines()
+    assert shown[0].startswith("    field  value") and 90 < max(map(len, shown)) <= 100
+
+
+def test_a_bar_is_for_who_looks_and_gone_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("BMCs", 3) as advance:
+        advance(3)
+    assert capsys.readouterr() == ("", "")
+    with terminal() as sent, growing("BMCs") as (of, advance):
+        of(3)
+        advance(2)
+    assert re.search(r"BMCs.* 2/3 ", click.unstyle(sent[0]))
+    assert sent[0].endswith("\x1b[2K")  # what a terminal takes as: nothing is on this line

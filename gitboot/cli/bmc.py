@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import meant_by, selector_option
 from gitboot.cli.exit import Exit
@@ -275,8 +276,8 @@ def _inspected(
         asked = [subject for subject in found if names is None or subject.name in names]
         if without := sorted(frozenset(servers) - {subject.name for subject in asked}):
             raise UsageError(f"{', '.join(without)}: no BMC is known; a Server document names it in spec.bmc")
-        with click.progressbar(length=len(asked), label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-            return inspect(asked, kept, at, read=bar.update, signed=partial(_signed, assets))
+        with progress("BMCs", len(asked)) as advance:
+            return inspect(asked, kept, at, read=advance, signed=partial(_signed, assets))
 
 
 def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:

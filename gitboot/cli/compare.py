@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option, this_second
@@ -138,11 +139,9 @@ def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], paralle
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
     try:
         jobs = [pool.submit(one, decision) for decision in decisions]
-        with click.progressbar(
-            length=len(jobs), label="servers", file=sys.stderr, hidden=not sys.stderr.isatty()
-        ) as bar:
+        with progress("servers", len(jobs)) as advance:
             for job in as_completed(jobs):
-                bar.update(1)
+                advance(1)
                 yield job.result()
     finally:
         pool.shutdown(cancel_futures=True)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gitboot.source import Blame
 
 _WIDTH: Final = 40
+_GREY: Final = "bright_black"
 
 
 @click.command()
@@ -104,14 +105,16 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
 
 
 def _as_text(found: Explanation, blame: Blame | None) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.table import table, wrapped
 
     rows = [
         (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)
         for each in found.reasons
     ]
     written = [
-        f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}".rstrip() if each.path else ""
+        click.style(wrapped(f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}", "    "), fg=_GREY)
+        if each.path
+        else ""
         for each in found.reasons
     ]
     text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)

@@ -95,13 +95,13 @@ def _as_text(entries: Sequence[Changed | Skipped]) -> str:
 
 
 def _lines(entry: Changed) -> Iterator[str]:
-    from gitboot.cli.table import table
+    from gitboot.cli.table import table, wrapped
 
     commit = entry.commit
-    author = commit.author.partition(" <")[0]
-    yield f"{click.style(commit.revision[:9], fg='yellow')} {commit.date:%Y-%m-%d} {author}: {commit.subject}"
-    for line in table(("", "", ""), _rows(entry.effect)).splitlines()[1:]:
-        yield f"    {line}"
+    author, revision = commit.author.partition(" <")[0], commit.revision[:9]
+    said = wrapped(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
+    yield said.replace(revision, click.style(revision, fg="yellow"), 1)
+    yield table(("", "", ""), _rows(entry.effect), indent=4)
 
 
 def _skipped(entries: Sequence[Skipped]) -> str:

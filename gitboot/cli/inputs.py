@@ -78,12 +78,6 @@ _subpath_option = click.option(
 )
 
 
-def path_argument(command: Command) -> Command:
-    """PATH and --subpath: where the fleet is."""
-    path = click.argument("path", default=".", type=click.Path(path_type=Path), callback=_chosen_path)
-    return path(_subpath_option(command))
-
-
 def path_option(command: Command) -> Command:
     """--path and --subpath: the same, for commands whose argument is something in the fleet."""
     path = click.option(
@@ -97,17 +91,24 @@ def path_option(command: Command) -> Command:
 
 
 def fleet_argument(command: Command) -> Command:
-    """--path, --subpath and --rev: the fleet that a command reads; its path may also be the command's one argument."""
-    argument = click.argument(
-        "fleet",
-        metavar="[PATH]",
-        required=False,
-        type=click.Path(path_type=Path),
-        callback=_note_path,
-        is_eager=True,
-        expose_value=False,
-    )
-    return argument(fleet_options(command))
+    """--path, --subpath and --rev: the fleet that a command reads; its path may also be the command's last argument."""
+    return _argument(fleet_options(command))
+
+
+def path_argument(command: Command) -> Command:
+    """--path and --subpath: the same, for commands that say otherwise which commits they read."""
+    return _argument(path_option(command))
+
+
+_argument = click.argument(
+    "fleet",
+    metavar="[PATH]",
+    required=False,
+    type=click.Path(path_type=Path),
+    callback=_note_path,
+    is_eager=True,
+    expose_value=False,
+)
 
 
 def fleet_options(command: Command) -> Command:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from gitboot.assets.registries import RegistryFetcher
 from gitboot.assets.remembered import write_sightings
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware
 from gitboot.assets.verifying import look_at_all
+from gitboot.cli.bar import progress
 from gitboot.cli.bounded import evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import document
@@ -75,14 +75,12 @@ def looked_at(
     """What is to be seen of each; what was seen is kept as it goes, and where it is ended early."""
     seen: dict[BootFile, Sighting] = {}
     saved = time.monotonic()
-    with click.progressbar(
-        length=len(found), label="artifacts", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
+    with progress("artifacts", len(found)) as advance:
 
         def note(file: BootFile, sighting: Sighting) -> None:
             nonlocal saved
             seen[file] = sighting
-            bar.update(1)
+            advance(1)
             if time.monotonic() - saved > _SAVED_EVERY_S:
                 _save(cache, {**known, **seen})
                 saved = time.monotonic()

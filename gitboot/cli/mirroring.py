@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option
@@ -110,13 +110,11 @@ def _brought(
         if file.sha256 in refused
     ]
     signed = [file for file in by_path.values() if file.sha256 not in refused]
-    with click.progressbar(
-        length=len(signed), label="artifacts", file=sys.stderr, hidden=not sys.stderr.isatty()
-    ) as bar:
+    with progress("artifacts", len(signed)) as advance:
 
         def note(each: MirroredArtifact) -> None:
             done.append(each)
-            bar.update(1)
+            advance(1)
 
         mirror_all(fetcher, signed, out, note, parallel=parallel)
     return sorted(done, key=lambda each: each.path)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
 from gitboot.cli.exit import Exit
@@ -63,7 +62,7 @@ def get(
 
     at = now()
     subjects = _subjects(servers, selector, state)
-    with connections(credentials) as kept, _progress(len(subjects)) as read:
+    with connections(credentials) as kept, progress("BMCs", len(subjects)) as read:
         found = sorted(inspect(subjects, kept, at, read=read), key=lambda one: one.subject.name)
     for output in outputs:
         output.write(_as_text(found) if output.format == "text" else _as_json(found))
@@ -154,7 +153,7 @@ def _switch(
     subjects = _subjects(servers, selector, state)
     with connections(credentials) as kept:
         switching = partial(switch, action=action, connections=kept, force=force)
-        with _progress(len(subjects)) as read:
+        with progress("BMCs", len(subjects)) as read:
             found = switching(subjects, send=False, each=read)
         meant = [one.subject for one in found if one.would_send]
         if meant and not dry_run:
@@ -163,7 +162,7 @@ def _switch(
                 click.echo(f"{_summed_up(found, action)}: {reason}", err=True)
                 go_on(yes=yes)
             request(state, POWER, {"action": what, "servers": [each.name for each in meant], "reason": reason})
-            with _progress(len(meant)) as read:
+            with progress("BMCs", len(meant)) as read:
                 sent = {one.subject.uuid: one for one in switching(meant, send=True, each=read)}
             items = [_outcome(one) for one in sent.values()]
             request(state, POWERED, {"action": what, "items": items, "reason": reason})
@@ -197,12 +196,6 @@ def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> li
     if without := sorted(meant.keys() - {each.name for each in found}):
         raise UsageError(f"{some(without)}: no BMC is known; a Server document names it in spec.bmc")
     return found
-
-
-@contextmanager
-def _progress(length: int) -> Iterator[Callable[[int], None]]:
-    with click.progressbar(length=length, label="BMCs", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-        yield bar.update
 
 
 def _as_json(found: list[Inspection]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gitboot.cli.bar import growing
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, output_option
 
@@ -84,12 +84,8 @@ def verify(
         looked = WebMirror(mirror, tree, trusting(ca_bundle), parallel=parallel, reads_entries=read_entries)
     else:
         looked = FolderMirror(_folder(mirror), tree)
-    with click.progressbar(length=0, label="files", file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
-
-        def begun(files: int) -> None:
-            bar.length = files
-
-        found, files = compared(look, looked, parallel=parallel, begun=begun, done=bar.update)
+    with growing("files") as (begun, done):
+        found, files = compared(look, looked, parallel=parallel, begun=begun, done=done)
     for output in outputs:
         items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
         is_json = output.format == "json"

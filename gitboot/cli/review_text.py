@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 import click
 
 from gitboot.cli.problems import as_text as problems_as_text
-from gitboot.cli.table import table
+from gitboot.cli.table import columns, table, wrapped
 from gitboot.phrases import count, more, some
 from gitboot.problems.order import printable
 from gitboot.review import words
@@ -17,7 +16,6 @@ from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 
-_WIDTH: Final = 100
 _GROUPS: Final = 50  # that are shown
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
@@ -50,14 +48,7 @@ def _heading(text: str) -> str:
 
 
 def _wrapped(text: str, indent: str = "  ") -> str:
-    return textwrap.fill(
-        printable(text),
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    return wrapped(text, indent, then=f"{indent}  ")
 
 
 def _verdict(review: Review) -> Iterator[str]:
@@ -90,8 +81,8 @@ def _guards(review: Review) -> Iterator[str]:
         return
     yield _heading("Guards")
     for trip in review.verdict.trips[:_LIMITS]:
-        state = "acknowledged" if trip.acknowledged else click.style("held", fg="red")
-        yield f"  {state}: {trip.guard}: {words.trip(trip)}"
+        state, colour = ("acknowledged", None) if trip.acknowledged else ("held", "red")
+        yield _wrapped(f"{state}: {trip.guard}: {words.trip(trip)}").replace(state, click.style(state, fg=colour), 1)
         if trip.by:
             yield _wrapped(f"by {trip.by}", "    ")
     if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
@@ -135,7 +126,7 @@ def _shared(review: Review) -> Iterator[list[str]]:
 
 def _group(group: Group) -> list[str]:
     title, risks = _wrapped(words.title(group), ""), ", ".join(group.risks)
-    on_one_line = len(title) + len(risks) + 2 <= _WIDTH
+    on_one_line = len(title) + len(risks) + 2 <= columns()
     lines = [click.style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
     lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
     lines += map(_cause, group.causes)

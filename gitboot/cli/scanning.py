@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option
@@ -135,9 +136,8 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
             assert isinstance(driver, BmcConnection)  # noqa: S101 - `addresses` makes no other
             return driver
 
-        bar = click.progressbar(length=len(asked), label="addresses", file=sys.stderr, hidden=not sys.stderr.isatty())
-        with bar:
-            answers = list(look_at(asked, connect, parallel=parallel, each=lambda: bar.update(1)))
+        with progress("addresses", len(asked)) as advance:
+            answers = list(look_at(asked, connect, parallel=parallel, each=lambda: advance(1)))
     return sorted((each for each in answers if each.found or each.why_not), key=lambda each: order[each.address])
 
 

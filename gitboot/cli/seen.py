@@ -50,12 +50,8 @@ def _as_text(found: UnknownMachines) -> str:
     rows = [_row(each) for each in found.machines]
     if not any(each.server for each in found.machines):  # most often none has a document
         header, rows = header[:-1], [row[:-1] for row in rows]
-    lines = table(header, rows, shortened=(2,)).splitlines() if rows else []
-    found_in = {number: each.inventory for number, each in enumerate(found.machines, start=1) if each.inventory}
-    text = "\n".join(
-        line if number not in found_in else f"{line}\n{wrapped(str(found_in[number]), '    ')}"
-        for number, line in enumerate(lines)
-    )
+    found_in = [wrapped(str(each.inventory), "    ") if each.inventory else "" for each in found.machines]
+    text = table(header, rows, shortened=(2,), below=found_in) if rows else ""
     if found.unkept:
         requests = count(found.unkept, "request")
         told = f"There was no room for the machines of {requests} more; gitboot seen --forget makes it."

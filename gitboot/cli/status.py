@@ -89,14 +89,13 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
         )
         for each in found
     ]
-    header, *lines = table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows).splitlines()
-    yield header
-    for line, each in zip(lines, found, strict=True):
-        yield line
-        if not each["status"]:
-            yield wrapped(each["message"], "    ")
-            if each.get("remedy"):
-                yield f"    {with_state(each['remedy'], str(state))}"
+    below = []
+    for each in found:
+        sentences = [] if each["status"] else [wrapped(each["message"], "    ")]
+        if sentences and each.get("remedy"):
+            sentences.append(f"    {with_state(each['remedy'], str(state))}")
+        below.append("\n".join(sentences))
+    yield table(("CONDITION", "STATUS", "REASON", "SINCE", "MESSAGE"), rows, below=below)
 
 
 def _counts(found: dict[str, int]) -> str:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
 import click
+from rich.cells import cell_len, chop_cells, set_cell_size
 
 from gitboot.problems.order import printable
 
-_WIDTH: Final = 100
+_WIDEST: Final = 100
+_NARROWEST: Final = 40
 _COLOURS = {"Network": "green", "Maintenance": "yellow", "Disk": None, "no plan": "bright_black"}
+
+
+def columns() -> int:
+    """How wide what people read may be: 100 columns, or what a terminal, or COLUMNS, has less, but 40."""
+    return max(_NARROWEST, min(_WIDEST, shutil.get_terminal_size((_WIDEST, 0)).columns))
 
 
 def source(item: Mapping[str, Any]) -> str:
@@ -23,22 +31,28 @@ def source(item: Mapping[str, Any]) -> str:
 
 
 def table(
-    header: Sequence[str], rows: Iterable[Sequence[str]], *, shortened: Sequence[int] = (), below: Sequence[str] = ()
+    header: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    shortened: Sequence[int] = (),
+    below: Sequence[str] = (),
+    indent: int = 0,
 ) -> str:
-    """Left-aligned columns with two spaces between; the header in bold. ``below`` has a line for below each row.
+    """Left-aligned columns with two spaces between; the header in bold. ``below`` has lines for below each row.
 
-    Where it is wider than 100 columns, these are ``shortened``, the first first, to no less than their headers. If
-    that is not enough, the widest are folded: their cells go on in the next lines.
+    Where it is wider than `columns`, these are ``shortened``, the first first, to no less than their headers. If
+    that is not enough, the widest are folded: their cells go on in the next lines. A header without words is left out.
     """
     lines = [list(header), *(list(row) for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    room = columns() - indent - 2 * (len(widths) - 1)
     for column in shortened:
-        widths[column] = max(widths[column] - max(_excess(widths), 0), len(header[column]))
+        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _width(header[column]))
         for line in lines:
             line[column] = _cut(line[column], widths[column])
-    widths = _fitting(widths, least=[len(name) for name in header])
+    widths = _fitting(widths, room, least=[max(_width(name), 1) for name in header])
     text = []
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines if any(header) else lines[1:], start=0 if any(header) else 1):
         for part in zip_longest(
             *(_folded(cell, width) for cell, width in zip(line, widths, strict=True)), fillvalue=""
         ):
@@ -46,24 +60,28 @@ def table(
             cells[-1] = cells[-1].rstrip()
             text.append("  ".join(map(_bold if number == 0 else _coloured, cells)).rstrip())
         if number > 0 and below and below[number - 1]:
-            text.append(f"    {click.style(below[number - 1], fg='bright_black')}")
-    return "\n".join(text)
+            text.append(below[number - 1])
+    return textwrap.indent("\n".join(text), " " * indent)
 
 
-def _excess(widths: Sequence[int]) -> int:
-    """By how many columns a table is too wide."""
-    return sum(widths) + 2 * (len(widths) - 1) - _WIDTH
+def _fitting(widths: Sequence[int], room: int, *, least: Sequence[int]) -> list[int]:
+    """The widths with the widest made narrower until all fits: none below its ``least``; names, the first, at last.
 
-
-def _fitting(widths: Sequence[int], *, least: Sequence[int]) -> list[int]:
-    """The widths with the widest made narrower until all fits, none below its ``least``; names, the first, at last."""
+    Where even the headers do not fit, they are folded, too.
+    """
     found = list(widths)
-    while _excess(found) > 0:
+    while sum(found) > room:
         foldable = [column for column, width in enumerate(found) if width > least[column]]
         if not foldable:
-            break
+            least = [_NARROWEST_CELL] * len(found)
+            if all(width <= _NARROWEST_CELL for width in found):
+                break
+            continue
         found[max(foldable, key=lambda column: (column > 0, found[column]))] -= 1
     return found
+
+
+_NARROWEST_CELL: Final = 2  # a wide letter
 
 
 def _folded(cell: str, width: int) -> list[str]:
@@ -72,8 +90,8 @@ def _folded(cell: str, width: int) -> list[str]:
         return [cell]
     plain, parts = click.unstyle(cell), [""]
     for word in _WORD.findall(plain):
-        if len(parts[-1]) + len(word.rstrip()) > width:
-            parts += [word[at : at + width] for at in range(0, len(word), width)]
+        if cell_len(parts[-1]) + cell_len(word.rstrip()) > width:
+            parts += chop_cells(word, width)
         else:
             parts[-1] += word
     return [cell.replace(plain, part.rstrip()) for part in parts if part.strip()]
@@ -91,13 +109,13 @@ def _coloured(cell: str) -> str:
     return click.style(cell, fg=colour) if colour else cell
 
 
-def wrapped(text: str, indent: str = "") -> str:
-    """A sentence in lines of at most 100 columns, the further ones indented; commands and paths stay whole."""
+def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
+    """A sentence in lines that fit, the further ones indented; commands and paths stay whole."""
     return textwrap.fill(
         printable(text),
-        _WIDTH,
+        columns(),
         initial_indent=indent,
-        subsequent_indent=indent or "    ",
+        subsequent_indent=then if then is not None else indent or "    ",
         break_on_hyphens=False,
         break_long_words=False,
     )
@@ -106,8 +124,8 @@ def wrapped(text: str, indent: str = "") -> str:
 def _cut(cell: str, width: int) -> str:
     """A cell of at most so many columns; one that is coloured keeps its colour."""
     plain = click.unstyle(cell)
-    return cell.replace(plain, f"{plain[: width - 1]}…") if len(plain) > width else cell
+    return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…") if cell_len(plain) > width else cell
 
 
 def _width(cell: str) -> int:
-    return len(click.unstyle(cell))
+    return cell_len(click.unstyle(cell))
