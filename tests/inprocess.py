@@ -43,13 +43,16 @@ def in_process(
     initial: str | None = None,
     credentials: Path | None = None,
     evaluates: bool = True,
+    apart: bool = False,
+    wake: Callable[[], None] = lambda: None,
     trust: TrustSettings | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     uptime: Callable[[], Uptime] = uptime,
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
-    One that does not evaluate never comes to an end with more than the commit that was accepted before.
+    One that does not evaluate never comes to an end with more than the commit that was accepted before; one that does
+    so ``apart`` has a process for it, and calls ``wake`` once it has answered.
     """
     settings = Settings(
         output=folder / "output",
@@ -65,10 +68,15 @@ def in_process(
     )
     events: list[Event] = []
 
-    def here(state: Path) -> Evaluation:
+    def evaluation(state: Path) -> Evaluation:
+        if apart:
+            return Evaluation(state)
         return Here(Reader(state)) if evaluates else Slow(Reader(state))
 
-    with running(settings, tell=events.append, clock=clock, evaluation_of=here, uptime=uptime) as (instance, source):
+    with running(settings, tell=events.append, clock=clock, wake=wake, evaluation_of=evaluation, uptime=uptime) as (
+        instance,
+        source,
+    ):
         if initial is not None:
             requests.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")

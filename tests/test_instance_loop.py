@@ -5,23 +5,52 @@ from __future__ import annotations
 import gc
 import json
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from gitboot.bounds import uncollected
 from gitboot.instance.laps import Stage
-from gitboot.instance.loop import Loop
+from gitboot.instance.loop import Bell, Loop
 from gitboot.publish.manifest import STATUS
 from gitboot.status import Event
 from tests.fleets import SEED, maintenance
 from tests.inprocess import Parts, in_process
-from tests.instance import Repository
+from tests.instance import Repository, eventually
 
 
 def loop(parts: Parts, events: list[Event]) -> Loop:
     return Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=events.append)
+
+
+@contextmanager
+def looping(parts: Parts, bell: Bell) -> Iterator[Loop]:
+    """A loop that runs, in a thread of its own, until the block ends."""
+    running = Loop(
+        parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=lambda _: None, bell=bell
+    )
+    thread = Thread(target=running.run)
+    thread.start()
+    try:
+        yield running
+    finally:
+        running.stop()
+        thread.join()
+
+
+def reconciles(parts: Parts) -> int:
+    """How many there have been."""
+    found = parts.reconciler.laps.facts().get("reconcile")
+    return sum(found["counts"]) if found is not None else 0
+
+
+def until_applied(parts: Parts, commit: str, since: int = 0) -> None:
+    """Wait until a commit is, and the reconcile that did it has ended, one more than there were."""
+    eventually(lambda: parts.reconciler.status.applied == commit and reconciles(parts) > since)
 
 
 def conditions(parts: Parts) -> dict[str, bool]:
@@ -128,3 +157,30 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> N
         away.rename(repository.bare)
         running.once()
         assert conditions(parts)["SourceReady"] is True
+
+
+def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell = Bell()
+    with in_process(tmp_path, repository.bare, apart=True, wake=bell.ring) as parts, looping(parts, bell) as running:
+        until_applied(parts, first)
+        for number in range(3):
+            before = reconciles(parts)
+            commit = repository.push({"README.md": f"{number}"})
+            until_applied(parts, commit, before)
+            assert reconciles(parts) == before + 1
+        before = reconciles(parts)
+        running.fetch_now()  # a person asks for it: a reconcile follows, whether there is a commit or not
+        eventually(lambda: reconciles(parts) == before + 1)
+
+
+def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell = Bell()
+    with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, bell):
+        until_applied(parts, first)
+        before = reconciles(parts)
+        repository.push({"README.md": "one"})
+        eventually(lambda: reconciles(parts) == before + 1)

@@ -171,6 +171,19 @@ class Accepting:
                 break
         return attempt, tuple(events)
 
+    def has_asked(self, attempt: Attempt, knowledge: Knowledge) -> bool:
+        """Ask what the newest commit says, if nobody has; say whether that is still being evaluated."""
+        try:
+            latest = self._source.latest()
+            if latest is None or attempt.attempted in (None, latest):
+                return False
+            self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge)
+        except Unfinished:
+            return True
+        except SourceError:
+            pass  # `accept` finds it, too, and says so
+        return False
+
     def adopt(self, attempt: Attempt) -> Attempt:
         """Go by the accepted commit from now on, after a restart too, once the ledger has it."""
         try:
@@ -244,23 +257,14 @@ class Accepting:
         if accepted is None:  # one that cannot be compared with what was accepted may leave something out
             before = self._accepted_before(knowledge)
             messages = [message for _, brought in self._source.merges(before, latest) for message in brought]
-            return self._signed(
-                before, Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published)
+            return _signed(
+                self._signatures,
+                before,
+                Ahead(accepted=None, merges=((latest, messages),), leaves_out=before or self._published),
             )
         merges, rewound = self._merges.between(accepted.revision, latest)
         ahead = Ahead(accepted=accepted, merges=merges, leaves_out=accepted.revision if rewound else None)
-        return self._signed(accepted.revision, ahead)
-
-    def _signed(self, since: Revision | None, ahead: Ahead) -> Ahead:
-        """What lies ahead, with what of it does not count, and who has signed acknowledgements."""
-        if (signatures := self._signatures) is None:
-            return ahead
-        merges = tuple(
-            (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
-            for revision, messages in ahead.merges
-        )
-        untrusted = signatures.faults(since, [revision for revision, _ in ahead.merges])
-        return replace(ahead, merges=merges, untrusted=untrusted)
+        return _signed(self._signatures, accepted.revision, ahead)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
         """After a start: go on with what was accepted before; the guards have judged it then."""
@@ -333,6 +337,18 @@ class Accepting:
             return "CorruptClone", f"{error}; {failure}"
         events.append(Event(at=at, type="CloneRestored", message="gitboot's own clone was made anew"))
         return None
+
+
+def _signed(signatures: CommitSignatures | None, since: Revision | None, ahead: Ahead) -> Ahead:
+    """What lies ahead, with what of it does not count, and who has signed acknowledgements."""
+    if signatures is None:
+        return ahead
+    merges = tuple(
+        (revision, tuple(signatures.signed(each) if may_acknowledge(each) else each for each in messages))
+        for revision, messages in ahead.merges
+    )
+    untrusted = signatures.faults(since, [revision for revision, _ in ahead.merges])
+    return replace(ahead, merges=merges, untrusted=untrusted)
 
 
 def _refused(

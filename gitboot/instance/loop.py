@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import Enum, auto
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
@@ -24,6 +25,14 @@ from gitboot.status import Endpoints, Event, Telling
 from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
+_EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and whatever else happens rings
+
+
+class Ring(Enum):
+    """What a bell is rung for."""
+
+    ANYTHING = auto()
+    COMMIT = auto()  # there may be a new one, or it was fetched; nothing else is known to have happened
 
 
 class Bell:
@@ -34,21 +43,22 @@ class Bell:
     """
 
     def __init__(self) -> None:
-        self._rung: SimpleQueue[None] = SimpleQueue()
+        self._rung: SimpleQueue[Ring] = SimpleQueue()
 
-    def ring(self) -> None:
-        self._rung.put(None)
+    def ring(self, why: Ring = Ring.ANYTHING) -> None:
+        self._rung.put(why)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait until it is rung, and take all of that as one; say whether it was."""
-        try:
-            self._rung.get(timeout=timeout_s)
-        except Empty:
-            return False
+    def wait(self, timeout_s: float) -> frozenset[Ring]:
+        """Wait until it is rung, and take all of that as one; say what for, nothing where it was not."""
+        heard = set[Ring]()
         with suppress(Empty):
+            heard.add(self._rung.get(timeout=timeout_s))
             while True:
-                self._rung.get_nowait()
-        return True
+                heard.add(self._rung.get_nowait())
+        return frozenset(heard)
+
+
+_LastFetch = tuple[Revision | None, TryAgain | OperatorError | None]  # what is there, and what it ended with
 
 
 class Vouching(Protocol):
@@ -103,7 +113,7 @@ class Loop:
         self._fetches = Bell()  # the next fetch is due now
         self._stopping = False
         self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
-        self._fetched: tuple[Revision | None, TryAgain | OperatorError | None] | None = None
+        self._fetched: _LastFetch | None = None
 
     def wake(self) -> None:
         """Ask for a reconcile now; from any thread or signal handler."""
@@ -136,17 +146,23 @@ class Loop:
         for thread in threads:
             thread.start()
         while not self._stopping:
-            due = self._reconcile(serving=serving() if serving is not None else None)
-            timeout_s = self._poll_s
-            if due is not None:
-                timeout_s = min(timeout_s, max((due - self._clock()) / timedelta(seconds=1), 0))
-            self._wakes.wait(timeout_s)
+            self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
         self._stopped.set()
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process
 
+    def _wait_for(self, due: datetime | None) -> None:
+        """Wait until there is something to reconcile by.
+
+        For a commit that has come the evaluator is asked first: until it answers there is nothing that a reconcile
+        could do for it. One that takes its time is in the status meanwhile.
+        """
+        heard = self._wakes.wait(_left_s(due, self._clock(), self._poll_s))
+        if heard == {Ring.COMMIT} and not self._stopping and self._reconciler.has_asked(_how_fetched(self._fetched)):
+            self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
-        fetched, telling = self._how_fetched(), self._forge.telling if self._forge is not None else None
+        fetched, telling = _how_fetched(self._fetched), self._forge.telling if self._forge is not None else None
         due = self._reconciler.reconcile(
             self._clock(),
             fetched=fetched,
@@ -160,16 +176,10 @@ class Loop:
             self._notices.ring()
         return due
 
-    def _how_fetched(self) -> Fetched | None:
-        if self._fetched is None:
-            return None
-        error = self._fetched[1]
-        return Fetched() if error is None else Fetched(reason=type(error).__name__, message=str(error), failed=True)
-
     def _fetch_once(self) -> None:
         before, lap = self._fetched, self._reconciler.laps.start()
         try:
-            fetched: tuple[Revision | None, TryAgain | OperatorError | None] = (self._source.fetch(), None)
+            fetched: _LastFetch = (self._source.fetch(), None)
         except (TryAgain, OperatorError) as error:
             if self._stopping:
                 return  # it was ended, as all is
@@ -180,9 +190,9 @@ class Loop:
         self._fetched = fetched
         if before is None or before[0] != fetched[0] or str(before[1]) != str(fetched[1]):
             self._told(fetched)
-            self.wake()
+            self._wakes.ring(Ring.COMMIT if fetched[1] is None else Ring.ANYTHING)
 
-    def _told(self, fetched: tuple[Revision | None, TryAgain | OperatorError | None]) -> None:
+    def _told(self, fetched: _LastFetch) -> None:
         revision, error = fetched
         at = self._clock()
         if error is not None:
@@ -197,7 +207,7 @@ class Loop:
             if asked:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
-            asked = self._fetches.wait(self._poll_s * jitter)
+            asked = Ring.ANYTHING in self._fetches.wait(self._poll_s * jitter)
 
     def _watch(self, paths: tuple[Path, ...]) -> None:
         """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
@@ -206,4 +216,16 @@ class Loop:
             *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=20, raise_interrupt=False
         )
         for _ in changes:
-            self.fetch_now()
+            self._fetches.ring(Ring.COMMIT)
+
+
+def _how_fetched(last: _LastFetch | None) -> Fetched | None:
+    if last is None:
+        return None
+    error = last[1]
+    return Fetched() if error is None else Fetched(reason=type(error).__name__, message=str(error), failed=True)
+
+
+def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:
+    """In how many seconds something is due, or ``most_s``."""
+    return most_s if due is None else min(most_s, max((due - now) / timedelta(seconds=1), 0))

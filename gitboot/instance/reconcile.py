@@ -172,6 +172,16 @@ class Reconciler:
         lap.end(Stage.RECONCILE)
         return due
 
+    def has_asked(self, fetched: Fetched | None) -> bool:
+        """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
+
+        How it was ``fetched`` is news where that failed before.
+        """
+        before = self.standing
+        if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
+            return False
+        return self._accepting.has_asked(before.attempt, before.knowledge)
+
     def _collect(self, *, wait_all: bool) -> None:
         """Take in what came of jobs at BMCs since the last time, or with ``wait_all`` of all of them."""
         results = self._bmcs.finished(wait_all=wait_all)
@@ -328,21 +338,11 @@ class Reconciler:
             late=late,
         )
         self._bmcs.forget(machines - schedule.asks.keys())
-        schedule = hurried(schedule, self._with_other_credentials(schedule), at)
+        schedule = hurried(schedule, _with_other_credentials(schedule, self._bmcs), at)
         schedule = granted(schedule, knowledge, at, now.longest_step)
         made, schedule = jobs(schedule, knowledge, machines, at)
         taken = self._bmcs.submit(made)
         return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
-
-    def _with_other_credentials(self, schedule: Schedule) -> frozenset[SystemUuid]:
-        """Whose BMC does not let gitboot in, with other credentials than there are now."""
-        failing = {uuid: schedule.appointments[uuid] for uuid in schedule.failing}
-        asked = {uuid: each for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
-        by_name = {each.bmc.credentials: each.bmc for each in asked.values() if each.bmc}
-        now = {name: self._bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
-        return frozenset(
-            uuid for uuid, each in asked.items() if each.bmc and now[each.bmc.credentials] != each.credentials
-        )
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""
@@ -364,6 +364,15 @@ class Reconciler:
             return at + LEDGER_RETRY
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
+
+
+def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:
+    """Whose BMC does not let gitboot in, with other credentials than there are now."""
+    failing = {uuid: schedule.appointments[uuid] for uuid in schedule.failing}
+    asked = {uuid: each for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
+    by_name = {each.bmc.credentials: each.bmc for each in asked.values() if each.bmc}
+    now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
+    return frozenset(uuid for uuid, each in asked.items() if each.bmc and now[each.bmc.credentials] != each.credentials)
 
 
 def is_vouched_for(standing: Standing) -> bool:
