@@ -145,19 +145,19 @@ def test_t4_a_commit_of_gigabytes_in_a_repository_on_this_machine_fills_no_memor
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
         eventually(lambda: attempted(instance, first))
         before = peak_mib(instance.process.pid)
-        hostile = push_blobs(repository, mebibytes=160, count=2)
+        hostile = push_blobs(repository, mebibytes=96, count=2)
         eventually(lambda: attempted(instance, hostile))
         found = instance.status()["attempted"]["problems"]
         assert [(each["path"], each["code"]) for each in found] == [
             (f"big{number}.yaml", "GB1004") for number in range(2)
         ]
-        assert "the file has 167,772,160 bytes, over 16,777,216" in found[0]["message"]
-        assert peak_mib(instance.process.pid) - before < 128
+        assert "the file has 100,663,296 bytes, over 16,777,216" in found[0]["message"]
+        assert peak_mib(instance.process.pid) - before < 72
         git(repository.work, "fetch", "-q", "origin")
         git(repository.work, "reset", "-q", "--soft", "origin/main")
         later = repository.push({"more.yaml": server("web02", "role: web")})
         eventually(lambda: instance.status()["applied"]["commit"] == later)
-        assert peak_mib(instance.process.pid) - before < 128
+        assert peak_mib(instance.process.pid) - before < 72
     with running(repository.bare, tmp_path, "--poll", "0.3") as instance:
         eventually(lambda: instance.status()["applied"]["commit"] == later)
         assert not [event for event in instance.events if event["type"] in ("CloneRestored", "FetchFailed")]
