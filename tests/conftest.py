@@ -100,6 +100,7 @@ _FIRST: Final = (
     *("test_site_lives", "test_targets_run", "test_cli", "test_instance_switching", "test_bmc_edges"),
     *("test_instance_edges", "test_problems_codes", "test_bmc_redfish", "test_source_clone"),
     *("test_serve_operators", "test_hardware", "test_cli_bmc", "test_bmc_access", "test_targets_mirror"),
+    *("test_bmc_media", "test_serve_operatorspage", "test_serve_app", "test_serve_pushes", "test_instance_trust"),
 )
 # What a folder's tests need, which is left out without the option of its name.
 _LEFT_OUT: Final = {
