@@ -35,7 +35,7 @@ test-packages: $(READY) ## build the Debian package and the image, and install t
 	$(PYTEST) --packages tests/packages
 
 bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; `make bench BENCH='server --sizes 1000'`
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[bench]'
+	@scripts/install '.[bench]'
 	$(BIN)/python -m benchmarks $(BENCH)
 
 check: $(READY) ## all else that CI checks: style, types, architecture, dependencies, schemas, the example
@@ -50,7 +50,7 @@ check: $(READY) ## all else that CI checks: style, types, architecture, dependen
 	$(BIN)/gitboot validate example-repo
 
 docs: $(READY) ## build the documentation as a site, strictly: build/site
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[docs]'
+	@scripts/install '.[docs]'
 	$(BIN)/python scripts/site.py
 
 audit: $(READY) ## ask for known vulnerabilities of what gitboot stands on; needs a network
@@ -85,6 +85,6 @@ $(READY): pyproject.toml
 	fi; \
 	echo "Setting up .venv with $$("$$python" --version): about 50 packages, about a minute, only this once."; \
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear .venv && \
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --editable '.[dev]' && \
+	scripts/install '.[dev]' && \
 	touch $@ && \
 	echo 'Ready.'

@@ -318,7 +318,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --records {file}", 64, "not exported records"),
         ("plan {fleet} --records {empty}", 64, "Is a directory"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
-        ("plan {fleet} -l role=", 0, ""),
+        ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2"),
         ("plan {fleet} -l ,", 64, "-l ,: "),
         ("plan {fleet} -l a~b", 64, "-l a~b: "),
         ("plan {fleet} -l in=valid!", 64, "-l in=valid!: "),

@@ -114,6 +114,7 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     ahead = site.advance("--no-commit")  # what lies there now is nothing that the instance knows
     assert (ahead.code, f"flatcar-2 at {PERCENT} %, here flatcar-2 at 60 %" in ahead.out) == (Exit.WAITS, True)
     site.git("checkout", "--quiet", ".")
+    assert site.advance("--rev", name).out == ahead.out
 
     copy = tmp_path / "copy"
     subprocess.run(["cp", "-r", str(site.output), str(copy)], check=True)
@@ -151,6 +152,8 @@ def test_who_is_not_there_proves_nothing(site: Site, records: str, code: Exit, s
         (("rollout", "advance", "stable", "--steps", "1,200"), "in rising order"),
         (("rollout", "advance", "stable", *STEPS, "--after", "0%"), "from 1% to 100%"),
         (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "no name of a branch"),
+        (("rollout", "advance", "stable", *STEPS, "--rev", "nowhere"), "has no commit nowhere"),
+        (("rollout", "advance", "stable", *STEPS, "--rev", "HEAD", "--no-commit"), "leave --rev out"),
     ],
 )
 def test_what_is_asked_for_wrongly_is_said(site: Site, arguments: tuple[str, ...], said: str) -> None:

@@ -42,7 +42,7 @@ def test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked(tmp_
     assert run("check", fleet, "--secret-keys", key).exit_code == 0
 
     new = run("keygen", other).output.strip()
-    assert run("encrypt", fleet / "t", "--to", public, "--to", new, "--out", fleet / "s/own.age").exit_code == 0
+    assert run("encrypt", fleet / "t", "--to", public, "--to", new, "--file", fleet / "s/own.age").exit_code == 0
     found = run("check", fleet, "--secret-keys", other, "-o", "json")
     assert found.exit_code == Exit.INVALID
     items = json.loads(found.stdout)["items"]
@@ -60,8 +60,8 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     (tmp_path / "large").write_bytes(b"x" * 70_000)
     (tmp_path / "none").write_text("hunter2")
     public = run("keygen", tmp_path / "key").output.strip()
-    assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--out", out)
-    assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--out", out)
+    assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--file", out)
+    assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
     assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--out", out)
     no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--out", out)
     assert "line 1 is no key of age" in no_key and "hunter2" not in no_key

@@ -12,15 +12,17 @@ from hashlib import sha1
 from pathlib import Path
 from zlib import compressobj
 
+import pygit2
 import pytest
 
 from gitboot import source
+from gitboot.cli.bounded import evaluating
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.load import Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.source import WORKTREE, open_snapshot, tree
-from gitboot.source.repository import Stored
+from gitboot.source.repository import Stored, blaming
 from gitboot.source.tree import of_commit
 from tests.repositories import Work
 
@@ -499,7 +501,7 @@ import pygit2
 from gitboot.errors import InvalidRepository, SourceError
 from gitboot.load import Oversized, Revision
 from gitboot.source import Remote, Source
-from gitboot.source.repository import Stored
+from gitboot.source.repository import Stored, blaming
 from gitboot.source.tree import of_commit
 limit = 120 << 20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
@@ -561,3 +563,11 @@ def test_nothing_is_imported_that_there_is_not() -> None:
     assert {each: getattr(source, each) is not None for each in source.__all__} == dict.fromkeys(source.__all__, True)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = source.nothing
+
+
+def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gitboot.cli.bounded._begun", lambda _: None)  # as in the child of a command
+    with pytest.raises(InvalidRepository, match="it takes more memory"), evaluating(), blaming("fleet"):
+        raise pygit2.GitError("failed to mmap. Could not write data")
+    with pytest.raises(SourceError, match="is missing"), evaluating(), blaming("fleet"):
+        raise KeyError("a" * 40)

@@ -139,7 +139,8 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
             f"no gitboot runs with the state directory {state}: begin with `gitboot run`, or run it --once"
         )
     with looked_at(state, now()) as instance:
-        all_of_them = instance.commit.machines.keys() | instance.knowledge.overrides.keys()
+        with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
+        all_of_them = with_bmc | instance.knowledge.overrides.keys()
         names = sorted(meant_by(instance, servers, selector)) if selector is not None else servers
         uuids = [uuid for name in names for uuid in machines_of(instance, name)] or sorted(all_of_them)
     click.echo(request(state, RETRY, {"uuids": uuids}))

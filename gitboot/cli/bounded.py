@@ -87,15 +87,19 @@ def evaluating() -> Iterator[Begun]:
         with uncollected():
             yield lambda _: None
         return
-    from gitboot.errors import InvalidRepository
+    from gitboot.errors import InvalidRepository, SourceError
     from gitboot.evaluate.limits import exceeded
 
     _begun(0)
     try:
         with uncollected():  # nearly all of a fleet stays: it would only be looked at again and again
             yield _begun
-    except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
+    except (MemoryError, SystemError, SourceError) as error:  # so end modules that are refused memory, and libgit2
         lift()
+        from gitboot.source.repository import lacks_memory
+
+        if isinstance(error, SourceError) and not lacks_memory(error):
+            raise
         raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
     finally:
         lift()

@@ -44,7 +44,10 @@ class Exit(IntEnum):
     SUSPENDED = 7, "the instance is suspended: no commit is accepted"
     PARTIAL = 8, "only in part: some BMC, file, artifact or copy is not as it is to be; the output says which"
     WAITS = 9, "a rollout's next step waits for machines"
-    USAGE = 64, "what was typed: an option, a name that nothing has, a path, settings, another instance's directory"
+    USAGE = (
+        64,
+        "what was typed: an option, a name or labels that nothing has, a path, settings, a directory in use",
+    )
     INTERRUPTED = 130, "somebody has ended it with Ctrl-C, or said no"
 
 

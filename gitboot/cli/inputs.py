@@ -22,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class RenamedOption(click.Option):
-    """An option that had other spellings in 0.1.0: they are understood until 0.3, and shown nowhere."""
+    """An option that had other spellings before 0.2.0: they are understood until 0.3, and shown nowhere."""
 
     def __init__(self, *arguments: Any, was: tuple[str, ...], **given: Any) -> None:
         super().__init__(*arguments, **given)
@@ -36,7 +36,7 @@ class RenamedOption(click.Option):
             self.opts = shown
 
 
-_rev_option = click.option(
+rev_option = click.option(
     "--rev",
     metavar="REVISION",
     help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, HEAD in a "
@@ -113,7 +113,7 @@ _argument = click.argument(
 
 def fleet_options(command: Command) -> Command:
     """--path, --subpath and --rev: the same, for commands whose argument is something in the fleet."""
-    return path_option(_rev_option(command))
+    return path_option(rev_option(command))
 
 
 def state_option(command: Command) -> Command:

@@ -13,6 +13,7 @@ from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import selector_option
 from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_already_made, tell_held_back
+from gitboot.errors import UsageError
 from gitboot.model.scalars import format_instant
 
 
@@ -60,6 +61,9 @@ def command(
                 "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
             }
         )
+    if not items and chosen is not None:
+        among = f" among {', '.join(names)}" if names else ""
+        raise UsageError(f"no server{among} has the labels {selector}; the fleet has {len(fleet.decisions.servers)}")
     for output in outputs:
         if output.format == "text":
             output.write(_as_table(items) if items else "")
@@ -67,9 +71,7 @@ def command(
             found = document(revision=fleet.decisions.revision, items=items)
             output.write(found if output.format == "json" else _as_yaml(found))
     if not items:
-        labelled = f" with the labels {selector}" if selector else ""
-        among = f" among {', '.join(names)}" if names else ""
-        click.echo(f"no server{among}{labelled}; the fleet has {len(fleet.decisions.servers)}", err=True)
+        click.echo("the fleet has no server", err=True)
     tell_already_made({item["server"]: item["alreadyMade"] for item in items})
     tell_held_back(held_back(plans))
 

@@ -89,6 +89,7 @@ def command() -> None:
     help="Authorities to trust for the API, besides the machine's own.",
 )
 @click.option("--branch", metavar="NAME", help="The branch to make. Default: gitboot/rollout-STREAM-PERCENT.")
+@click.option("--rev", metavar="REVISION", help="The commit that the step is made upon. Default: HEAD.")
 @click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @output_option("text", "json")
@@ -102,6 +103,7 @@ def advance_stream(
     api_token: Path | None,
     ca_bundle: Path | None,
     branch: str | None,
+    rev: str | None,
     no_commit: bool,
     dry_run: bool,
     outputs: tuple[OutputOption, ...],
@@ -111,20 +113,23 @@ def advance_stream(
     It may when the instance has applied the step that Git has now, and so many of the servers that the step reaches
     are provisioned with the image. A server whose installation failed stops it (exit 4). While too few are, one is
     unknown, or what the instance says is old, it waits, and says for whom (exit 9). Where the percentage is raised,
-    or the last step is proven, the exit code is 0. The commit is made upon HEAD, on a branch of its own, and what is
-    checked out is not touched. Where that branch is there already, nothing is written.
+    or the last step is proven, the exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and
+    what is checked out is not touched. Where that branch is there already, nothing is written.
     """
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at
     from gitboot.facts import facts
+    from gitboot.source import WORKTREE
     from gitboot.source.proposing import check_branch
     from gitboot.source.snapshot import folder_around
 
     if branch is not None:
         check_branch(branch)
+    if rev is not None and no_commit:
+        raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
     informant = informant_at(records, api_token, ca_bundle)
     with evaluating() as begun:
-        fleet = _Fleet.open(path, worktree=no_commit, begun=begun)
+        fleet = _Fleet.open(path, WORKTREE if no_commit else rev or "HEAD", begun)
         found = fleet.advance(stream, informant, steps=steps, after=after)
         change = fleet.change(found) if found.next is not None else None
     where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
@@ -172,11 +177,11 @@ class _Fleet:
     decide: Callable[[Snapshot], Decided]
 
     @classmethod
-    def open(cls, path: Path, *, worktree: bool, begun: Begun) -> _Fleet:
+    def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
         from gitboot.cli.deciding import Deciding
-        from gitboot.source import WORKTREE, open_snapshot
+        from gitboot.source import open_snapshot
 
-        deciding, snapshot = Deciding(path), open_snapshot(path, WORKTREE if worktree else "HEAD")
+        deciding, snapshot = Deciding(path), open_snapshot(path, rev)
 
         def decide(snapshot: Snapshot) -> Decided:
             return deciding.decide(snapshot, begun).head.decided

@@ -12,7 +12,7 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option
+from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option, rev_option
 from gitboot.errors import UsageError
 from gitboot.phrases import count
 
@@ -37,6 +37,7 @@ _LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
     help="The fleet to compare with: a directory, a Git work tree or a bare repository. Default: none, and every "
     "machine is unknown.",
 )
+@rev_option
 @click.option("--port", "ports", multiple=True, default=[443], type=click.IntRange(1, 65535), help="Default: 443.")
 @click.option(
     "--no-verify", is_flag=True, help="Trust any certificate, and say so in documents; access.toml must allow it."
@@ -53,6 +54,7 @@ def scan(
     credentials: Path | None,
     name: str,
     path: Path | None,
+    rev: str | None,
     ports: tuple[int, ...],
     no_verify: bool,
     out: Path | None,
@@ -72,7 +74,7 @@ def scan(
     from gitboot.bmc.discrepancies import compare
     from gitboot.bmc.scan import addresses
 
-    machines = _described(path) if path is not None else []
+    machines = _described(path, rev) if path is not None else []
     asked = addresses(list(_listed(places)), ports)
     answers = scanned(asked, credentials, name, verify=not no_verify, parallel=parallel)
     found = [each for answer in answers for each in answer.found]
@@ -91,13 +93,13 @@ def scan(
         sys.exit(Exit.CHANGES)
 
 
-def _described(path: Path) -> list[Machine]:
+def _described(path: Path, rev: str | None) -> list[Machine]:
     from gitboot.load import load
     from gitboot.load.machines import machines
     from gitboot.source import open_snapshot
 
     with evaluating() as begun:
-        snapshot = open_snapshot(path, None)
+        snapshot = open_snapshot(path, rev)
         begun(len(snapshot.blobs))
         return list(machines(load(snapshot)).values())
 

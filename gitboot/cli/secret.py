@@ -10,7 +10,7 @@ import click
 
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option
+from gitboot.cli.inputs import OutputOption, RenamedOption, document, fleet_argument, output_option
 from gitboot.errors import UsageError
 from gitboot.phrases import count
 
@@ -47,9 +47,14 @@ def keygen(file: Path) -> None:
     help="Encrypt to every key of this file. Default: to those of --to alone.",
 )
 @click.option(
-    "--out", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The file to write: NAME.age."
+    "--file",
+    cls=RenamedOption,
+    was=("--out",),  # which is a directory in every command
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file to write: NAME.age.",
 )
-def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, out: Path) -> None:
+def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
     """Encrypt SECRET, a file or standard input, for a fleet's repository.
 
     All of its bytes count, a line end at its end too.
@@ -70,9 +75,9 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
     except NotSealed as error:
         raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
     try:
-        out.write_bytes(content)
+        file.write_bytes(content)
     except OSError as error:
-        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
 
 
 @command.command("check", context_settings=_SETTINGS)

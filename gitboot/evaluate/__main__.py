@@ -23,6 +23,7 @@ from gitboot.evaluate.shelf import Shelf
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.source import Reader
+from gitboot.source.repository import lacks_memory
 
 
 def main(state: str, parent: str) -> None:
@@ -106,6 +107,8 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
     except InvalidRepository as error:
         answering.send(wire.Refused(error.problems, error.orders))
     except SourceError as error:
+        if lacks_memory(error):
+            os._exit(OUT_OF_MEMORY)
         answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
         os._exit(OUT_OF_MEMORY)  # what was half made is not trusted

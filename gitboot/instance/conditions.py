@@ -270,10 +270,11 @@ def _doubted(doubt: str, wanting: int) -> str:
 def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
     if not plans.unseen:
         return _condition("Evidence", True, "Evident", "each boot made once can be proven", at)
+    without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
+    bmcs = f", or give a BMC to {_some(without)}" if without else ""
     message = (
         f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
-        f"{commit.decisions.evidence}): start with --listen or --spool, or give them a BMC; until then nothing is "
-        "installed there"
+        f"{commit.decisions.evidence}): start with --listen or --spool{bmcs}; until then nothing is installed there"
     )
     return _condition("Evidence", False, "NoEvidence", message, at)
 

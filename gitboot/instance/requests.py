@@ -20,6 +20,7 @@ from gitboot.instance.switching import settle_switches
 from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
+from gitboot.phrases import count
 from gitboot.plan import Record
 from gitboot.resolve.records import last_word, record_of
 from gitboot.status import Event
@@ -86,7 +87,7 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             learning.hurried.update(uuids)
-            return f"{len(uuids)} BMCs are asked now"
+            return f"{count(len(uuids), 'BMC')} {'is' if len(uuids) == 1 else 'are'} asked now"
         case "power":
             return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
         case "powered":

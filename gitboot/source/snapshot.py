@@ -9,7 +9,7 @@ import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.load import Revision, Snapshot
-from gitboot.source.repository import Stored, blaming, containing, files_of, words
+from gitboot.source.repository import Stored, blaming, containing, files_of, lacks_memory, words
 from gitboot.source.subpath import folder_of
 from gitboot.source.tree import of_commit, tree_at
 from gitboot.source.worktree import WORKTREE, of_worktree
@@ -75,6 +75,8 @@ def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
     try:
         return Revision(str(repository.revparse_single(rev).peel(pygit2.Commit).id))
     except pygit2.GitError as error:
+        if lacks_memory(error):
+            raise MemoryError from error
         if rev == "HEAD" and repository.head_is_unborn:
             raise UsageError(f"{where} has no commit yet") from error
         reason = words(error)  # often no more than the name again
