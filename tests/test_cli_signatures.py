@@ -107,6 +107,23 @@ def test_a_signed_line_of_a_branch_still_counts_in_a_merge_that_is_tried_out(
     assert (by["ada"] is not None, by["eve"]) == (True, None)
 
 
+def test_a_fleet_in_a_folder_counts_signatures_of_each_commit_and_lines_as_at_the_top(
+    tmp_path: Path, people: dict[str, Person], signers: Path
+) -> None:
+    work = Work(tmp_path / "git")
+    people["ada"].commit(work, {f"infra/boot/{path}": text for path, text in FLEET.items()})
+    base = work.head
+    line = f"Gitboot-Ack: {'0' * 64} maxReinstalls"
+    new = {f"infra/boot/{path}": text for path, text in ONE.items()}
+    good = people["ada"].commit(work, new, message=f"New\n\n{line}")
+    found = review(work.path / "infra/boot", signers, f"{base}..HEAD")
+    assert (faults(found), signed(found)) == ([], [good])
+    assert [(each.text.strip(), each.signer is not None) for each in found.messages] == [(f"New\n\n{line}", True)]
+    beside = work.commit({"readme": "of another team, unsigned"})
+    found = review(work.path / "infra/boot", signers, f"{base}..HEAD")
+    assert faults(found) == [f"GB5020: {beside[:12]} is not signed"]
+
+
 # A clone that is shallow
 
 
