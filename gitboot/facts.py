@@ -27,8 +27,11 @@ def named(key: str) -> Mapping[str, Any]:
 
 def facts(value: Any) -> Any:
     """A value as JSON has it; raises TypeError for what it has not."""
-    if type(value) in _PLAIN:
+    kind: type = type(value)
+    if kind in _PLAIN:
         return value
+    if kind in _SEEN:
+        return _of_fields(value, _keys(kind))
     match value:
         case Enum():
             return value.value
@@ -44,7 +47,16 @@ def facts(value: Any) -> Any:
             return [facts(item) for item in value]
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"JSON has no {type(value).__name__}")
-    return {key: facts(getattr(value, name)) for name, key in _keys(type(value))}
+    _SEEN.add(kind)
+    return _of_fields(value, _keys(kind))
+
+
+_SEEN: Final[set[type]] = set()  # dataclasses, of which there are far more values than kinds
+
+
+def _of_fields(value: Any, keys: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    found = {key: getattr(value, name) for name, key in keys}
+    return {key: item if type(item) in _PLAIN else facts(item) for key, item in found.items()}
 
 
 def to_camel(name: str) -> str:

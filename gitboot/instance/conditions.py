@@ -63,7 +63,8 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_targets(standing.following, at),
         *_of_what_was_asked_for(standing, at),
     ]
-    told = (each if each.status else replace(each, remedy=_remedy(each, standing, at)) for each in found)
+    given = _given(standing) if not all(each.status for each in found) else {}
+    told = (each if each.status else replace(each, remedy=_remedy(each, standing, at, given)) for each in found)
     return carried(standing.conditions, sorted(told, key=lambda each: each.type))
 
 
@@ -71,28 +72,35 @@ def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Cond
     """``now``, with the instant since which each status holds: that of ``before`` where it is the same."""
     known = {each.type: each for each in before}
     return tuple(
-        replace(each, since=known[each.type].since)
-        if each.type in known and known[each.type].status == each.status
-        else each
+        each if (was := known.get(each.type)) is None or was.status != each.status else replace(each, since=was.since)
         for each in now
     )
 
 
-def _remedy(condition: Condition, standing: Standing, at: datetime) -> str | None:
-    """What leads out of a condition, for a first server where it is one of several."""
+def _given(standing: Standing) -> dict[str, str]:
+    """What words in capitals of any remedy stand for."""
     given = {"LEDGER": standing.knowledge.facts.identity, "COMMIT": standing.attempt.attempted or "HEAD"}
     if (output := standing.knowledge.facts.output) is not None:
         given["OUTPUT"] = shlex.quote(output)
     if (held := standing.attempt.held) is not None:
         given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
-    unproven = {name for servers in _unproven(standing, at).values() for name in servers}
     refusals = {each.server for each in refused.telling(standing.refused)}
-    given |= {"SERVER": min(refusals)} if refusals else {}
-    if condition.type == "PowerWaves":
-        given["SERVER"] = min(min(who) for who in standing.schedule.stopped.values())
-    servers = {"BootsProven": unproven, "RecordsKnown": standing.plans.unknown}
-    if named := servers.get(condition.type):
-        given["SERVERS"] = " ".join(nsmallest(_MOST_NAMED, named))
+    return given | ({"SERVER": min(refusals)} if refusals else {})
+
+
+def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mapping[str, str]) -> str | None:
+    """What leads out of a condition, for a first server where it is one of several."""
+    named: Collection[str] = ()
+    match condition.type:
+        case "PowerWaves":
+            given = {**given, "SERVER": min(min(who) for who in standing.schedule.stopped.values())}
+        case "BootsProven":
+            unproven = _unproven(standing, at)
+            named = {name for servers in unproven.values() for name in servers}
+        case "RecordsKnown":
+            named = standing.plans.unknown
+    if named:
+        given = {**given, "SERVERS": " ".join(nsmallest(_MOST_NAMED, named))}
     return remedy(condition.type, condition.reason, given)
 
 
