@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pygit2
 
-from benchmarks import artifacts, bmcs, endpoint, evaluation, serving
+from benchmarks import artifacts, bmcs, endpoint, evaluation, frames, serving
 from benchmarks.cost import Cost, median, of_command
 from benchmarks.fleet import name_of
 from benchmarks.floors import floor
@@ -322,6 +322,15 @@ ROWS: Final = (
         only=1,
     ),
     Row(name="cobbler", title="`cobbler sync`", floor="", goal="≥ 5 × faster at 1,000", measure=_cobbler, only=1),
+    Row(
+        name="page",
+        title="A keystroke in the page's search, until it is painted",
+        floor="",
+        goal="≤ 50 ms of the main thread's CPU at 10,000, and no longer frame when scrolling; usable at 100,000",
+        measure=frames.measured,
+        smallest=1000,
+        largest=100_000,
+    ),
     Row(
         name="artifacts",
         title="`assets verify` of as many artifacts as servers",

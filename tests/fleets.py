@@ -88,16 +88,16 @@ def maintenance(name: str, window: str = "", spec: str = "", *, select: str = "A
     return document("Maintenance", name, f"select: {select}, profile: {boots}{shown}{more}")
 
 
-def snapshot(*documents: str, files: Mapping[str, str] | None = None) -> Snapshot:
+def snapshot(*documents: str, files: Mapping[str, str] | None = None, revision: str = "test") -> Snapshot:
     """A revision with one file for each document, and other files."""
     contents = {f"{number:03}.yaml": text for number, text in enumerate(documents)} | dict(files or {})
     blobs = {path: BlobId(sha256(text.encode()).hexdigest()) for path, text in contents.items()}
     data = {blobs[path]: text.encode() for path, text in contents.items()}
-    return Snapshot(revision=Revision("test"), blobs=blobs, read=data.__getitem__)
+    return Snapshot(revision=Revision(revision), blobs=blobs, read=data.__getitem__)
 
 
-def repository(*documents: str, files: Mapping[str, str] | None = None) -> FleetRepository:
-    return load(snapshot(*documents, files=files))
+def repository(*documents: str, files: Mapping[str, str] | None = None, revision: str = "test") -> FleetRepository:
+    return load(snapshot(*documents, files=files, revision=revision))
 
 
 def decided(*documents: str, files: Mapping[str, str] | None = None) -> Decisions:

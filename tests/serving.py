@@ -102,9 +102,10 @@ def planned(
     records: Mapping[str, Record] | None = None,
     templates: Mapping[str, str] = TEMPLATES,
     keys: TokenKeys = NO_KEYS,
+    revision: str = "test",
 ) -> Fleet:
     """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
-    loaded = repository(*documents, files=templates)
+    loaded = repository(*documents, files=templates, revision=revision)
     decisions = decide(loaded)
     about = about_all(loaded, decisions)
     known = records or {}

@@ -76,6 +76,7 @@ STATUS: Final = {
             area("site=fra1", 20, changed=15, less=4),
             area("site=lon1", 20, added=2, removed=1),
         ],
+        "lately": [{**area("", 60, changed=3), "commit": "beef00beef00", "at": "2026-11-20T16:02:00Z"}],
     },
     "applied": {"commit": "c0ffee00c0ffee00"},
     "links": {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.fleets import at, fleet, profile, server
 from tests.instance import Repository, git
 from tests.test_instance_reconcile import REPAIR, Instance, fleet_files
 
-BEFORE = at("20T21:00")
+BEFORE, AFTER = at("20T21:00"), at("21T21:00")
 SHOWN = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
 QUIET = "kernelArguments: [quiet]"
 MORE = {f"servers/web{number:02}.yaml": server(f"web{number:02}", "role: web") for number in range(2, 12)}
@@ -103,7 +104,8 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
 def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: Instance) -> None:
     found = lines(instance.output, "web01")
     assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))
-    assert rows(instance.output)["web01"]["windows"] == ["repair"]
+    row = rows(instance.output)["web01"]
+    assert (row["windows"], row["installs"]) == (["repair"], "now")
     (window,) = said(instance.output, "fleet")["maintenances"]
     assert (window["name"], window["start"], window["end"]) == (
         "repair",
@@ -134,9 +136,16 @@ def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowl
 def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=1)
     LeftStatus(tmp_path, lambda: BEFORE).write(Status(accepted="c0ffee", changed=(changed,)).facts())
-    again = LeftStatus(tmp_path, lambda: BEFORE)
+    again = LeftStatus(tmp_path, lambda: AFTER)
     assert [each["changed"] for each in again.write(Status(accepted="c0ffee").facts())["accepted"]["changed"]] == [2]
-    assert again.write(Status(accepted="deadbeef").facts())["accepted"]["changed"] == []
+    unknown = again.write(Status(accepted="deadbeef").facts())["accepted"]
+    assert unknown["changed"] == []
+    later = replace(changed, commit="beef", changed=3)
+    told = again.write(Status(accepted="beef", changed=(later,)).facts())["accepted"]["lately"]
+    assert [(each["commit"], each["at"], each["changed"]) for each in told] == [
+        ("beef", "2026-11-21T21:00:00Z", 3),
+        ("c0ffee", "2026-11-20T21:00:00Z", 2),
+    ]
 
 
 def test_a_server_that_goes_leaves_nothing_on_the_page(repository: Repository, instance: Instance) -> None:

@@ -25,6 +25,7 @@ LOCK: Final = "lock"
 STATUS: Final = "status.json"
 ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted
 NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
+_LATELY: Final = 50  # accepted commits whose extent is kept
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 
 
@@ -79,7 +80,7 @@ class LeftStatus:
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Leave a new status, and return it with the time by the clock."""
         with self._lock:
-            self._facts = _with_changes_of(self._facts, facts)
+            self._facts = _with_changes_of(self._facts, facts, self._clock())
             return self._write(None)
 
     def note(self, underway: Underway | None) -> None:
@@ -95,12 +96,16 @@ class LeftStatus:
         return facts
 
 
-def _with_changes_of(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
-    """What an accepted commit has changed, which an instance that starts over it does not find out again."""
+def _with_changes_of(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
+    """What accepted commits have changed, which an instance that starts over them does not find out again."""
     then, accepted = before.get("accepted", {}), now["accepted"]
-    if accepted["changed"] or then.get("commit") != accepted["commit"]:
-        return {**now}
-    return {**now, "accepted": {**accepted, "changed": then.get("changed", [])}}
+    is_told = accepted["changed"] or then.get("commit") != accepted["commit"]
+    changed = accepted["changed"] if is_told else then.get("changed", [])
+    earlier = then.get("lately", [])
+    known = {each["commit"] for each in earlier}
+    whole = [{**area, "at": format_instant(at)} for area in reversed(changed) if not area["label"]]
+    lately = [*(each for each in whole if each["commit"] not in known), *earlier][:_LATELY]
+    return {**now, "accepted": {**accepted, "changed": changed, "lately": lately}}
 
 
 def read_status(directory: Path) -> dict[str, Any]:

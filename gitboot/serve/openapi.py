@@ -141,6 +141,12 @@ class ChangedItem(_Model):
     reinstalled: int
 
 
+class AcceptedItem(ChangedItem):
+    """How much of the whole fleet an accepted commit has changed, and when the instance said so."""
+
+    at: str
+
+
 class Accepted(_Model):
     """The commit that the next one is compared with, by the guards and in CI."""
 
@@ -148,6 +154,7 @@ class Accepted(_Model):
     signer: SignerItem | None = None
     acknowledged: tuple[HeededItem, ...] = ()
     changed: tuple[ChangedItem, ...] = ()  # by the commits that were accepted last
+    lately: tuple[AcceptedItem, ...] = ()  # of each commit that was accepted, the newest first, as far as is known
 
 
 class Applied(_Model):

@@ -29,6 +29,7 @@ MADE_OF: Final[Mapping[str, str]] = {
     "draw.js": SCRIPT,
     "page.css": "text/css; charset=utf-8",
     "page.js": SCRIPT,
+    "rows.js": SCRIPT,
 }
 
 

@@ -60,20 +60,23 @@ async function readShared() {
   return shared;
 }
 
+readServers.missing = 0;
 async function readServers(shared, told) {
   if (shared === null) {
     if (!await isLive()) throw new Error("nothing is published beside this page");
     return readPages(told);
   }
   const all = [];
+  readServers.missing = 0; // shards that could not be read
   for (let first = 0; first < shared.shards.length; first += AT_ONCE) {
     const found = await Promise.all(shared.shards.slice(first, first + AT_ONCE).map((each) => load(`shard/${each}`)));
     for (const shard of found) {
+      if (shard === null) readServers.missing += 1;
       for (const row of shard?.rows ?? []) all.push(item(Object.fromEntries(shard.columns.map((name, place) => [name, row[place]]))));
     }
     told(all.length);
   }
-  return all.sort((a, b) => (a.name < b.name ? -1 : 1));
+  return inOrder(all);
 }
 
 async function readPages(told) {
@@ -85,7 +88,13 @@ async function readPages(told) {
     last = page.continue;
     told(all.length);
   } while (last !== null);
-  return all;
+  return inOrder(all);
+}
+
+// By name, n2 before n10.
+function inOrder(servers) {
+  const keyed = servers.map((server) => [server.name.replace(/[0-9]+/g, (digits) => digits.padStart(8, "0")), server]);
+  return keyed.sort(([a], [b]) => (a < b ? -1 : 1)).map(([, server]) => server);
 }
 
 // A server with the words that it is found by.

@@ -104,7 +104,7 @@ function bars(says, rows) {
     const drawn = parts.filter(([, size]) => size > 0).map(([kind, size]) => {
       const wide = Math.max(2, size * scale);
       x += wide;
-      return shape("rect", { class: kind, x: x - wide, y: row * BAR + 4, width: wide, height: BAR - 8 });
+      return shape("rect", { class: kind, x: x - wide, y: row * BAR + 6, width: wide, height: BAR - 12, rx: 2 });
     });
     return [name(text, row), ...drawn, shape("text", { x: x + 8, y: row * BAR + 20 }, words)];
   });
@@ -118,33 +118,45 @@ function windows(says, rows) {
   const first = Math.min(now, ...known);
   const last = Math.max(now, ...known);
   const margin = Math.max(3600000, (last - first) * 0.05);
-  const place = (at) => NAMES + ((at - first + margin) / (last - first + 2 * margin)) * (WIDTH - NAMES);
+  const [begin, end] = [first - margin, last + margin];
+  const place = (at) => NAMES + ((at - begin) / (end - begin)) * (WIDTH - NAMES);
+  const bottom = rows.length * BAR + 8;
+  const ticks = days(begin, end).flatMap((at) => [
+    shape("line", { class: "grid", x1: place(at), x2: place(at), y1: 0, y2: bottom }),
+    shape("text", { x: place(at), y: bottom + 16, "text-anchor": "middle", class: "axis" }, new Date(at).toISOString().slice(5, 16).replace("T", " ")),
+  ]);
   const shapes = rows.flatMap((each, row) => {
     const from = each.start ? place(Date.parse(each.start)) : NAMES;
     const to = each.end ? place(Date.parse(each.end)) : WIDTH;
     const open = (!each.start || Date.parse(each.start) <= now) && (!each.end || now < Date.parse(each.end));
-    return [name(each.name, row), shape("rect", { class: open ? "open" : "window", x: from, y: row * BAR + 4, width: Math.max(3, to - from), height: BAR - 8 })];
+    return [name(each.name, row), shape("rect", { class: open ? "open" : "window", x: from, y: row * BAR + 6, width: Math.max(4, to - from), height: BAR - 12, rx: 4 })];
   });
-  const height = rows.length * BAR + 44;
-  const line = shape("line", { class: "now", x1: place(now), x2: place(now), y1: 0, y2: height - 40 });
-  const days = [0, 1, 2, 3].map((each) => first + ((last - first) * each) / 3).map((at, number) =>
-    shape("text", { x: place(at), y: height - 4, "text-anchor": number === 3 ? "end" : "middle", class: "axis" }, new Date(at).toISOString().slice(0, 16).replace("T", " ")));
-  return picture(says, height, [...shapes, line, shape("text", { x: place(now), y: height - 24, "text-anchor": "middle" }, "now"), ...days]);
+  const line = shape("line", { class: "now", x1: place(now), x2: place(now), y1: 0, y2: bottom });
+  return picture(says, bottom + 38, [...ticks, ...shapes, line, shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
+}
+
+// Instants to write on an axis: whole days of UTC or parts of them, so many that they can be read.
+function days(begin, end) {
+  const steps = [1, 2, 3, 6, 12, 24, 48, 168, 720, 2160, 8760].map((hours) => hours * 3600000);
+  const step = steps.find((each) => (end - begin) / each <= 6) ?? (end - begin) / 4;
+  const found = [];
+  for (let at = Math.ceil(begin / step) * step; at < end; at += step) found.push(at);
+  return found;
 }
 
 // How far a rollout has come, and at which percentages servers wait for it: [[percent, servers], …].
 function ladder(says, percent, joining) {
-  const place = (at) => NAMES + (at / 100) * (WIDTH - NAMES - 20);
+  const place = (at) => 24 + (at / 100) * (WIDTH - 48);
   const most = Math.max(1, ...joining.map(([, servers]) => servers.length));
-  return picture(says, 74, [
-    shape("rect", { class: "window", x: NAMES, y: 44, width: place(100) - NAMES, height: 8 }),
-    shape("rect", { class: "open", x: NAMES, y: 44, width: place(percent) - NAMES, height: 8 }),
+  const rest = [0, 25, 50, 75, 100].filter((at) => Math.abs(at - percent) > 4);
+  return picture(says, 96, [
+    shape("rect", { class: "track", x: place(0), y: 60, width: place(100) - place(0), height: 10, rx: 5 }),
+    shape("rect", { class: "open", x: place(0), y: 60, width: place(percent) - place(0), height: 10, rx: 5 }),
     ...joining.map(([at, servers]) => {
-      const high = 6 + (34 * servers.length) / most;
-      return shape("rect", { class: "waits", x: place(at) - 3, y: 44 - high, width: 5, height: high });
+      const high = 8 + (40 * servers.length) / most;
+      return shape("rect", { class: "waits", x: place(at) - 3, y: 56 - high, width: 6, height: high, rx: 2 });
     }),
-    shape("text", { x: NAMES, y: 70 }, "0 %"),
-    shape("text", { x: place(percent), y: 70, "text-anchor": "middle" }, `${percent} %`),
-    shape("text", { x: place(100), y: 70, "text-anchor": "end" }, percent < 95 ? "100 %" : ""),
+    ...rest.map((at) => shape("text", { x: place(at), y: 90, "text-anchor": "middle", class: "axis" }, `${at} %`)),
+    shape("text", { x: place(percent), y: 90, "text-anchor": "middle", "font-weight": 600 }, `${percent} %`),
   ]);
 }

@@ -1,16 +1,10 @@
 // The operators' page: its views, and which of them is asked for.
 "use strict";
 
-const ROW = 36; // as --row in page.css
-const MARGIN = 20; // rows above and below what is seen
 const REFRESH_MS = 15000;
+const STALE_MINUTES = 15; // an instance says how it fares at each reconcile, every minute unless it was told otherwise
 const NAMED = 12; // servers that one line names
 const $ = (id) => document.getElementById(id);
-
-const fleet = { all: [], chosen: [], printing: false, version: null, shared: null, status: null };
-
-// What a phase means to somebody in a hurry: a colour, always with its word.
-const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
 function some(names) {
   return names.slice(0, NAMED).join(", ") + (names.length > NAMED ? ` and ${names.length - NAMED} more` : "");
@@ -45,16 +39,46 @@ function line(revision, path, number) {
 
 // How the instance fares
 
-function held(attempted) {
-  const { digest, guards, lines } = attempted.held;
-  const ways = [`Digest ${digest}`];
-  if (lines?.length) {
-    ways.push("Acknowledge it by these lines in a commit's message:", element("pre", lines.join("\n")), "or in a shell:");
-  } else {
-    ways.push("No line of a commit acknowledges it; in a shell:");
-  }
-  ways.push(element("pre", `gitboot approve ${digest} ${guards.map((each) => `--guard ${each}`).join(" ")} --reason … --state …`));
-  return note("bad", "Held", `commit ${(attempted.commit ?? "").slice(0, 12)}, by ${guards.join(", ")}`, ...ways);
+// What is typed, with a button that copies it; where a browser may not copy, it is selected.
+function typed(text) {
+  const made = element("div", undefined, "typed");
+  const said = element("pre", text);
+  const button = element("button", "Copy");
+  button.type = "button";
+  button.addEventListener("click", async () => {
+    getSelection().selectAllChildren(said);
+    await navigator.clipboard?.writeText(text).then(() => { button.textContent = "Copied"; }, () => {});
+  });
+  made.append(said, button);
+  return made;
+}
+
+function held({ commit: revision, held: { digest, guards, lines } }) {
+  const what = element("p");
+  what.append("It waits, and machines boot as before. Digest of what it changes: ", element("code", digest));
+  const review = forge("commit", { commit: revision });
+  if (review) what.append(" · ", link("look at the commit", review));
+  const ways = lines?.length
+    ? ["To let it pass, put into the message of a commit on top of it:", typed(lines.join("\n")), "or type in a shell where the instance runs:"]
+    : ["No line of a commit acknowledges it. To let it pass, type in a shell where the instance runs:"];
+  const options = guards.map((each) => `--guard ${each}`).join(" ");
+  return note("bad", "Held", `commit ${(revision ?? "").slice(0, 12)}, by ${guards.join(", ")}`, what, ...ways,
+    typed(`gitboot approve ${digest} ${options} --reason … --state …`));
+}
+
+// That nothing new was said for long, loudly: what the page shows may be of yesterday.
+function stale(at) {
+  if (!at || Date.now() - Date.parse(at) < STALE_MINUTES * 60000) return [];
+  return [note("bad", "Stale", `the instance has said nothing since ${away(at)}; all that is below may be old`,
+    source.live ? "Look whether it runs: systemctl status gitboot, journalctl -u gitboot" : "These files lie here since then; the instance's endpoint shows what is live.")];
+}
+
+function lacking() {
+  const { shared, all, missing } = fleet;
+  if (!missing) return [];
+  const lost = Math.max(0, shared.servers - all.length).toLocaleString("en");
+  return [note("bad", "Incomplete", `${missing} of ${shared.shards.length} files of the table could not be read: ${lost} of ${shared.servers.toLocaleString("en")} servers are not shown`,
+    "They are copied or published only in part: look for data/shard/ beside this page.")];
 }
 
 function notes(status) {
@@ -99,67 +123,11 @@ function showStatus() {
   const { status, shared } = fleet;
   const applied = status?.applied?.commit ?? shared?.commit;
   $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied)] : ["no commit is applied"]));
-  $("at").replaceChildren(...(status?.at ? ["as of ", instant(status.at)] : []));
-  const told = status ? notes(status) : [note("busy", "Files", "as they were rendered: no instance runs by them")];
+  $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
+  const said = status ? [...stale(status.at), ...notes(status)] : [note("busy", "Files", "as they were rendered: no instance runs by them")];
+  const told = [...lacking(), ...said];
   const wrong = told.filter((each) => each.classList.contains("bad")).length;
   $("state").replaceChildren(...(asked().title === null ? told : wrong ? [brief(wrong)] : []));
-}
-
-// The table of servers: only the rows that are seen are in the document
-
-function row(server, number) {
-  const made = element("tr");
-  made.setAttribute("aria-rowindex", number + 2);
-  const phase = element("span", server.phase ?? "undecided", `word ${TONES[server.phase] ?? "busy"}`);
-  const image = [server.image, server.version].filter(Boolean).join(" ") || "local disk";
-  for (const content of [toServer(server.name), server.site ?? "–", phase, image, server.maintenance ?? server.policy ?? "–", instant(server.nextTransition)]) {
-    const cell = element("td");
-    cell.append(content);
-    if (typeof content === "string") cell.title = content;
-    made.append(cell);
-  }
-  return made;
-}
-
-function gap(rows) {
-  const made = element("tr", undefined, "gap");
-  made.setAttribute("aria-hidden", "true");
-  const cell = element("td");
-  cell.colSpan = 6;
-  cell.style.height = `${rows * ROW}px`;
-  made.append(cell);
-  return made;
-}
-
-function drawRows() {
-  const { chosen, printing } = fleet;
-  const seen = Math.ceil($("window").clientHeight / ROW) + MARGIN;
-  const top = Math.max(0, Math.floor($("window").scrollTop / ROW) - MARGIN);
-  const first = printing ? 0 : Math.min(top, Math.max(0, chosen.length - seen));
-  const end = printing ? chosen.length : Math.min(chosen.length, first + seen + MARGIN);
-  const rows = chosen.slice(first, end).map((server, number) => row(server, first + number));
-  const focused = document.activeElement?.closest("#fleet a")?.hash;
-  $("fleet").tBodies[0].replaceChildren(gap(first), ...rows, gap(chosen.length - end));
-  $("fleet").setAttribute("aria-rowcount", chosen.length + 1);
-  if (focused) [...$("fleet").querySelectorAll("a")].find((each) => each.hash === focused)?.focus({ preventScroll: true });
-}
-
-function choose() {
-  const wanted = $("search").value.trim().toLowerCase();
-  const fields = ["site", "phase", "image"].map((name) => [name, $(name).value]).filter(([, value]) => value);
-  fleet.chosen = fleet.all.filter((server) =>
-    fields.every(([name, value]) => server[name] === value) && (!wanted || server.words.includes(wanted)));
-  $("count").textContent = `${fleet.chosen.length} of ${fleet.all.length} servers`;
-  drawRows();
-}
-
-function offer(name) {
-  const select = $(name);
-  const kept = select.value;
-  const values = [...new Set(fleet.all.map((server) => server[name]).filter(Boolean))].sort();
-  if (kept && !values.includes(kept)) values.push(kept);
-  select.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)));
-  select.value = kept;
 }
 
 // What differs once servers may boot something else; null: no instance says so, and the fleet is read each time.
@@ -175,21 +143,38 @@ async function readFleet() {
   fleet.shared = await readShared();
   fleet.all = await readServers(fleet.shared, (read) => { if (was === 0) $("count").textContent = `${read} servers read`; });
   fleet.version = version(fleet.status);
-  ["site", "phase", "image"].forEach(offer);
+  fleet.missing = readServers.missing;
+  FIELDS.forEach(offer);
+  sort();
   choose();
 }
 
 // One server
 
+// Why it boots what it boots, in a sentence or two.
+function lead(server) {
+  const made = element("p", undefined, "lead");
+  const image = imageOf(server);
+  const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "is given no boot";
+  made.append(element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`), " It ", element("strong", boots), `: ${server.cause}.`);
+  const [then] = server.later ?? [];
+  if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ?? "no plan"}.`);
+  return made;
+}
+
 function facts(server) {
   const labels = Object.entries(server.labels).map(([key, value]) => `${key}=${value}`).join("  ");
   return [
-    ["Phase", server.phase], ["Because", server.cause], ["Image", [server.image, server.version].filter(Boolean).join(" ")],
+    ["Image", imageOf(server)],
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
     ["Installation", server.step], ["Next change", instant(server.nextTransition)], ["Site", server.site], ["Labels", labels],
-    ["UUID", server.uuid], ["MAC", server.macs.join(" ")], ["Kernel arguments", server.kernelArguments.join(" ")],
-    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", server.digest],
+    ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
+    ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", mono(server.digest)],
   ];
+}
+
+function mono(text) {
+  return text ? element("span", text, "mono") : null;
 }
 
 function described(pairs) {
@@ -210,7 +195,7 @@ function why(server) {
     const caption = under ? `Under the maintenance ${under}` : "Under its policy";
     const rows = lines.filter((each) => each[4] === under)
       .map(([field, value, rule, reason, , resource, path, number]) =>
-        [field, element("span", value, "mono"), line(revision, path, number), resource, `${reason} (${rule})`]);
+        [field, element("span", value, "mono"), line(revision, path, number), resource, rule === "-" ? reason : `${reason} (${rule})`]);
     return table(caption, ["Field", "Value", "Written at", "In", "Why"], rows);
   });
   const as = element("p", "Lines as of commit ", "quiet");
@@ -218,20 +203,21 @@ function why(server) {
   return part("Why", as, ...tables);
 }
 
-function history(server) {
+function commits(server) {
   const { commit: newest, earlier } = server.written;
-  const commits = element("ol");
+  const list = element("ol");
   for (const each of [newest, ...earlier]) {
     const line = element("li");
     line.append(commit(each));
-    commits.append(line);
+    list.append(line);
   }
-  const own = server.written?.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
-  const told = element("p");
-  const address = own ? forge("history", { commit: server.written.commit, path: own }) : null;
-  if (address) told.append("Who changed its document when: ", link(own, address), ". ");
-  told.append("All that changed what it boots, whichever document that was in: ", element("code", `gitboot history ${server.name}`));
-  return part("History", element("p", "Commits by which what it boots was changed, or is written elsewhere, as far as the instance knows; the newest first:"), commits, told);
+  const own = server.written.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
+  const address = own ? forge("history", { commit: newest, path: own }) : null;
+  const document = element("p");
+  if (address) document.append("Who changed its document when: ", link(own, address));
+  return part("History", element("p", "What it boots was changed, or written elsewhere, by these commits, the newest first, as far as the instance knows:", "quiet"), list,
+    ...(address ? [document] : []),
+    element("p", "All of them, with what each has changed, whichever document that was in:", "quiet"), typed(`gitboot history ${server.name}`));
 }
 
 function record(known) {
@@ -263,15 +249,12 @@ async function showServer(asked) {
   const said = element("pre", JSON.stringify(server.document, null, 2));
   said.tabIndex = 0;
   more.append(element("summary", "Decision and plan"), said);
-  return [
-    described(facts(server)),
-    ...(server.written ? [why(server)] : []),
-    ...(server.later ? [later(server)] : []),
-    ...(server.bmc || server.override ? [bmc(server)] : []),
-    ...(server.provisioned ? [record(server.provisioned)] : []),
-    ...(server.written ? [history(server)] : []),
-    more,
-  ];
+  const columns = element("div", undefined, "columns");
+  const beside = element("div");
+  beside.append(...(server.later ? [later(server)] : []), ...(server.bmc || server.override ? [bmc(server)] : []),
+    ...(server.provisioned ? [record(server.provisioned)] : []));
+  columns.append(part("Now", described(facts(server))), beside);
+  return [lead(server), columns, ...(server.written ? [why(server), commits(server)] : []), more];
 }
 
 // What needs the published page
@@ -349,22 +332,36 @@ async function showTimeline() {
 
 const KINDS = [["reinstalled", "reinstalled"], ["changed", "changed otherwise"], ["less", "offer less"], ["added", "added"], ["removed", "removed or retired"]];
 
+function key(kind, words) {
+  const made = element("span");
+  made.append(element("span", "■ ", `key ${kind}`), words);
+  return made;
+}
+
 async function showChanges() {
   const { status } = fleet;
   if (!status) return [note("busy", "Not known", "no instance has accepted these files")];
   const areas = status.accepted?.changed ?? [];
   const commits = [...new Set(areas.map((each) => each.commit))];
   const legend = element("p", undefined, "legend");
-  for (const [kind, words] of KINDS) legend.append(element("span", "■ ", `key ${kind}`), words, " ");
+  for (const [kind, words] of KINDS) legend.append(key(kind, words));
+  const lately = (status.accepted?.lately ?? []).map((each) =>
+    [instant(each.at), commit(each.commit), ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
   return [
     part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")])),
     part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
       ...commits.flatMap((each) => extent(each, areas.filter((area) => area.commit === each)))),
+    ...(lately.length ? [part("Lately", table("Accepted commits, the newest first, and how many servers each has changed",
+      ["When", "Commit", ...KINDS.map(([, words]) => words)], lately))] : []),
   ];
 }
 
+function sizeOf(area, kind) {
+  return kind === "changed" ? Math.max(0, area.changed - area.reinstalled) : area[kind];
+}
+
 function extent(revision, areas) {
-  const sizes = (area) => KINDS.map(([kind]) => [kind, kind === "changed" ? Math.max(0, area.changed - area.reinstalled) : area[kind]]);
+  const sizes = (area) => KINDS.map(([kind]) => [kind, sizeOf(area, kind)]);
   const rows = areas.map((area) => [area.label || "whole fleet", sizes(area)]);
   const touched = (sizes) => sizes.reduce((sum, [, size]) => sum + size, 0);
   const title = element("h4", "Commit ");
@@ -416,11 +413,15 @@ async function show() {
   $("view").hidden = title === null;
   document.title = title === null ? "gitboot" : `${title} – gitboot`;
   for (const each of document.querySelectorAll("nav a")) {
-    each.toggleAttribute("aria-current", each.hash === (wanted || "#/"));
+    each.toggleAttribute("aria-current", each.hash === wanted || (each.hash === "#/" && title === null));
     if (each.hasAttribute("aria-current")) each.setAttribute("aria-current", "page");
   }
   showStatus();
-  if (title === null) return drawRows();
+  if (title === null) {
+    recall();
+    showAhead();
+    return choose();
+  }
   const heading = element("h2", title);
   heading.tabIndex = -1;
   const content = await made().catch((error) => [note("bad", "Not known", error.message)]);
@@ -457,9 +458,13 @@ async function watch() {
   setTimeout(watch, REFRESH_MS);
 }
 
-for (const id of ["search", "site", "phase", "image"]) {
-  $(id).addEventListener("input", () => { $("window").scrollTop = 0; choose(); });
-}
+for (const id of ["search", ...FIELDS]) $(id).addEventListener("input", askAnew);
+$("none").querySelector("button").addEventListener("click", () => { location.hash = "#/"; });
+addEventListener("keydown", (event) => {
+  if (event.key !== "/" || $("servers").hidden || event.target.matches("input, select")) return;
+  event.preventDefault();
+  $("search").focus();
+});
 $("filters").addEventListener("submit", (event) => event.preventDefault());
 $("window").addEventListener("scroll", drawRows, { passive: true });
 addEventListener("resize", drawRows);

@@ -19,7 +19,7 @@ from gitboot.resolve.attempts import step_of
 
 COLUMNS: Final = (
     *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),
-    *("nextTransition", "step", "stream", "joins", "kept", "decided", "provisioned", "windows"),
+    *("nextTransition", "step", "stream", "joins", "kept", "decided", "provisioned", "windows", "installs"),
 )
 
 
@@ -34,7 +34,7 @@ def page_files(
     ``shown`` is what the commit says of streams and windows, as JSON.
     """
     members = _members(servers)
-    wanted = members.keys() if changed is None else {_shard(name) for name in changed}
+    wanted = members.keys() if changed is None else {shard_of(name) for name in changed}
     shards = {_path(each): _shard_file(each, servers, members[each]) for each in sorted(wanted) if each in members}
     facts = {
         "format": FORMAT,
@@ -55,11 +55,11 @@ def _members(names: Iterable[str]) -> dict[str, list[str]]:
     """Which servers are in which shard, in their order."""
     found: dict[str, list[str]] = {}
     for name in names:
-        found.setdefault(_shard(name), []).append(name)
+        found.setdefault(shard_of(name), []).append(name)
     return found
 
 
-def _shard(name: str) -> str:
+def shard_of(name: str) -> str:
     return f"{crc32(name.encode()) & 0xFF:02x}"
 
 
@@ -85,3 +85,11 @@ def _row(state: ServerState) -> Iterator[Any]:
     yield policy.boot.image if policy and policy.boot else None
     yield record.image if record else None
     yield [each.name for each in decision.maintenances]
+    yield _installs(state)
+
+
+def _installs(state: ServerState) -> str | None:
+    """From when on a boot is offered that may write its disk; None: from no instant that was planned."""
+    if state.plan is not None and state.plan.writes_disk:
+        return "now"
+    return next((format_instant(since) for since, plan in state.later if plan is not None and plan.writes_disk), None)

@@ -1,0 +1,222 @@
+// The table of servers: which are asked for, in which order. Only the rows that are seen are in the document.
+"use strict";
+
+const ROW = 36; // as --row in page.css
+const MARGIN = 8; // rows above and below what is seen
+const DAY_MS = 86400000;
+const FIELDS = ["site", "phase", "image"];
+
+const fleet = { all: [], ordered: [], chosen: [], printing: false, version: null, shared: null, status: null, missing: 0 };
+const order = { by: "name", down: false };
+const drawn = new Map(); // the row of each server that has one
+let narrowed = ""; // what `chosen` was searched by
+
+// What a phase means to somebody in a hurry: a colour, always with its word.
+const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
+
+// Each column: what it is called, what it is sorted by, and what stands in it.
+const COLUMNS = [
+  ["Server", "name", (server) => toServer(server.name)],
+  ["Site", "site", (server) => server.site ?? "–"],
+  ["Phase", "phase", (server) => element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`)],
+  ["Image", "image", (server) => imageOf(server) ?? "local disk"],
+  ["By", "by", (server) => by(server) ?? "–"],
+  ["Installs", "installs", (server) => installs(server)],
+  ["Next change", "nextTransition", (server) => instant(server.nextTransition)],
+];
+const KEYS = { by };
+
+function by(server) {
+  return server.maintenance ?? server.policy;
+}
+
+// An image with its version, where its name does not end with that.
+function imageOf({ image, version }) {
+  return image && version && !image.endsWith(version) ? `${image} · ${version}` : image;
+}
+
+function installs(server) {
+  if (!server.installs) return element("span", "–", "quiet");
+  if (server.installs === "now") return element("span", "at its next boot", "word bad");
+  return instant(server.installs);
+}
+
+// What is ahead: a word, whose servers it counts, and how much it matters.
+const AHEAD = {
+  reinstall: ["may install at their next boot", (server) => server.installs === "now", "bad"],
+  tonight: ["more may install within 24 h", (server) => server.installs && server.installs !== "now" && isSoon(server.installs), "bad"],
+  changes: ["change within 24 h", (server) => isSoon(server.nextTransition), "busy"],
+  maintenance: ["in maintenance", (server) => server.maintenance, "busy"],
+  waiting: ["wait for a rollout", (server) => server.joins, ""],
+  kept: ["pinned or on hold", (server) => server.kept, ""],
+};
+let ahead = null; // which of these is asked for
+
+function isSoon(at) {
+  return at && Date.parse(at) - Date.now() < DAY_MS;
+}
+
+function showAhead() {
+  const known = Object.entries(AHEAD).filter(() => fleet.all.length && "installs" in fleet.all[0]);
+  $("ahead").replaceChildren(...known.map(([key, [words, has, tone]]) => {
+    const servers = fleet.all.reduce((sum, server) => sum + (has(server) ? 1 : 0), 0);
+    const made = element("button", undefined, `tile ${servers ? tone : ""}`);
+    made.type = "button";
+    made.setAttribute("aria-pressed", String(ahead === key));
+    made.append(element("strong", servers.toLocaleString("en")), element("span", words));
+    made.addEventListener("click", () => {
+      ahead = ahead === key ? null : key;
+      for (const each of $("ahead").children) each.setAttribute("aria-pressed", String(each === made && ahead !== null));
+      askAnew();
+    });
+    return made;
+  }));
+}
+
+// What is asked for stands in the address: it can be sent to somebody, and is there again after a look at a server
+
+function filters() {
+  const found = new URLSearchParams();
+  for (const name of ["search", ...FIELDS]) if ($(name).value.trim()) found.set(name, $(name).value.trim());
+  if (ahead) found.set("ahead", ahead);
+  if (order.by !== "name" || order.down) found.set("order", `${order.down ? "-" : ""}${order.by}`);
+  return found;
+}
+
+function remember() {
+  const text = filters().toString();
+  history.replaceState(null, "", text ? `#/?${text}` : "#/");
+}
+
+function recall() {
+  const wanted = new URLSearchParams(location.hash.replace(/^#\/\??/, ""));
+  for (const name of FIELDS) {
+    const value = wanted.get(name) ?? "";
+    if (value && ![...$(name).options].some((each) => each.value === value)) $(name).add(new Option(value, value));
+    $(name).value = value;
+  }
+  $("search").value = wanted.get("search") ?? "";
+  ahead = wanted.get("ahead") in AHEAD ? wanted.get("ahead") : null;
+  const [, down, name] = /^(-?)(.+)$/.exec(wanted.get("order") ?? "name");
+  Object.assign(order, { by: COLUMNS.some(([, key]) => key === name) ? name : "name", down: down === "-" });
+  sort();
+}
+
+function sort() {
+  const key = KEYS[order.by] ?? ((server) => server[order.by]);
+  const sign = order.down ? -1 : 1;
+  const keyed = order.by === "name" ? null : fleet.all.map((server) => [key(server) ?? "", server]);
+  if (keyed) {
+    // What has none comes last, whichever way; those that are alike stay in the order of their names.
+    keyed.sort(([a], [b]) => (a === b ? 0 : a === "" ? 1 : b === "" ? -1 : a < b ? -sign : sign));
+    fleet.ordered = keyed.map(([, server]) => server);
+  } else {
+    fleet.ordered = order.down ? fleet.all.toReversed() : fleet.all;
+  }
+  narrowed = "";
+  drawHead();
+}
+
+function drawHead() {
+  const row = $("fleet").tHead.rows[0];
+  if (!row.cells.length) {
+    for (const [title, name] of COLUMNS) {
+      const cell = element("th");
+      cell.scope = "col";
+      const button = element("button", title);
+      button.type = "button";
+      button.addEventListener("click", () => {
+        Object.assign(order, { by: name, down: order.by === name && !order.down });
+        sort();
+        askAnew();
+      });
+      cell.append(button);
+      row.append(cell);
+    }
+  }
+  COLUMNS.forEach(([, name], place) => {
+    if (name === order.by) row.cells[place].setAttribute("aria-sort", order.down ? "descending" : "ascending");
+    else row.cells[place].removeAttribute("aria-sort");
+  });
+}
+
+function askAnew() {
+  $("window").scrollTop = 0;
+  choose();
+  remember();
+}
+
+// Whoever types on looks among what was found already.
+function choose() {
+  const wanted = $("search").value.trim().toLowerCase();
+  const fields = FIELDS.map((name) => [name, $(name).value]).filter(([, value]) => value);
+  const has = ahead ? AHEAD[ahead][1] : null;
+  const others = JSON.stringify([fields, ahead]);
+  const among = narrowed && wanted.startsWith(narrowed) && choose.others === others ? fleet.chosen : fleet.ordered;
+  fleet.chosen = among.filter((server) =>
+    fields.every(([name, value]) => server[name] === value) && (!has || has(server)) && (!wanted || server.words.includes(wanted)));
+  narrowed = wanted;
+  choose.others = others;
+  const [found, all] = [fleet.chosen.length, fleet.all.length].map((each) => each.toLocaleString("en"));
+  $("count").textContent = `${found} of ${all} servers`;
+  $("none").hidden = fleet.chosen.length > 0 || fleet.all.length === 0;
+  drawRows();
+}
+
+function row(server) {
+  const made = element("tr");
+  for (const [, , content] of COLUMNS) {
+    const cell = element("td");
+    cell.append(content(server));
+    made.append(cell);
+  }
+  return made;
+}
+
+function gap(place) {
+  const made = $("fleet").tBodies[0].insertRow(place);
+  made.className = "gap";
+  made.setAttribute("aria-hidden", "true");
+  made.insertCell().colSpan = COLUMNS.length;
+  return made;
+}
+
+function drawRows() {
+  const { chosen, printing } = fleet;
+  const seen = Math.ceil($("window").clientHeight / ROW);
+  const top = Math.max(0, Math.floor($("window").scrollTop / ROW) - MARGIN);
+  const first = printing ? 0 : Math.min(top, Math.max(0, chosen.length - seen - MARGIN));
+  const end = printing ? chosen.length : Math.min(chosen.length, first + seen + 2 * MARGIN);
+  put(chosen.slice(first, end), first);
+  const [above, below] = [$("fleet").tBodies[0].firstChild, $("fleet").tBodies[0].lastChild];
+  above.firstChild.style.height = `${first * ROW}px`;
+  below.firstChild.style.height = `${(chosen.length - end) * ROW}px`;
+  $("fleet").setAttribute("aria-rowcount", chosen.length + 1);
+}
+
+// Bring the document to have the rows of these, between the gaps; a row that stays is not touched, nor its focus.
+function put(servers, first) {
+  const body = $("fleet").tBodies[0];
+  if (!body.rows.length) { gap(0); gap(1); }
+  const wanted = new Set(servers);
+  for (const [server, made] of drawn) {
+    if (!wanted.has(server)) { made.remove(); drawn.delete(server); }
+  }
+  let place = body.firstChild.nextSibling;
+  servers.forEach((server, number) => {
+    let made = drawn.get(server);
+    if (made === undefined) drawn.set(server, made = row(server));
+    if (made === place) place = place.nextSibling;
+    else body.insertBefore(made, place);
+    made.setAttribute("aria-rowindex", first + number + 2);
+  });
+}
+
+function offer(name) {
+  const select = $(name);
+  const kept = select.value;
+  const values = [...new Set(fleet.all.map((server) => server[name]).filter(Boolean))].sort();
+  if (kept && !values.includes(kept)) values.push(kept);
+  select.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)));
+  select.value = kept;
+}
