@@ -164,7 +164,8 @@ def pictures(chromium: Browser, folder: Path, published: Path) -> None:
         for name, view in _VIEWS.items() if not dark else _IN_DARK.items():
             chromium.sized(1440, 900)
             chromium.open(f"file://{published}/{PAGE}index.html#/{view}")
-            high = chromium.run("document.documentElement.scrollHeight") if view else 900
+            is_table = not view or view.startswith("?")
+            high = 900 if is_table else chromium.run("document.documentElement.scrollHeight")
             chromium.sized(1440, high)
             chromium.painted()
             chromium.picture(folder / f"{name}{'-dark' if dark else ''}.png")

@@ -99,10 +99,12 @@ def test_the_page_is_only_read_and_its_data_not_sent_twice(url: str) -> None:
 
 
 @browsers
-def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(chromium: Browser, made: Site, url: str) -> None:
+def test_what_an_image_found_in_a_machine_stands_on_the_page_as_text(
+    chromium: Browser, made: Site, address: str
+) -> None:
     found = inventoried({**SENT, "product": HOSTILE[:64]}, "v1/inventory", "10.0.0.7", BEFORE)
     with seen(made, found):
-        chromium.open(f"{url}{PAGE}#/unknown")
+        chromium.open(f"{address}#/unknown")
         chromium.until('document.body.innerText.includes("64 CPUs, 256 GiB, nvme0n1 480 GB, sda 7.68 TB")')
         assert HOSTILE[:64] in chromium.text and chromium.run("document.images.length") == 0
     assert chromium.faults == []

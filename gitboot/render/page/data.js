@@ -50,7 +50,7 @@ async function readStatus() {
 }
 
 async function readSeen() {
-  return (await isLive() ? await ask("seen") : await load("seen"))?.items ?? [];
+  return (await isLive() ? (await ask("seen")).items : (await load("seen"))?.machines) ?? [];
 }
 
 // What was published of the fleet as a whole; null where the Fleet's outputs have no page.
