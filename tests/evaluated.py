@@ -25,8 +25,8 @@ from gitboot.source.bringing import InThisProcess
 class Here(Evaluation):
     """An evaluation without a process of its own."""
 
-    def __init__(self, reader: Reader) -> None:
-        super().__init__(Path())
+    def __init__(self, reader: Reader, site: str | None = None) -> None:
+        super().__init__(Path(), site=site)
         self._reader = reader
         self._evaluator = Evaluator(reader.snapshot)
 
@@ -35,7 +35,7 @@ class Here(Evaluation):
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:
             self._reader.close()
-        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference)))
+        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference, self._site)))
 
 
 class Slow(Here):
@@ -49,8 +49,16 @@ class Slow(Here):
 def evaluated_here() -> Iterator[None]:
     """What a command that is typed in this process fetches and evaluates is so in it as well."""
 
-    def here(state: Path, *, allowance: Allowance, waits: bool, laps: Laps | None = None, read: Told = unheard) -> Here:
-        return Here(Reader(state))
+    def here(
+        state: Path,
+        *,
+        allowance: Allowance,
+        waits: bool,
+        laps: Laps | None = None,
+        read: Told = unheard,
+        site: str | None = None,
+    ) -> Here:
+        return Here(Reader(state), site)
 
     with patch.object(build, "Evaluation", here), patch.object(build, "FetchProcess", _FetchesHere):
         yield

@@ -48,6 +48,7 @@ def in_process(
     trust: TrustSettings | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     uptime: Callable[[], Uptime] = uptime,
+    site: str | None = None,
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
@@ -62,6 +63,7 @@ def in_process(
         bmc=BmcSettings(credentials=credentials, jitter=0),
         artifacts=ArtifactSettings(check=CheckAssets.OFF),  # they are nowhere
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
+        site=site,
         listen="by the test itself",
         spool=folder / "spool",
         accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # where tests may lie, as in containers
@@ -70,8 +72,8 @@ def in_process(
 
     def evaluation(state: Path) -> Evaluation:
         if apart:
-            return Evaluation(state)
-        return Here(Reader(state)) if evaluates else Slow(Reader(state))
+            return Evaluation(state, site=site)
+        return Here(Reader(state), site) if evaluates else Slow(Reader(state))
 
     with running(settings, tell=events.append, clock=clock, wake=wake, evaluation_of=evaluation, uptime=uptime) as (
         instance,

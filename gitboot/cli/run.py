@@ -93,6 +93,11 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file with its password. Default: libpq's own ways, as a client certificate.",
 )
+@click.option(
+    "--site",
+    metavar="NAME",
+    help="Act for the servers of this site alone, if the Fleet names its ledger there. Default: for all.",
+)
 @click.option("--listen", metavar="HOST:PORT", help="Serve the same files and the API here. Default: do not serve.")
 @click.option("--workers", type=_COUNT, default=1, show_default=True, help="Processes that serve, each on a core.")
 @credentials_option

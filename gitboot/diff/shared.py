@@ -49,9 +49,10 @@ def changes_all_files(shared: SharedChange) -> bool:
 
 
 def changes_ledger(shared: SharedChange) -> bool:
-    """Whether one instance was named that is to act, and is no more."""
-    named = shared.old["ledger"] if shared.old is not None else None
-    return named is not None and named != shared.new["ledger"]
+    """Whether one instance was named that is to act, for all or for a site, and is no more."""
+    if (old := shared.old) is None:
+        return False
+    return any(old.get(key) and old[key] != shared.new.get(key) for key in ("ledger", "ledgers"))
 
 
 def _shared(
@@ -70,8 +71,13 @@ def _shared(
         "monitors": list(map(str, provisioning.monitors)),  # whose fetches prove no installation
         **({"clients": list(map(str, provisioning.clients))} if provisioning.clients else {}),  # whose alone do
         "ledger": provisioning.ledger,  # of the instance that makes them
+        **({"ledgers": by_site} if (by_site := _ledgers(repository)) else {}),  # of a site's own instance
         **(_network(decisions, other, touched) if other is not None and decisions.outputs & _OF_HOSTS else {}),
     }
+
+
+def _ledgers(repository: FleetRepository) -> dict[str, str]:
+    return {site.name: site.ledger for site in repository.fleet.spec.sites if site.ledger is not None}
 
 
 _OF_HOSTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.PXELINUX})  # made of more than decisions

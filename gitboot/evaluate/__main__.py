@@ -101,7 +101,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
     try:
         answering.begin(question.allowance)
         evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
-        for answer in told(evaluator.evaluate(Revision(question.revision), base)):
+        for answer in told(evaluator.evaluate(Revision(question.revision), base), question.site):
             answering.send(answer)
         return True
     except InvalidRepository as error:

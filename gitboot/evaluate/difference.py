@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -10,12 +10,17 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.canonical import canonical
+from gitboot.errors import InvalidRepository, Orders
 from gitboot.evaluate.evaluator import CommitPair, Foundation
 from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.frames import encode
+from gitboot.load import Id
 from gitboot.load.machines import machine
 from gitboot.model.fleet import Output
+from gitboot.model.server import Server
+from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
+from gitboot.problems.codes import Code
 from gitboot.resolve.optouts import OptOut, holds
 from gitboot.resolve.places import Places
 from gitboot.resolve.sites import sites
@@ -26,23 +31,51 @@ from gitboot.resolve.written import Written
 _BATCH: Final = 256  # servers a frame
 
 
-def told(difference: CommitPair) -> Iterator[Answer]:
-    """The frames that tell a commit to whoever knows its base."""
-    servers = _servers(difference)
+def told(difference: CommitPair, site: str | None = None) -> Iterator[Answer]:
+    """The frames that tell a commit to whoever knows its base; with a ``site`` as if there were its servers alone.
+
+    A server that comes from another site comes without a word of its being new: so nobody takes it for one that was
+    never installed. Raises `InvalidRepository` where the Fleet has no such site.
+    """
+    if site is not None:
+        _check_site(difference.head, site)
+    servers = _servers(difference, site)
     while batch := tuple(islice(servers, _BATCH)):
         yield ServerParts(batch)
-    yield _result(difference)
+    yield _result(difference, site)
 
 
-def _servers(difference: CommitPair) -> Iterator[ServerPart]:
+def _check_site(commit: Foundation, site: str) -> None:
+    repository = commit.decided.repository
+    fleet = repository.fleet.spec
+    names = [each.name for each in fleet.sites]
+    if site in names:
+        return
+    hint = did_you_mean(site, names, Code.NO_SUCH_SITE.hint)
+    message = f"this instance is for the site {site}, which the Fleet does not have"
+    key = Id("Fleet", repository.fleet.metadata.name)
+    problem = repository.problem(Code.NO_SUCH_SITE, message, key, "spec", "sites", hint=hint)
+    raise InvalidRepository([problem], orders=Orders(stopped=fleet.stopped, ledger=fleet.provisioning.ledger))
+
+
+def _here(commit: Foundation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
+    """The servers of these names that a commit has at a site; None: at any."""
+    repository = commit.decided.repository
+    servers = {name: repository.servers[name] for name in names if name in repository.servers}
+    if site is None:
+        return servers
+    selection = sites(repository)
+    return {name: each for name, each in servers.items() if (found := selection.of(each)) and found[0].name == site}
+
+
+def _servers(difference: CommitPair, site: str | None) -> Iterator[ServerPart]:
     base, head = difference.base, difference.head
     lines, before = _Provenance.of(head), _Provenance.of(base) if base is not None else None
-    servers = head.decided.repository.servers
-    for name in sorted(servers if lines is not None and before is None else difference.servers):
-        if name not in servers:
-            continue
-        said = _server(base, head, name)
-        if lines is not None and (found := lines.unless_as(before, name)) is not None:
+    names = head.decided.repository.servers if lines is not None and before is None else difference.servers
+    here_before = _here(base, names, site) if base is not None else {}
+    for name in sorted(_here(head, names, site)):
+        said = _server(base if name in here_before else None, head, name)
+        if lines is not None and (found := lines.unless_as(before if name in here_before else None, name)) is not None:
             said = structs.replace(said or _NOTHING, name=name, written=found)
         if said is not None:
             yield said
@@ -80,7 +113,7 @@ def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart 
     new, new_server = head.decided, head.decided.repository.servers[name]
     decision, network = new.decisions.servers[name], new.decisions.networks[name]
     described, labels = machine(new.repository, new_server), new_server.metadata.labels
-    if base is None or name not in base.decided.repository.servers:
+    if base is None:
         return ServerPart(
             name=name,
             decision=encode(decision.digested()),
@@ -105,49 +138,47 @@ def _same(old: Decision, new: Decision) -> bool:
     return old is new or old.digest == new.digest
 
 
-def _result(difference: CommitPair) -> CommitEnd:
-    base, head = difference.base, difference.head
-    new = head.decided.repository
-    servers = difference.servers
-    old = base.decided.repository if base is not None else None
-    uuids = {new.servers[name].uuid: name for name in servers if name in new.servers}
-    uuids_before = {old.servers[name].uuid for name in servers if name in old.servers} if old else set()
-    sites = _sites(head, difference)
-    sites_before = _sites(base, difference) if base else {}
-    fleetwide = _fleetwide(difference)
+def _result(difference: CommitPair, site: str | None) -> CommitEnd:
+    base, head, names = difference.base, difference.head, difference.servers
+    new, old = _here(head, names, site), _here(base, names, site) if base is not None else {}
+    uuids, uuids_before = {server.uuid: name for name, server in new.items()}, {each.uuid for each in old.values()}
+    anywhere = _here(base, names, None).values() if base is not None else ()
+    known = {each.uuid for each in anywhere}
+    selected = _sites(head, new)
+    selected_before = _sites(base, old) if base is not None else {}
+    fleetwide = _fleetwide(difference, site)
     return CommitEnd(
         extent=difference.extent,
         fleetwide=fleetwide,
-        come=tuple(sorted(name for uuid, name in uuids.items() if uuid not in uuids_before)),
-        gone=tuple(sorted(name for name in servers if old and name in old.servers and name not in new.servers)),
+        come=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known)),
+        gone=tuple(sorted(old.keys() - new.keys())),
         gone_machines=tuple(sorted(uuids_before - uuids.keys())),
-        sites={name: site for name, site in sites.items() if site != sites_before.get(name)},
-        gone_sites=tuple(sorted(sites_before.keys() - sites.keys())),
+        sites={name: each for name, each in selected.items() if each != selected_before.get(name)},
+        gone_sites=tuple(sorted(selected_before.keys() - selected.keys())),
     )
 
 
-def _sites(commit: Foundation, difference: CommitPair) -> dict[str, str]:
-    repository = commit.decided.repository
-    selection, servers = sites(repository), repository.servers
-    found = {name: selection.of(servers[name]) for name in difference.servers if name in servers}
+def _sites(commit: Foundation, servers: Mapping[str, Server]) -> dict[str, str]:
+    selection = sites(commit.decided.repository)
+    found = {name: selection.of(server) for name, server in servers.items()}
     return {name: selected[0].name for name, selected in found.items() if selected}
 
 
-def _fleetwide(difference: CommitPair) -> FleetPart | None:
+def _fleetwide(difference: CommitPair, site: str | None) -> FleetPart | None:
     """What is said besides the servers; None where that is what the base says."""
-    said = _fleetwide_of(difference.head)
+    said = _fleetwide_of(difference.head, site)
     if difference.base is None:
         return said
-    before = _fleetwide_of(difference.base)
+    before = _fleetwide_of(difference.base, site)
     return None if before == said else said
 
 
-def _fleetwide_of(commit: Foundation) -> FleetPart:
+def _fleetwide_of(commit: Foundation, site: str | None) -> FleetPart:
     repository, decisions = commit.decided.repository, commit.decided.decisions
     opt_outs, shown = _opt_outs(commit), None
     if Output.PAGES in decisions.outputs:
         shown = canonical(fleet_facts(Places(repository), opt_outs))
-    return fleet_part(repository.fleet.spec, decisions, opt_outs, minimum_versions(repository), shown)
+    return fleet_part(repository.fleet.spec, decisions, opt_outs, minimum_versions(repository), shown, site)
 
 
 def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:

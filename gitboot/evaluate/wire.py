@@ -35,6 +35,7 @@ class Question(msgspec.Struct, frozen=True):
     revision: str
     base: str | None
     allowance: Allowance
+    site: str | None = None  # of whose servers alone is said anything; None: of all
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
@@ -80,6 +81,7 @@ class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     opt_outs: tuple[OptOut, ...]
     minimum_versions: dict[str, MinimumVersion]
     shown: bytes | None  # what the page shows of streams and windows, as JSON; None: it is not published
+    site: str | None  # of whose servers alone is said anything; None: of all
 
 
 def fleet_part(
@@ -88,6 +90,7 @@ def fleet_part(
     opt_outs: tuple[OptOut, ...],
     minimum_versions: dict[str, MinimumVersion],
     shown: bytes | None,
+    site: str | None,
 ) -> FleetPart:
     return FleetPart(
         fleet=fleet,
@@ -101,6 +104,7 @@ def fleet_part(
         opt_outs=opt_outs,
         minimum_versions=minimum_versions,
         shown=shown,
+        site=site,
     )
 
 

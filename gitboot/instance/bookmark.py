@@ -132,8 +132,11 @@ class Bookmark:
     Where it cannot be relied on, it is done without, and ``warn`` is told, unless it is only of another version.
     """
 
-    def __init__(self, path: Path, tree: GoneOn, patrol: Patrol, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, path: Path, tree: GoneOn, patrol: Patrol, warn: Callable[[str], None], site: str | None = None
+    ) -> None:
         self._path, self._tree, self._patrol, self._warn = path, tree, patrol, warn
+        self._site = site  # for whose servers the instance acts; None: for all
         self._since = _Since()
 
     def resumed(self, fresh: Standing) -> Standing:
@@ -143,6 +146,8 @@ class Bookmark:
         if kept.whose != _whose(fresh.knowledge, fresh.keys) or (owed := self._tree.resume(kept.tree)) is None:
             return fresh
         commit = _commit(kept.commit)
+        if commit.site != self._site:
+            return fresh
         plans = _plans(kept.plans, commit)
         publication = TargetState(
             applied=commit.revision,
@@ -252,7 +257,9 @@ def _kept_commit(commit: Commit) -> _KeptCommit:
     decisions = commit.decisions
     return _KeptCommit(
         revision=commit.revision,
-        said=wire.fleet_part(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions), commit.shown),
+        said=wire.fleet_part(
+            *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
+        ),
         decisions=_encoded(decisions.servers),
         networks=_encoded(decisions.networks),
         machines=dict(commit.machines),
@@ -284,6 +291,7 @@ def _commit(kept: _KeptCommit) -> Commit:
         labels=kept.labels,
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
+        site=said.site,
         written=kept.written,
         shown=said.shown,
     )

@@ -237,7 +237,12 @@ def running(
         laps = Laps()
         if evaluation_of is None:
             evaluation = Evaluation(
-                settings.state, allowance=settings.allowance, waits=wait, laps=laps, read=listener.of(Work.READ)
+                settings.state,
+                allowance=settings.allowance,
+                waits=wait,
+                laps=laps,
+                read=listener.of(Work.READ),
+                site=settings.site,
             )
             source = stack.enter_context(_fetched_apart(settings, settings.state))
         else:
@@ -249,7 +254,9 @@ def running(
         patrol = Patrol(settings.output, wake)
         stack.callback(patrol.close)
         outside = Outside(
-            bookmark=Bookmark(settings.state / state.PLANNED, tree, patrol, partial(_warned, tell, clock)),
+            bookmark=Bookmark(
+                settings.state / state.PLANNED, tree, patrol, partial(_warned, tell, clock), settings.site
+            ),
             resumes=not wait,
             source=source,
             evaluation=evaluation,
@@ -315,7 +322,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         about = facts.read(store)
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = stack.enter_context(_fetched_apart(settings, copy))
-        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True)
+        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
         stack.callback(evaluation.close)
         outside = Outside(
             source=source,

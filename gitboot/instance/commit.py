@@ -31,6 +31,7 @@ class Commit:
     labels: Mapping[str, Mapping[str, str]]  # by server
     opt_outs: tuple[OptOut, ...]
     minimum_versions: Mapping[str, MinimumVersion]  # by profile
+    site: str | None = None  # whose servers alone these are; None: all of the fleet
     written: Mapping[str, Written] = field(default_factory=dict)  # by server; of none, where no page is published
     shown: bytes | None = None  # what the page shows of streams and windows, as JSON
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
@@ -39,12 +40,17 @@ class Commit:
 
     def is_for(self, ledger: str) -> bool:
         """Whether the instance with this ledger may act for it."""
-        return self.fleet.provisioning.ledger in (None, ledger)
+        return self.ledger in (None, ledger)
+
+    @property
+    def ledger(self) -> str | None:
+        """The ledger whose instance may act for it; None: any may."""
+        return self.fleet.ledger_for(self.site)
 
     @property
     def orders(self) -> Orders:
         """What it says that is obeyed at once."""
-        return Orders(stopped=self.fleet.stopped, ledger=self.fleet.provisioning.ledger)
+        return Orders(stopped=self.fleet.stopped, ledger=self.ledger)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

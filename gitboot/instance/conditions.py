@@ -20,6 +20,7 @@ from gitboot.instance.planning import ImageFile, Plans
 from gitboot.instance.standing import Standing
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.instance.trust import behind, unkept
+from gitboot.model.fleet import NOBODY
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.phrases import count, more
@@ -208,8 +209,9 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
         )
         yield _condition("LedgerNamed", False, "StandsBack", message, at)
     if accepted is not None and standing.commit is None:
+        whose = f"the ledger {accepted.ledger}" if accepted.ledger != NOBODY else f"no ledger for {accepted.site}"
         message = (
-            f"the Fleet names the ledger {accepted.fleet.provisioning.ledger} as the one that publishes and sets, and "
+            f"the Fleet names {whose} as the one that publishes and sets, and "
             f"this instance has {knowledge.facts.identity}: nothing is published or set"
         )
         yield _condition("LedgerNamed", False, "AnotherLedger", message, at)

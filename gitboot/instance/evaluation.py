@@ -43,8 +43,10 @@ class Evaluation:
         waits: bool = False,
         laps: Laps | None = None,
         read: Told = unheard,
+        site: str | None = None,
     ) -> None:
         self._state = state
+        self._site = site  # of whose servers alone is asked; None: of all
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
         self._laps = laps or Laps()
@@ -95,7 +97,8 @@ class Evaluation:
         if self._process is None:
             self._process = Child("gitboot.evaluate", str(self._state))
         lap = self._laps.start()
-        answer = self._conversations.submit(_converse, self._process, revision, base, self._allowance, self._read)
+        question = wire.Question(revision, base.revision if base is not None else None, self._allowance, self._site)
+        answer = self._conversations.submit(_converse, self._process, question, base, self._read)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
         answer.add_done_callback(lambda _: lap(Stage.EVALUATE))
         answer.add_done_callback(lambda _: self.on_answer())
@@ -119,12 +122,12 @@ class _Killed(Exception):
     """Somebody killed the process: its limits do not do that."""
 
 
-def _converse(process: Child, revision: Revision, base: Commit | None, allowance: Allowance, read: Told) -> Evaluated:
+def _converse(process: Child, question: wire.Question, base: Commit | None, read: Told) -> Evaluated:
     """Ask, and wait for the answer; where none comes, the process has ended."""
-    frames = _Frames(process, allowance, read)
+    frames = _Frames(process, question.allowance, read)
     try:
-        process.send(wire.Question(revision, base.revision if base is not None else None, allowance))
-        return assembled(base, revision, frames)
+        process.send(question)
+        return assembled(base, Revision(question.revision), frames)
     except (EOFError, BrokenPipeError):
         raise frames.end() from None
     finally:
@@ -283,6 +286,7 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
         decisions=decisions,
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
+        site=said.site,
         written=commit.written if said.shown is not None else {},
         shown=said.shown,
     )

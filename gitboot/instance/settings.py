@@ -88,6 +88,7 @@ class Settings:
     bmc: BmcSettings = BmcSettings()
     allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
     limits: Limits = field(default_factory=Limits)
+    site: str | None = None  # whose servers alone it acts for; None: all
     listen: str | None = None  # HOST:PORT; None: nothing is served
     workers: int = 1  # processes that serve
     assets: Path | None = None  # what is served under /assets/

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic.dataclasses import dataclass
@@ -68,6 +68,10 @@ class Site(Struct):
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
     endpoint: BaseUrl | None = Field(
         default=None, description="Who gives from there what is made once. Default: the Fleet's endpoint."
+    )
+    ledger: Uuid | None = Field(
+        default=None,
+        description="The instance with this ledger acts for the site, with `gitboot run --site`. Default: none does.",
     )
 
 
@@ -199,6 +203,37 @@ class FleetSpec(Struct):
     )
     serving: Serving = Field(default_factory=Serving, description="How entries are answered.")
     guards: Guards = Field(default_factory=Guards, description="Limits on what one commit may change.")
+
+    @model_validator(mode="after")
+    def _a_ledger_acts_for_all_or_for_a_site(self) -> FleetSpec:
+        named = next((number for number, site in enumerate(self.sites) if site.ledger is not None), None)
+        if self.provisioning.ledger is not None and named is not None:
+            raise Malformed(
+                Code.COMBINATION,
+                "provisioning.ledger names the one instance that acts, and a site names another for itself",
+                "leave out provisioning.ledger, or the ledgers of sites",
+                ("sites", named, "ledger"),
+            )
+        return self
+
+    @property
+    def has_instances_by_site(self) -> bool:
+        """Whether a site names the ledger that acts for it."""
+        return any(site.ledger is not None for site in self.sites)
+
+    def ledger_for(self, site: str | None) -> str | None:
+        """The ledger whose instance may act for ``site``, or with None for all sites; None: any may.
+
+        For a site that names none nobody acts: two instances, neither of which knows what the other has installed,
+        would install a machine twice. One for all sites acts where these name no ledger, or all that do the same.
+        """
+        if site is not None:
+            return next((each.ledger for each in self.sites if each.name == site), None) or NOBODY
+        by_sites = sorted({each.ledger for each in self.sites if each.ledger is not None})
+        return " and ".join(by_sites) or self.provisioning.ledger
+
+
+NOBODY: Final = "nobody"  # no ledger is called so
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)

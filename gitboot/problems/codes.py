@@ -381,6 +381,18 @@ class Code(StrEnum):
         "What is recorded of a machine goes by its UUID; without one it could be taken for another, and installed.",
         "Write its uuid, as `dmidecode -s system-uuid` or its BMC says it; until then Parked, or what writes no disk.",
     )
+    ONE_SITE = (
+        "GB2022",
+        "A server of no site, or of several, where each site has its own instance",
+        "Nobody would act for a server of no site; and whose a server of several sites is, would hang on their order.",
+        "Let exactly one site select each server; or name no ledgers in the sites, for one instance that acts for all.",
+    )
+    NO_SUCH_SITE = (
+        "GB2023",
+        "An instance for a site that the Fleet does not have",
+        "What was accepted before goes on: its machines are not forgotten over a name that was misspelt or removed.",
+        "Name one of the Fleet's sites in `gitboot run --site`, or give the site its name back.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import combinations
 from typing import Final
 
 from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Evidence, Fleet
+from gitboot.model.fleet import Evidence, Fleet, Site
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars import shown, version_key
 from gitboot.model.server import PROVISIONED, Server
+from gitboot.phrases import some
 from gitboot.plan import Boot, MaintenanceDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
@@ -111,6 +112,16 @@ def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[Deci
         hint = "write its uuid; until it is known lifecycle: Parked, or what writes no disk"
         place = (Id("Server", server.metadata.name), ("spec",))
         yield DecisionFinding(Code.UUID_NEEDED, message, hint, place)
+
+
+def check_site(repository: FleetRepository, server: Server, sites: Collection[Site]) -> Iterator[DecisionFinding]:
+    """A server of no site, or of several, where each has an instance of its own."""
+    if not repository.fleet.spec.has_instances_by_site or len(sites) == 1:
+        return
+    found = f"the sites {some([site.name for site in sites])} select it" if sites else "no site selects it"
+    message = f"each site has its own instance, and {found}"
+    place = (Id("Server", server.metadata.name), ("metadata",))
+    yield DecisionFinding(Code.ONE_SITE, message, Code.ONE_SITE.hint, place, is_shared=False)
 
 
 def check_every_boot(

@@ -26,6 +26,7 @@ from gitboot.resolve.checked import (
     check_overlaps,
     check_override,
     check_power,
+    check_site,
     check_skew,
     check_uuid,
     check_wait,
@@ -255,6 +256,7 @@ class _Deciding:
             self._found.extend(check_overlaps(maintenances))
         site, local_disk = self.site(server), self.makes.local_disk(server)
         self._found.extend(self.makes.unpublished(server))
+        self._found.extend(check_site(self.repository, server, self._sites.of(server)))
         return Decision(
             server=server.metadata.name,
             uuid=server.uuid,

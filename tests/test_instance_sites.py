@@ -1,0 +1,254 @@
+"""Instances for one site each, from one repository: each acts for its own servers, and nobody's are installed twice."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gitboot.errors import InvalidRepository
+from gitboot.evaluate.difference import told
+from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.instance.commit import Commit
+from gitboot.instance.evaluation import assembled
+from gitboot.load import load
+from gitboot.plan import Cause, Phase
+from gitboot.resolve.decide import decide
+from tests.cases import for_each
+from tests.fleets import at, fleet, image, policy, profile, server, snapshot, uuid_of
+from tests.generated import GeneratedFleet, fleets
+from tests.inprocess import in_process
+from tests.instance import Repository
+from tests.test_evaluate_laws import EDITS, LAWS, History, Tree, evaluated, in_full, sent, tree_of
+from tests.test_instance_edges import INSTALLS, World, shown
+
+SITES: Final = ("ams2", "fra1")
+UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)
+BOOTS: Final = (image("flatcar-1"), profile("web", "flatcar-1"), policy("web", "All", often="Once"))
+
+
+def placed(**where: str) -> tuple[str, ...]:
+    """Servers that are to be installed, each with its site."""
+    return tuple(server(name, f"site: {site}", "provision: 1") for name, site in sorted(where.items()))
+
+
+def fleet_of(ledgers: Mapping[str, str]) -> str:
+    """A Fleet of both sites, of which these name ledgers."""
+    said = (
+        f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'"
+        f"{f', ledger: {ledgers[site]}' if site in ledgers else ''}}}"
+        for site in SITES
+    )
+    return fleet(f"baseURL: 'http://boot.test', sites: [{', '.join(said)}]")
+
+
+@dataclass
+class Country:
+    """A repository, and an instance for each of its sites, of which nothing is installed yet."""
+
+    repository: Repository
+    instances: Mapping[str, World]
+
+    def push(self, *servers: str, ledgers: Mapping[str, str] | None = None, message: str = "Change") -> None:
+        documents = fleet_of(self.ledgers if ledgers is None else ledgers), *BOOTS, *servers
+        self.repository.push({"fleet.yaml": "---\n".join(documents)}, message)
+        self.turn()
+
+    def turn(self) -> None:
+        for each in self.instances.values():
+            each.turn()
+
+    @property
+    def ledgers(self) -> dict[str, str]:
+        instances = self.instances.items()
+        return {site: each.parts.reconciler.standing.knowledge.facts.identity for site, each in instances}
+
+    def planned(self, site: str) -> dict[str, tuple[Phase, Cause]]:
+        servers = self.instances[site].parts.reconciler.standing.plans.servers
+        return {name: shown(each.plan) for name, each in servers.items()}
+
+
+@pytest.fixture
+def country(tmp_path: Path) -> Iterator[Country]:
+    repository = Repository.create(tmp_path / "git")
+    with ExitStack() as stack:
+        parts = {
+            site: stack.enter_context(in_process(tmp_path / site, repository.bare, initial="fresh", site=site))
+            for site in SITES
+        }
+        instances = {site: World(each, repository, at("20T12:00")) for site, each in parts.items()}
+        yield Country(repository, instances)
+
+
+def published(folder: Path) -> set[str]:
+    return {path.stem for path in (folder / "output/ops/servers").glob("*.json")}
+
+
+def test_each_acts_for_its_own_servers(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    assert [country.planned(site) for site in SITES] == [{"web01": INSTALLS}, {"web02": INSTALLS}]
+    assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02"}]
+    country.push(*placed(web01="ams2", web02="fra1", web03="fra1"))
+    assert [published(tmp_path / site) for site in SITES] == [{"web01"}, {"web02", "web03"}]
+    assert country.planned("fra1")["web03"] == INSTALLS, "one that is new at all is new there"
+
+
+def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_what_it_has(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    country.push(*placed(web01="fra1", web02="fra1"))
+    assert country.planned("ams2") == {}
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    (event,) = country.instances["fra1"].told("ServerUnknown")
+    assert event.facts["servers"] == ["web01"]
+    country.push(*placed(web01="ams2", web02="fra1"))
+    assert country.planned("ams2")["web01"] == (Phase.DISK, Cause.PROVISIONED), "its first ledger knows it"
+
+
+def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neither(country: Country) -> None:
+    country.push(*placed(web02="fra1"))
+    texts = ["---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1"))) for site in SITES]
+    for text in texts:
+        country.repository.push({"fleet.yaml": text}, "Change")
+    country.turn()
+    assert country.planned("fra1")["web01"] == UNKNOWN
+
+
+def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_named(
+    country: Country, tmp_path: Path
+) -> None:
+    servers = placed(web01="ams2", web02="fra1")
+    country.push(*servers, ledgers={})
+    assert [country.instances[site].condition("LedgerNamed") for site in SITES] == [(False, "AnotherLedger")] * 2
+    assert [published(tmp_path / site) for site in SITES] == [set(), set()]
+    with in_process(tmp_path / "two", country.repository.bare, initial="fresh", site="ams2") as parts:
+        second = World(parts, country.repository, at("20T12:00"))
+        with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as others:
+            for_all = World(others, country.repository, at("20T12:00"))
+            country.push(*servers)
+            for each in (second, for_all):
+                each.turn()
+                assert each.condition("LedgerNamed") == (False, "AnotherLedger")
+                assert each.parts.reconciler.standing.plans.servers == {}
+    held = country.instances["ams2"].held
+    assert held is not None and held.guards == ("allowTakeover",)
+    assert country.planned("ams2") == {}, "it begins to act when somebody has looked"
+    country.repository.push({}, f"Let them begin\n\nGitboot-Ack: {held.digest} allowTakeover")
+    country.turn()
+    assert country.planned("ams2") == {"web01": INSTALLS}
+
+
+def test_a_site_that_the_fleet_has_no_more_goes_on_with_what_was_accepted(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    before = country.instances["fra1"].applied
+    text = "---\n".join(
+        (fleet_of(country.ledgers).replace("fra1", "fra2"), *BOOTS, *placed(web01="ams2", web02="fra2"))
+    )
+    country.repository.push({"fleet.yaml": text}, "Rename the site")
+    country.turn()
+    (problem,) = country.instances["fra1"].parts.reconciler.status.problems
+    assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra2?")
+    assert (country.instances["fra1"].applied, country.planned("fra1")) == (before, {"web02": INSTALLS})
+
+
+@for_each(
+    ("ledgers", "labels", "found"),
+    [
+        (SITES, "site: ams2", []),
+        (SITES, "role: web", ["GB2022 each site has its own instance, and no site selects it"]),
+        ((), "role: web", []),
+    ],
+)
+def test_each_server_is_at_one_site_where_sites_have_instances(
+    ledgers: tuple[str, ...], labels: str, found: list[str]
+) -> None:
+    said = fleet_of({site: uuid_of(site) for site in ledgers})
+    assert problems(said, *BOOTS, server("web01", labels)) == found
+
+
+def test_a_server_of_two_sites_is_nobodys() -> None:
+    said = fleet_of({site: uuid_of(site) for site in SITES}).replace("{matchLabels: {site: fra1}}", "All")
+    expected = ["GB2022 each site has its own instance, and the sites ams2, fra1 select it"]
+    assert problems(said, *BOOTS, server("web01", "site: ams2")) == expected
+
+
+def problems(*documents: str) -> list[str]:
+    try:
+        decide(load(snapshot(*documents)))
+    except InvalidRepository as error:
+        return [f"{each.code} {each.message}" for each in error.problems]
+    return []
+
+
+# What holds of every commit
+
+
+@LAWS
+@given(first=fleets(), others=st.lists(fleets(), min_size=2, max_size=4), seed=st.integers(0, 2**32))
+def test_sites_together_are_the_fleet_however_each_was_come_to(
+    first: GeneratedFleet, others: list[GeneratedFleet], seed: int
+) -> None:
+    draw, history = random.Random(seed), History({})
+    evaluator, tree = Evaluator(history.snapshot), at_sites(tree_of(first), draw)
+    known: dict[str | None, Commit] = {}
+    for other in (first, *others):
+        edited = draw.choice(EDITS)(tree, other, draw) if known else tree
+        edited = at_sites(edited, draw)
+        revision = history.commit(edited)
+        found = evaluated(evaluator, revision, known[None].revision if known else None)
+        if not isinstance(found, CommitPair):
+            continue
+        cold = evaluated(Evaluator(history.snapshot), revision, None)
+        assert isinstance(cold, CommitPair)
+        before, tree = known.get(None), edited
+        for site in (None, *SITES, "rest"):
+            now = assembled(known.get(site), revision, map(sent, told(found, site)))
+            alone = assembled(None, revision, map(sent, told(cold, site)))
+            assert in_full(now.commit) == in_full(alone.commit)
+            if before is not None:
+                come = {each.uuid for each in now.come}
+                assert not come & before.machines.keys(), "what was at another site is not new"
+            known[site] = now.commit
+        whole, parts = known[None], [known[site] for site in (*SITES, "rest")]
+        for of in ("decisions.servers", "decisions.networks", "machines", "labels"):
+            together = [item for part in parts for item in items(part, of)]
+            assert sorted(together, key=lambda item: item[0]) == sorted(items(whole, of), key=lambda item: item[0])
+
+
+def items(commit: Commit, of: str) -> list[tuple[str, object]]:
+    found: object = commit
+    for name in of.split("."):
+        found = getattr(found, name)
+    assert isinstance(found, Mapping)
+    return list(found.items())
+
+
+def at_sites(tree: Tree, draw: random.Random) -> Tree:
+    """The tree with three sites that share all servers among them, and some of these moved."""
+
+    def edited(text: str) -> str:
+        try:
+            document = json.loads(text)
+        except ValueError:
+            return text
+        if not isinstance(document, dict) or "spec" not in document:
+            return text
+        if document.get("kind") == "Fleet":
+            select = [{"matchLabels": {"site": site}} for site in SITES] + ["All"]
+            document["spec"]["sites"] = [
+                {"name": name, "select": each, "baseURL": f"http://{name}.test"}
+                for name, each in zip((*SITES, "rest"), select, strict=True)
+            ]
+        elif document.get("kind") == "Server" and draw.random() < 0.3:
+            document["metadata"].setdefault("labels", {})["site"] = draw.choice((*SITES, "nowhere"))
+        return json.dumps(document)
+
+    return {path: edited(text) if path.endswith(".yaml") else text for path, text in tree.items()}
