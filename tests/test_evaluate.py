@@ -236,7 +236,7 @@ def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
 def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    evaluation = Evaluation(state, allowance=Allowance(mebibytes=16), waits=True)
+    evaluation = Evaluation(state, allowance=Allowance(mebibytes=8), waits=True)
     try:
         repository.push({"many.yaml": many()})
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
