@@ -20,13 +20,18 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 
+def umask() -> int:
+    """This process's, as it is: to set it and set it back takes another thread's for its own now and then."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+        return int(next(line.split()[1] for line in status if line.startswith("Umask:")), 8)
+
+
 def ask(
     connection: _socket.socket, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]
 ) -> int:
     """Have a command forked with these as its standard files; the process that it is."""
-    os.umask(umask := os.umask(0o77))
     network = os.open(NETWORK, os.O_RDONLY | os.O_CLOEXEC)
-    asked = marshal.dumps((list(arguments), os.getcwd(), dict(environment), umask))
+    asked = marshal.dumps((list(arguments), os.getcwd(), dict(environment), umask()))
     sent = b"".join(fd.to_bytes(4, sys.byteorder) for fd in (*files, network))
     connection.sendmsg([asked], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, sent)])
     os.close(network)

@@ -22,6 +22,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from tests.asking import umask
+
 _LONGEST = 1 << 18  # bytes of a command with its environment
 _CLONE_PARENT = 0x8000  # sched.h
 _CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)  # clone(2)
@@ -99,8 +101,7 @@ def _fork_by(nursery: socket.socket) -> None:
             return
         own = [asked[name] for name in ("p2cread", "c2pwrite", "errwrite")]
         fds = [*(number if fd == -1 else fd for number, fd in enumerate(own)), *asked["pass_fds"]]
-        os.umask(umask := os.umask(0o77))
-        place = [os.getcwd(), umask]
+        place = [os.getcwd(), umask()]
         facts = [asked["args"][3:], dict(asked["env"]), list(asked["pass_fds"]), asked["process_group"], *place]
         with lock:
             socket.send_fds(nursery, [json.dumps(facts).encode()], fds)
@@ -128,9 +129,9 @@ def _wait_for_work(asked: socket.socket) -> list[str]:
             asked.send(str(pid).encode())
         else:
             asked.close()
-            (module, *arguments), environment, passed, group, folder, umask = json.loads(data)
+            (module, *arguments), environment, passed, group, folder, mask = json.loads(data)
             os.chdir(folder)
-            os.umask(umask)
+            os.umask(mask)
             _begin(fds, [0, 1, 2, *passed], environment)
             if group >= 0:
                 os.setpgid(0, group)
