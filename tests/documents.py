@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from gitboot.load import KINDS, Resource
 from gitboot.model import scalars
-from gitboot.model.fleet import Provisioning
+from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.image import Artifact, Artifacts, Signature
 from gitboot.model.policy import BootProfileSpec, Window
 from gitboot.model.scalars import format_instant
@@ -192,6 +192,13 @@ def _bmc(drawn: Document) -> Document:
     return drawn | ({"system": f"/{drawn['system']}"} if "system" in drawn else {})
 
 
+def _fleet(drawn: Document) -> Document:
+    if any("ledger" in site for site in drawn.get("sites", ())):  # each acts for its own, and none for all
+        for_all = drawn.get("provisioning", {})
+        return drawn | {"provisioning": {name: value for name, value in for_all.items() if name != "ledger"}}
+    return drawn
+
+
 def _server(drawn: Document) -> Document:
     first, *others = drawn["interfaces"]
     if "uuid" not in drawn:  # which these need
@@ -250,6 +257,7 @@ _FITTING: Final[Mapping[type, Callable[[Document], Document]]] = {
     Artifacts: _artifacts,
     Bmc: _bmc,
     BootProfileSpec: _profile,
+    FleetSpec: _fleet,
     MatchExpression: _expression,
     Provisioning: _provisioning,
     Selector: _selector,

@@ -126,7 +126,7 @@ def test_a_restart_carries_out_what_was_left_and_nothing_twice(site: Site) -> No
     numbers.append(site.bench.request("retry", uuids=[WEB01]))
     site.restart()
     site.bench.reconcile()
-    assert [site.bench.outcome(number) for number in numbers][1] == "1 BMCs are asked now"
+    assert [site.bench.outcome(number) for number in numbers][1] == "1 BMC is asked now"
     assert site.bench.told("Requested") == ["Requested"]
     assert site.patches == 2
 
@@ -298,6 +298,6 @@ def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site
     site.bench.reconcile()
     refused, done = (site.bench.outcome(number) for number in numbers)
     assert (refused or "").startswith("refused: ")
-    assert done == "1 BMCs are asked now"
+    assert done == "1 BMC is asked now"
     assert requests.read(site.bench.ledger) == ()
     assert site.bench.record == Record()

@@ -80,17 +80,18 @@ class LeftStatus:
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """Leave a new status, and return it with the time by the clock."""
         with self._lock:
-            self._facts = _with_changes_of(self._facts, facts, self._clock())
-            return self._write(None)
+            at = self._clock()
+            self._facts = _with_changes_of(self._facts, facts, at)
+            return self._write(None, at)
 
     def note(self, underway: Underway | None) -> None:
         """Leave how far long work has come since, with the status that there was."""
         with self._lock:
-            self._write(underway)
+            self._write(underway, self._clock())
 
-    def _write(self, underway: Underway | None) -> dict[str, Any]:
+    def _write(self, underway: Underway | None, at: datetime) -> dict[str, Any]:
         progress = underway.facts() if underway is not None else None
-        facts = {**self._facts, "clock": format_instant(self._clock()), "progress": progress}
+        facts = {**self._facts, "clock": format_instant(at), "progress": progress}
         with suppress(OSError):
             files.write_whole(self._directory / STATUS, laid_out(facts) + b"\n")
         return facts
