@@ -51,9 +51,11 @@ class PostgresServer:
         return next((each.partition("=")[2] for each in self.settings if each.startswith("port=")), "5432")
 
     def make(self) -> None:
-        self.folder.mkdir(mode=0o755)
+        self.folder.mkdir()
+        self.folder.chmod(0o755)  # whatever the umask is: another user's server has to come in
         for each in (data := self.folder / "data", self.folder / "socket"):
-            each.mkdir(mode=0o700 if each is data else 0o755)
+            each.mkdir()
+            each.chmod(0o700 if each is data else 0o755)
             if os.getuid() == 0:
                 shutil.chown(each, _USER, _USER)
         options = ("--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={_USER}")
