@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli import cli
-from gitboot.errors import LedgerError, UsageError
+from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.instance.directory import has_ledger
 from gitboot.ledger import events, evidence, facts, overrides, records, requests
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
@@ -274,6 +274,28 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
         assert (records.read(ours), overrides.read(ours)) == (records.read(theirs), overrides.read(theirs))
         assert facts.read(ours) == facts.read(theirs)
         assert not facts.is_behind(theirs)
+
+
+def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> None:
+    """And is held up by nobody: what is being written is not there yet."""
+    written(path)
+    with open_ledger(path) as ledger:
+        with ledger.writing() as tx:
+            facts.accept(tx, "unwritten")
+            copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
+        assert facts.read(ledger).accepted == "unwritten"
+    with open_ledger(tmp_path / "copy.sqlite") as copy:
+        assert facts.read(copy).accepted == "c0ffee"
+
+
+def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
+    written(path)
+    with open_ledger(path) as ledger:
+        ledger.database.hold()
+        done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path), "--to", "file"])
+    assert isinstance(done.exception, LockedByAnother)
+    assert address_beside(path) is not None
+    assert not path.exists()
 
 
 def moved(state: Path, to: str) -> str:

@@ -10,12 +10,12 @@ from gitboot.ledger.tables import TABLES
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:
     """Put all that is in ``ours`` in the place of all that is in ``new``; how many rows each table has.
 
-    Nobody writes to either meanwhile. Raises `LedgerError` where what is read there then is not what was read
+    Who writes to ``ours`` meanwhile is not held up, and not copied. Raises `LedgerError` where what is read there then is not what was read
     here, and leaves ``new`` as it was.
     """
     counted = {}
     with ours.reading(), new.reading():
-        ours.begin()
+        ours.execute(ours.snapshot)
         try:
             new.begin()
             for table in TABLES:

@@ -21,6 +21,7 @@ class Database(ABC):
 
     errors: ClassVar[tuple[type[Exception], ...]]  # what it raises
 
+    snapshot: ClassVar[str]  # what begins a transaction in which all that is read is of one instant, and nobody waits
     after_copying: ClassVar[tuple[str, ...]] = ()  # statements, once rows with numbers were put into it
     is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
 

@@ -28,14 +28,17 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
     """Copy the ledger at ``path``, or that is named there, to ``address``, or to a file there; name the new place.
 
     For who holds the state directory. Killed before it is named, the old one goes on. Raises `UsageError` where the
-    place is the same, or is not empty; `LedgerError` where the copy is not the same.
+    place is the same, or is not empty; `LockedByAnother` where an instance on another host has one of the two;
+    `LedgerError` where the copy is not the same.
     """
     before = address_beside(path)
     if before == address:
         raise UsageError("the ledger is there already")
     with ExitStack() as stack:
         ours = stack.enter_context(closing(open_database(path)))
+        ours.hold()
         new = stack.enter_context(closing(_emptied(path, address)))
+        new.hold()
         found = copy_tables(ours, new)
     kept = None
     if address is not None:

@@ -46,6 +46,9 @@ class PostgresDatabase(Database):
 
     errors: ClassVar = (psycopg.Error,)
     is_local: ClassVar = False
+    snapshot: ClassVar = (
+        "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY; SET LOCAL idle_in_transaction_session_timeout = 0"
+    )
     after_copying: ClassVar = tuple(
         f"SELECT setval(pg_get_serial_sequence('{table}', 'id'), max(id)) FROM {table} HAVING max(id) IS NOT NULL"  # noqa: S608
         for table in NUMBERED

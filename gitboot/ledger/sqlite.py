@@ -20,6 +20,7 @@ class SqliteDatabase(Database):
 
     errors: ClassVar = (sqlite3.Error,)
     is_local: ClassVar = True
+    snapshot: ClassVar = "BEGIN"
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
