@@ -10,8 +10,8 @@ from gitboot.ledger.tables import TABLES
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:
     """Put all that is in ``ours`` in the place of all that is in ``new``; how many rows each table has.
 
-    Who writes to ``ours`` meanwhile is not held up, and not copied. Raises `LedgerError` where what is read there then is not what was read
-    here, and leaves ``new`` as it was.
+    Who writes to ``ours`` meanwhile is not held up, and not copied. Raises `LedgerError` where what is read there then
+    is not what was read here, and leaves ``new`` as it was.
     """
     counted = {}
     with ours.reading(), new.reading():
