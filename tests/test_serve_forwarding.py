@@ -137,7 +137,10 @@ def test_an_instance_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) 
             assert "it does not answer in time" in plain.get(other.url + "/readyz").text
 
 
-@pytest.mark.parametrize(("token", "why"), [("another-token-than-those", "401"), ("", "401")])
+@pytest.mark.parametrize(
+    ("token", "why"),
+    [("another-token-than-those", "401"), ("", "does not hold one token"), (f"# ours\n{TOKEN}", "not hold one token")],
+)
 def test_a_stranger_forwards_nothing(hosts: Hosts, token: str, why: str) -> None:
     with hosts.instance() as url, hosts.other(token=token) as other:
         assert DISK in get(other.url + ENTRY).text

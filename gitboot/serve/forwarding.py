@@ -54,6 +54,14 @@ class InstanceRefused(Exception):
     """The instance answers, and not what was asked of it."""
 
 
+def token_in(file: Path) -> str:
+    """The token in a file; raises OSError, and `InstanceRefused` where that holds no such thing, or several."""
+    token = file.read_bytes().strip()
+    if not token or not all(0x21 <= each <= 0x7E for each in token):
+        raise InstanceRefused(f"{file} does not hold one token, on a line of its own")
+    return token.decode()
+
+
 class InstanceSpool:
     """The spool of an instance, by HTTP; from any thread."""
 
@@ -91,7 +99,7 @@ class InstanceSpool:
             raise InstanceRefused("what it answers is no JSON") from None
 
     def _post(self, url: str, content: bytes, timeout_s: float) -> urllib3.BaseHTTPResponse:
-        headers = {**self._pool.headers, "Authorization": f"Bearer {self._token.read_text().strip()}"}
+        headers = {**self._pool.headers, "Authorization": f"Bearer {token_in(self._token)}"}
         return self._pool.request("POST", url, body=content, headers=headers, timeout=timeout_s, redirect=False)
 
     def ask(self, verb: str, question: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
