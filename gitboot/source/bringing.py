@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from sys import intern
 from typing import Final, Protocol
 
 import pygit2
@@ -67,12 +68,12 @@ def home_of(repository: Path) -> Path:
 
 def latest_of(remote: Remote) -> str:
     """The reference by which a clone has what was fetched last."""
-    return f"refs/gitboot/latest/{_name(remote)}"
+    return intern(f"refs/gitboot/latest/{_name(remote)}")  # pygit2 never lets go of a name that it looked up
 
 
 def tag_of(remote: Remote) -> str:
     """The reference by which a clone has the annotated tag that was fetched last."""
-    return f"refs/gitboot/tag/{_name(remote)}"
+    return intern(f"refs/gitboot/tag/{_name(remote)}")
 
 
 def _name(remote: Remote) -> str:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from sys import intern
 from typing import Final
 
 import pygit2
@@ -35,7 +36,7 @@ def copy(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) ->
     large: dict[str, int] = {}
     lacking = left_out(files_of(theirs))  # where that is a clone, too
     with opened(files_of(ours)) as building:
-        building.odb.add_disk_alternate(str(objects_of(theirs)))
+        building.odb.add_disk_alternate(intern(str(objects_of(theirs))))  # pygit2 never lets go of it
         builder = _builder(building)
         for oid in _referred(theirs, tip, held):
             if oid in ours.odb:
