@@ -434,3 +434,27 @@ def test_e22_what_acknowledged_a_rewind_says_nothing_of_the_next(parts: Parts, r
         turn(parts, number)
         assert parts.reconciler.status.held is None
     assert len(digests) == 2
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
+    tmp_path: Path, repository: Repository, reached: bool
+) -> None:
+    """As one that comes from another day's backup, or of a host that has stood by since."""
+    clone, kept = tmp_path / "state" / "repository.git", tmp_path / "kept.git"
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+    shutil.copytree(clone, kept)
+    newest = repository.push({"README.md": "another day\n"})
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        turn(parts)
+        assert applied(parts) == newest
+    shutil.rmtree(clone)
+    kept.rename(clone)
+    if not reached:
+        repository.bare.rename(tmp_path / "gone.git")
+    with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+        parts.reconciler.reconcile(NOON)
+        found = parts.reconciler.standing.attempt.accepted
+        assert (found.revision if found is not None else None) == (newest if reached else None)
+        assert reached or "is not in gitboot's own clone" in str(parts.reconciler.standing.attempt.trouble)

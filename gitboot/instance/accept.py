@@ -314,8 +314,10 @@ class Accepting:
         Where the ledger was lost too, the tree knows what was published: guards compare with that.
         """
         accepted, noted = self._source.accepted(), knowledge.facts.accepted
-        if accepted is not None and noted is not None and knowledge.is_trusted and self._source.has(Revision(noted)):
-            return Revision(noted)  # the ledger is written first: a crash may lie between
+        if noted is not None and knowledge.is_trusted:
+            if self._source.has(Revision(noted)):
+                return Revision(noted)  # the ledger is written first: a crash may lie between
+            accepted = None  # the clone is of before: of an older backup, or of a host that has stood by since
         if accepted is None and noted is None and self._published is not None:
             return self._published if self._source.has(self._published) else None
         if accepted is None and noted is not None and not self._limits.allow_rewind:
