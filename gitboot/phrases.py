@@ -20,6 +20,11 @@ def more(number: int, noun: str = "") -> str:
     return f"and {number:,} more" + (f" {noun}{'' if number == 1 else 's'}" if noun else "")
 
 
+def in_one_line(error: BaseException) -> str:
+    """What an error says, or is called where it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def some(names: Sequence[str], most: int = 5) -> str:
     """The first ``most`` names, and how many more there are: a, b and 3 more."""
     return " ".join(filter(None, (", ".join(names[:most]), more(len(names) - most))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -56,6 +56,28 @@ class _File:
                         each.pop(taken_back, None)
 
 
+def how_given(observations: Iterable[Observation], offer: str, report: str | None) -> Given | None:
+    """How a boot was given, by what is known of its server and its offer; None: it was not.
+
+    Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
+    """
+    known = sorted(observations, key=lambda each: each.at)
+    ended = next((each for each in known if report == each.digest and _role(each) is Role.REPORT), None)
+    first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), ended)
+    if first is None:
+        return None
+    is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
+    return Given(first, is_over)
+
+
+def has_reported(known: Collection[Observation], token: str) -> bool:
+    """Whether an installer has reported since its server's boot was given last."""
+    reports = [each.at for each in known if each.digest == token and _role(each) is Role.REPORT]
+    return bool(reports) and max(reports) >= max(
+        (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)
+    )
+
+
 class GivenBoots:
     """The boots that a spool knows of, whoever wrote them there; what the instance has deleted is known no more."""
 
@@ -67,25 +89,14 @@ class GivenBoots:
         """How a boot was given; None: it was not. Raises OSError where the spool cannot be read.
 
         It is told by its offer: what a commit changes of it meanwhile, its server's name as well, makes it no other.
-        Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
         """
         self._look()
-        known = sorted({*self._of(server), *self._of(offer)}, key=lambda each: each.at)
-        ended = next((each for each in known if report == each.digest and _role(each) is Role.REPORT), None)
-        first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), ended)
-        if first is None:
-            return None
-        is_over = any(each.at >= first.at and _role(each) in (Role.DATA, Role.SEALED, Role.REPORT) for each in known)
-        return Given(first, is_over)
+        return how_given({*self._of(server), *self._of(offer)}, offer, report)
 
     def reported(self, server: str, token: str) -> bool:
         """Whether an installer has reported since its boot was given last. Raises OSError like `find`."""
         self._look()
-        known = [*self._of(server)]
-        reports = [each.at for each in known if each.digest == token and _role(each) is Role.REPORT]
-        return bool(reports) and max(reports) >= max(
-            (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)
-        )
+        return has_reported([*self._of(server)], token)
 
     def _of(self, name: str) -> Iterator[Observation]:
         for file in self._files.values():

@@ -32,8 +32,8 @@ from gitboot.serve.certificate import Certificate
 from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import MOST_IDLE, Crowd
-from gitboot.serve.forwarded import FORWARDED, Forwarded
-from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
+from gitboot.serve.forwarded import FORWARDED, Forwarded, SpoolRecorder
+from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.inventories import INVENTORY_PATH, Inventories
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
@@ -42,7 +42,6 @@ from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
 from gitboot.serve.operatorspage import PAGE, page_routes
 from gitboot.serve.pushes import PUSHED, Pushes
 from gitboot.serve.readiness import why_not_ready
-from gitboot.serve.recording import Recording
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
     FAULT,
@@ -106,7 +105,7 @@ class Endpoint:
         root: Path,
         tree: PublishedTree,
         clock: Callable[[], datetime],
-        recorder: Recorder | None = None,
+        recorder: SpoolRecorder | None = None,
         clients: Clients = Clients(),
         assets: Path | None = None,
         keys: Keys | None = None,
@@ -129,7 +128,7 @@ class Endpoint:
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self.metrics, self._certificate = Metrics(), clients.certificate
         self._pushes, self._forwarded = clients.pushes, None
-        if clients.spool_tokens is not None and isinstance(recorder, Recording):
+        if clients.spool_tokens is not None and recorder is not None:
             self._forwarded = Forwarded(recorder, clients.spool_tokens)
         self._unknown = UnknownClients(tree, clients.asked)
         self._inventories = Inventories(self._unknown)

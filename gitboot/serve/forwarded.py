@@ -5,30 +5,40 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, Protocol
 
 from starlette.types import Receive, Scope
 
 from gitboot.canonical import canonical
 from gitboot.observe import batches, left
 from gitboot.observe.batches import ForwardedBatch, Writer
+from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of, parse
 from gitboot.render.paths import ContentType
 from gitboot.serve.body import whole_of
+from gitboot.serve.giving import Recorder
 from gitboot.serve.named import query_of
 from gitboot.serve.operators import Tokens, bearer
-from gitboot.serve.recording import Recording, Unrecordable
 from gitboot.serve.reply import CONFLICT, HEARD, NO_TOKEN, NOT_FOUND, NOT_NOW, UNCACHED, Reply, file_reply, refused
 
 FORWARDED: Final = "/v1/spool/"
 _MOST_QUESTION_BYTES: Final = 64 * 1024
 
 
+class SpoolRecorder(Recorder, Protocol):
+    """Who records in a spool of this host, too."""
+
+    @property
+    def folder(self) -> Path:
+        """That spool."""
+
+
 class Forwarded:
     """Answers who shows a token; whoever has one can say what was fetched, as who may write into the spool can."""
 
-    def __init__(self, recorder: Recording, tokens: Tokens) -> None:
+    def __init__(self, recorder: SpoolRecorder, tokens: Tokens) -> None:
         self._recorder, self._folder, self._tokens = recorder, recorder.folder, tokens
 
     async def hear(self, scope: Scope, receive: Receive) -> Reply:
@@ -47,7 +57,7 @@ class Forwarded:
                 case "left":
                     return await self._left(rest, content)
                 case "given" | "reported" | "record" if not rest:
-                    return await self._asked(verb, content)
+                    return await self._asked(verb, query_of(scope["query_string"]), content)
         except (ValueError, RecursionError) as error:
             return refused(str(error))
         except (OSError, Unrecordable):
@@ -73,13 +83,13 @@ class Forwarded:
         is_left = await asyncio.to_thread(left.accept, self._folder, spool, name, content)
         return HEARD if is_left else CONFLICT
 
-    async def _asked(self, verb: str, content: bytes) -> Reply:
+    async def _asked(self, verb: str, query: Mapping[str, str], content: bytes) -> Reply:
         recorder = self._recorder
         if verb == "record":
             found = parse(content)
             if not isinstance(found, Observation):
                 raise ValueError("that is no observation")
-            return HEARD if await recorder.record(found) else NOT_NOW
+            return HEARD if await recorder.record(found, query.get("giver")) else NOT_NOW
         said: dict[str, Any]
         match verb, json.loads(content):
             case "given", {"server": str(server), "offer": str(offer), "report": str() | None as report}:

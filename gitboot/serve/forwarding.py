@@ -1,8 +1,8 @@
-"""An endpoint on another host than its instance: what it records goes there, and what is made once is asked there.
+"""An endpoint whose instance has its spool elsewhere: what it records goes there, what is made once is asked there.
 
 What is fetched and gives nothing that is made once (data, reports, boots under Always) stands in this host's own spool
 before it is answered, and is forwarded from there. What is made once is recorded in the instance's spool before it is
-given, so that it is given once by however many endpoints; while the instance does not answer, it is not given.
+given, so that it is given once by however many endpoints; while that does not answer, it is not given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,12 +30,14 @@ from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.observe import left
 from gitboot.observe.batches import ForwardedBatch, Writer, next_batch
+from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere, Unrecordable
 from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import aside, files, identity, line_of, parse, spent
+from gitboot.phrases import in_one_line
 from gitboot.render.paths import Role, kind_of
 from gitboot.serve.forwarded import FORWARDED
-from gitboot.serve.recording import Recording, Unrecordable
+from gitboot.serve.recording import Recording
 from gitboot.web import host_of, trusting
 
 _T = TypeVar("_T")
@@ -50,15 +52,11 @@ _LAST_S: Final = 2.0  # for what is being sent at the end
 _LOCK: Final = "forwarding"
 
 
-class InstanceRefused(Exception):
-    """The instance answers, and not what was asked of it."""
-
-
 def token_in(file: Path) -> str:
-    """The token in a file; raises OSError, and `InstanceRefused` where that holds no such thing, or several."""
+    """The token in a file; raises OSError, and `NotTaken` where that holds no such thing, or several."""
     token = file.read_bytes().strip()
     if not token or not all(0x21 <= each <= 0x7E for each in token):
-        raise InstanceRefused(f"{file} does not hold one token, on a line of its own")
+        raise NotTaken(f"{file} does not hold one token, on a line of its own")
     return token.decode()
 
 
@@ -67,7 +65,8 @@ class InstanceSpool:
 
     def __init__(self, url: str, token: Path, ca: Path | None) -> None:
         host_of(url)
-        self.url, self._token = url.rstrip("/"), token
+        self._url, self._token = url.rstrip("/"), token
+        self.name = f"the instance at {self._url}"
         self._pool = urllib3.PoolManager(
             maxsize=_CONNECTIONS,
             retries=False,
@@ -79,12 +78,52 @@ class InstanceSpool:
         self.forgotten = 0  # how often it had forgotten something by then
         self.failure: str | None = "it was not asked yet"  # why no question was answered the last time
 
-    def send(self, verb: str, content: bytes, timeout_s: float, **query: str) -> Any:
+    def close(self) -> None:
+        self._pool.clear()
+
+    def given(self, server: str, offer: str, report: str | None, timeout_s: float) -> Given | None:
+        match self._ask("given", {"server": server, "offer": offer, "report": report}, timeout_s).get("given", False):
+            case None:
+                return None
+            case {"first": str(line), "isOver": bool(is_over)}:
+                if isinstance(first := parse(line.encode()), Observation):
+                    return Given(first, is_over)
+        raise Unrecordable
+
+    def reported(self, server: str, token: str, timeout_s: float) -> bool:
+        return self._ask("reported", {"server": server, "token": token}, timeout_s).get("reported") is not False
+
+    def record(self, observation: Observation, giver: str | None, timeout_s: float) -> None:
+        self._asked("record", line_of(observation), timeout_s, **({"giver": giver} if giver is not None else {}))
+
+    def ping(self, timeout_s: float) -> None:
+        if self.failure is not None or time.monotonic() - self._asked_s >= _ASKED_EVERY_S:
+            with suppress(Unrecordable):
+                self._ask("reported", {"server": "", "token": ""}, timeout_s)
+
+    def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
+        where = f"batch/{batch.writer}"
+        match self._sent(where, batch.lines, begin=str(batch.begin), files=",".join(there)):
+            case {"place": int(place)} if place >= 0:
+                return place
+        raise NotTaken("what it answers is no place in a file")
+
+    def leave(self, spool: str, name: str, content: bytes) -> None:
+        self._sent(f"left/{spool}/{name}", content)
+
+    def _sent(self, verb: str, content: bytes, **query: str) -> Any:
+        """The same as `_send`, with time; raises `NotTaken` alone."""
+        try:
+            return self._send(verb, content, _TIMEOUT_S, **query)
+        except (OSError, HTTPError) as error:
+            raise NotTaken(_words(error)) from error
+
+    def _send(self, verb: str, content: bytes, timeout_s: float, **query: str) -> Any:
         """What it answers: JSON, or None where it says only that it is done.
 
-        Raises OSError, urllib3's `HTTPError`, and `InstanceRefused`.
+        Raises OSError, urllib3's `HTTPError`, and `NotTaken`.
         """
-        where = f"{self.url}{FORWARDED}{verb}{f'?{urlencode(query)}' if query else ''}"
+        where = f"{self._url}{FORWARDED}{verb}{f'?{urlencode(query)}' if query else ''}"
         try:
             answer = self._post(where, content, timeout_s)
         except ProtocolError:  # a connection that was kept, and closed there just now: what comes twice counts once
@@ -92,41 +131,35 @@ class InstanceSpool:
         if answer.status == 204:
             return None
         if answer.status != 200:
-            raise InstanceRefused(f"it answers {answer.status} {_WHY.get(answer.status, '')}".rstrip())
+            raise NotTaken(f"it answers {answer.status} {_WHY.get(answer.status, '')}".rstrip())
         try:
             return json.loads(answer.data)
         except ValueError:
-            raise InstanceRefused("what it answers is no JSON") from None
+            raise NotTaken("what it answers is no JSON") from None
 
     def _post(self, url: str, content: bytes, timeout_s: float) -> urllib3.BaseHTTPResponse:
         headers = {**self._pool.headers, "Authorization": f"Bearer {token_in(self._token)}"}
         return self._pool.request("POST", url, body=content, headers=headers, timeout=timeout_s, redirect=False)
 
-    def ask(self, verb: str, question: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
+    def _ask(self, verb: str, question: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
         """What it says to a question, besides who it is. Raises `Unrecordable`."""
-        match self.record(verb, canonical(question), timeout_s):
+        match self._asked(verb, canonical(question), timeout_s):
             case {"giver": str() | None as giver, "forgotten": int(forgotten), **said}:
                 self.giver, self.forgotten = giver, forgotten
                 return {str(name): value for name, value in said.items()}
         self.failure = "what it answers is no answer"
         raise Unrecordable
 
-    def record(self, verb: str, content: bytes, timeout_s: float) -> Any:
+    def _asked(self, verb: str, content: bytes, timeout_s: float, **query: str) -> Any:
         """Send something that is waited for; raises `Unrecordable` where it does not arrive, and notes why."""
         self._asked_s = time.monotonic()
         try:
-            found = self.send(verb, content, timeout_s)
-        except (OSError, HTTPError, InstanceRefused) as error:
+            found = self._send(verb, content, timeout_s, **query)
+        except (OSError, HTTPError, NotTaken) as error:
             self.failure = _words(error)
             raise Unrecordable from error
         self.failure = None
         return found
-
-    def ping(self, timeout_s: float) -> None:
-        """Put a question where it is not known whether one would be answered."""
-        if self.failure is not None or time.monotonic() - self._asked_s >= _ASKED_EVERY_S:
-            with suppress(Unrecordable):
-                self.ask("reported", {"server": "", "token": ""}, timeout_s)
 
 
 _WHY: Final[Mapping[int, str]] = {
@@ -140,8 +173,13 @@ _WHY: Final[Mapping[int, str]] = {
 class ForwardedRecording:
     """Records as `Recording` does: in the instance's spool what is made once, in this host's all else."""
 
-    def __init__(self, own: Recording, instance: InstanceSpool, deadline_s: float) -> None:
+    def __init__(self, own: Recording, instance: SpoolElsewhere, deadline_s: float) -> None:
         self._own, self._instance, self._deadline_s = own, instance, deadline_s
+
+    @property
+    def folder(self) -> Path:
+        """The spool of this host."""
+        return self._own.folder
 
     @property
     def giver(self) -> str | None:
@@ -155,35 +193,27 @@ class ForwardedRecording:
     def failure(self) -> str | None:
         if self._own.failure is not None or self._instance.failure is None:
             return self._own.failure
-        return f"the instance at {self._instance.url} does not take it: {self._instance.failure}"
+        return f"{self._instance.name} does not take it: {self._instance.failure}"
 
-    async def record(self, observation: Observation) -> bool:
+    async def record(self, observation: Observation, giver: str | None = None) -> bool:
         """Whether it stands recorded, where it has to."""
         kind = kind_of(observation.path)
         if observation.offer is None or (kind is not None and kind.role is Role.REPORT):
             return await self._own.record(observation)
         with suppress(Unrecordable):
-            await self._in_time(partial(self._instance.record, "record", line_of(observation), self._deadline_s))
+            await self._in_time(partial(self._instance.record, observation, giver, self._deadline_s))
             return True
         return False
 
     async def given(self, server: str, offer: str, report: str | None) -> Given | None:
         """How a boot was given, by whichever endpoint; what its installer has told this one counts as well."""
-        said = await self._asked("given", {"server": server, "offer": offer, "report": report})
-        if (found := await self._own.given(server, offer, report)) is not None:
-            return found
-        match said.get("given", False):
-            case None:
-                return None
-            case {"first": str(line), "isOver": bool(is_over)}:
-                if isinstance(first := parse(line.encode()), Observation):
-                    return Given(first, is_over)
-        raise Unrecordable
+        given = await self._in_time(partial(self._instance.given, server, offer, report, self._deadline_s))
+        return await self._own.given(server, offer, report) or given
 
     async def reported(self, server: str, token: str) -> bool:
         """Whether an installer has reported since its boot was given."""
-        said = await self._asked("reported", {"server": server, "token": token})
-        return said.get("reported") is not False or await self._own.reported(server, token)
+        is_done = await self._in_time(partial(self._instance.reported, server, token, self._deadline_s))
+        return is_done or await self._own.reported(server, token)
 
     async def settle(self) -> None:
         """Find out whether anything can be recorded."""
@@ -193,9 +223,6 @@ class ForwardedRecording:
     def look(self) -> None:
         """See whether this host could record something; the instance is asked by `Forwarder`."""
         self._own.look()
-
-    async def _asked(self, verb: str, question: Mapping[str, Any]) -> Mapping[str, Any]:
-        return await self._in_time(partial(self._instance.ask, verb, question, self._deadline_s))
 
     async def _in_time(self, ask: Callable[[], _T]) -> _T:
         try:
@@ -211,7 +238,7 @@ class Forwarder:
     nothing is lost and nothing counted twice, whichever of the two is started anew.
     """
 
-    def __init__(self, folder: Path, instance: InstanceSpool, deadline_s: float) -> None:
+    def __init__(self, folder: Path, instance: SpoolElsewhere, deadline_s: float) -> None:
         self._folder, self._instance, self._deadline_s = folder, instance, deadline_s
         self._places: dict[str, int] = {}  # by file: how far the instance has it
         self._left: dict[str, int] = {}  # by name: which version of it the instance has
@@ -237,17 +264,17 @@ class Forwarder:
                 if lock is not None:
                     self.send()
                 pause_s, was_failing = _SENT_EVERY_S, False
-            except (OSError, HTTPError, InstanceRefused) as error:
+            except (OSError, NotTaken) as error:
                 if not was_failing:
-                    _logger.error("what was recorded waits for %s: %s", self._instance.url, _words(error))
+                    _logger.error("what was recorded waits for %s: %s", self._instance.name, _words(error))
                 pause_s, was_failing = _PAUSE_S, True
         if lock is not None:
             os.close(lock)
 
     def send(self) -> None:
-        """Send all there is by now. Raises OSError, HTTPError, `InstanceRefused`."""
+        """Send all there is by now. Raises OSError and `NotTaken`."""
         spool, there = identity(self._folder), files(self._folder)
-        names = ",".join(path.stem for path in there)
+        names = [path.stem for path in there]
         for path in there:
             writer = Writer(spool, path.stem)
             while (batch := next_batch(path, writer, self._places.get(path.name, 0))).lines:
@@ -257,23 +284,22 @@ class Forwarder:
         self._places = {path.name: self._places.get(path.name, 0) for path in there if path.exists()}
         self._send_left(spool)
 
-    def _send(self, batch: ForwardedBatch, names: str, size: int) -> int:
-        where = f"batch/{batch.writer}"
-        match self._instance.send(where, batch.lines, _TIMEOUT_S, begin=str(batch.begin), files=names):
-            case {"place": int(place)} if 0 <= place <= size:
-                return place
-        raise InstanceRefused("what it answers is no place in a file")
+    def _send(self, batch: ForwardedBatch, names: Collection[str], size: int) -> int:
+        place = self._instance.take(batch, names)
+        if place > size:
+            raise NotTaken("what it answers is no place in that file")
+        return place
 
     def _send_left(self, spool: str) -> None:
         there = {each.name: each for each in left.left_in(self._folder)}
         for name in self._left.keys() - there.keys():
-            self._instance.send(f"left/{spool}/{name}", b"", _TIMEOUT_S)
+            self._instance.leave(spool, name, b"")
             del self._left[name]
         for name, each in there.items():
             if self._left.get(name) == each.changed:
                 continue
-            with suppress(InstanceRefused):  # there is no room yet
-                self._instance.send(f"left/{spool}/{name}", each.content, _TIMEOUT_S)
+            with suppress(NotTaken):  # there is no room yet
+                self._instance.leave(spool, name, each.content)
                 if each.is_taken:
                     (self._folder / name).unlink(missing_ok=True)
                 else:
@@ -295,7 +321,7 @@ def _lock(folder: Path) -> int | None:
 def _words(error: Exception) -> str:
     if isinstance(error, urllib3.exceptions.TimeoutError):
         return _LATE
-    return " ".join(str(error).split()) or type(error).__name__
+    return in_one_line(error)
 
 
 _LATE: Final = "it does not answer in time"

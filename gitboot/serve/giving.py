@@ -17,13 +17,13 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     parse_uuid,
 )
+from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import WhyNot
 from gitboot.render.paths import HOP, Role
 from gitboot.render.state import Need
 from gitboot.serve.counting import Census
-from gitboot.serve.recording import Unrecordable
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.tree import PublishedTree
 
@@ -45,8 +45,11 @@ class Recorder(Protocol):
     def forgotten(self) -> int:
         """How often it had forgotten something by then."""
 
-    async def record(self, observation: Observation) -> bool:
-        """Whether it stands recorded within a deadline; what does not never will."""
+    async def record(self, observation: Observation, giver: str | None = None) -> bool:
+        """Whether it stands recorded within a deadline; what does not never will.
+
+        ``giver`` is who may give what is made once, by the tree that is answered from.
+        """
 
     @property
     def failure(self) -> str | None:
@@ -229,7 +232,7 @@ class Giving:
             log=log,
             up=self._tree.clock.up,
         )
-        return await self._recorder.record(observation)
+        return await self._recorder.record(observation, self._tree.terms.giver)
 
     def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
         if self._census.terms != self._tree.terms:

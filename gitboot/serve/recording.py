@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
+from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
@@ -20,10 +21,6 @@ _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _RESULT_S: Final = 1.0  # what has been written is told at once
 _TRIED_EVERY_S: Final = 10.0  # while nothing else is written
-
-
-class Unrecordable(Exception):
-    """What a spool knows is unavailable: too late, or not to be read."""
 
 
 class Recording:
@@ -46,7 +43,7 @@ class Recording:
         """The spool."""
         return self._spool.folder
 
-    async def record(self, observation: Observation) -> bool:
+    async def record(self, observation: Observation, giver: str | None = None) -> bool:  # noqa: ARG002 - it has one
         """Whether it stands recorded in time; what does not is taken back."""
         written = self._spool.record(observation)
         waited = asyncio.wrap_future(written)
