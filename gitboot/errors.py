@@ -124,6 +124,10 @@ class LockedByAnother(OperatorError):
     """Another running instance holds this directory."""
 
 
+class HeldByAnother(LockedByAnother):
+    """An instance on another host has the lease of this ledger."""
+
+
 class PublishError(OperatorError):
     """The tree of files cannot be brought to what was planned."""
 
@@ -146,6 +150,10 @@ class LedgerError(OperatorError):
 
 class DamagedLedger(LedgerError):
     """The ledger does not hold together: what it knew has to come from elsewhere."""
+
+
+class LeaseLost(LedgerError):
+    """Another instance acts by this ledger, or may: nothing is written or set any more."""
 
 
 class BmcRejected(OperatorError):

@@ -167,7 +167,8 @@ def running(
         ended = process.wait(10)
         assert ended == 0, (ended, instance.events[-3:])
         reader.join(5)
-        assert [event for event in instance.events if event["type"] == "NotJson"] == []
+        plain = [event["message"] for event in instance.events if event["type"] == "NotJson"]
+        assert not plain, "\n".join(plain)
     finally:
         process.kill()
         process.wait()
@@ -207,6 +208,11 @@ def peak_mib(process: int) -> int:
     """The most memory that a process ever had."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) // 1024
+
+
+def children(parent: int) -> list[int]:
+    """The processes that a process has started, of whatever name."""
+    return [each for name in ("evaluate", "source", "serve") for each in _children(parent, name)]
 
 
 def _children(parent: int, name: str) -> list[int]:

@@ -24,10 +24,11 @@ from gitboot.bmc.identity import Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, fit, stands
 from gitboot.bmc.payload import Resource, observe, read_clock
+from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import QUIRKS
 from gitboot.bmc.redfish import MEANING, BmcConnection
-from gitboot.bmc.transport import tls_context
-from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
+from gitboot.bmc.transport import Reach, tls_context
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
 from gitboot.model.scalars import SystemUuid
 from tests.cases import for_each
 from tests.redfish.certificates import Authority
@@ -718,3 +719,23 @@ def test_the_clock_is_read_once_and_only_where_there_is_one(serve: Serve, open_b
     without = replace(bmc.observe(), manager=None)
     assert bmc.with_clock(without, lambda: machine.now) == without
     assert [request.path for request in server.service.requests] == [machine.path, seen.manager, machine.path]
+
+
+def test_where_another_instance_may_act_it_is_read_and_nothing_is_changed(serve: Serve, open_bmc: Open) -> None:
+    """Looked at right before a request is sent: what was recorded a moment ago may be another's by now."""
+    machine = Machine("m1")
+    lost: list[LeaseLost] = []
+
+    def fence() -> None:
+        if lost:
+            raise lost[0]
+
+    bmc = open_bmc(serve(machine), reach=Reach(fence=fence))
+    seen = bmc.observe()
+    lost.append(LeaseLost("another acts"))
+    with pytest.raises(LeaseLost):
+        bmc.set_override(ONCE, seen)
+    with pytest.raises(LeaseLost):
+        bmc.reset(ResetType.FORCE_RESTART, seen)
+    assert bmc.observe().override == seen.override
+    assert {each.method for each in machine.requests} == {"GET"}

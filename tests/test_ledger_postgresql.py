@@ -14,6 +14,7 @@ from gitboot.cli import cli
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.instance.directory import has_ledger
 from gitboot.ledger import events, evidence, facts, overrides, records, requests
+from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
 from gitboot.ledger.postgresql import arguments
@@ -291,7 +292,7 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
 def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
-        ledger.database.hold()
+        ledger.database.hold(Holder("theirs", "another host"))
         done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(tmp_path), "--to", "file"])
     assert isinstance(done.exception, LockedByAnother)
     assert address_beside(path) is not None

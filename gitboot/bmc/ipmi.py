@@ -104,6 +104,7 @@ class IpmiConnection:
         """Write the boot flags, unless they are as wanted. That the BMC took them does not say that it keeps them."""
         if stands(wanted, seen):
             return
+        self.reach.fence()
         _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
         _answered(written)
 
@@ -113,6 +114,7 @@ class IpmiConnection:
 
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for a Chassis Control command, once."""
+        self.reach.fence()
         (done,) = self._ask((*_CHASSIS_CONTROL, _CONTROLS[type]))
         _answered(done)
 

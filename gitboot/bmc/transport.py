@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from http.client import HTTPResponse
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
 from requests import PreparedRequest, Response
@@ -58,6 +58,7 @@ class Reach:
     allowed: Callable[[IPv4Address | IPv6Address], bool] = lambda _: True
     named: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
     is_vouched_for: bool = False  # the instance itself names one, and that is enough
+    fence: Callable[[], None] = lambda: None  # raises, right before it is asked for, where nothing may be changed
     certificate: str | None = None  # the fingerprint that is pinned; None: none is
     seen: str | None = None  # that of the first connection, where no authority verifies it
     waited_s: float | None = None  # until the last answer began; None: the last request had none
@@ -100,6 +101,9 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
     return context
 
 
+_ONLY_READ: Final = ("GET", "HEAD")
+
+
 class BmcAdapter(HTTPAdapter):
     """Requests' adapter for one BMC: every answer whole, within its time and size, and from that BMC."""
 
@@ -126,6 +130,8 @@ class BmcAdapter(HTTPAdapter):
         """Leave the connection alone: what is trusted stands in the TLS context."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        if request.method not in _ONLY_READ:
+            self._reach.fence()
         response = super().send(request, *args, **kwargs)
         try:
             _refuse_redirect(request, response)

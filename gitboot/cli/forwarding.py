@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gitboot.errors import UsageError
+from gitboot.ledger.naming import PostgresAddress
 
 if TYPE_CHECKING:
+    from gitboot.observe.elsewhere import SpoolElsewhere
     from gitboot.serve.forwarding import ForwardedRecording
     from gitboot.serve.recording import Recording
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES: Final = ("forward_to", "forward_token", "forward_ca")
+
+
+_LEDGER: Final = ("ledger", "ledger_password")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +35,11 @@ class ForwardSettings:
     ca: Path | None
 
 
+Elsewhere = ForwardSettings | PostgresAddress  # an instance, or the database that several share
+
+
 def forward_options(command: Command) -> Command:
-    """--forward-to and what belongs to it."""
+    """--forward-to and --ledger, and what belongs to them."""
     url = click.option(
         "--forward-to",
         metavar="URL",
@@ -48,14 +56,30 @@ def forward_options(command: Command) -> Command:
         type=click.Path(path_type=Path, dir_okay=False),
         help="Authorities to trust for it, besides the machine's own.",
     )
-    for option in (authorities, token, url):
+    ledger = click.option(
+        "--ledger",
+        metavar="URL",
+        help="The PostgreSQL that has the instance's ledger, as its own --ledger names it: what --spool records goes "
+        "there, and what is made once is recorded there before it is given. Default: --spool is the instance's own.",
+    )
+    password = click.option(
+        "--ledger-password",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
+    )
+    for option in (password, ledger, authorities, token, url):
         command = option(command)
     return command
 
 
-def forwarding_of(given: dict[str, Any], spool: Path | None) -> ForwardSettings | None:
+def forwarding_of(given: dict[str, Any], spool: Path | None) -> Elsewhere | None:
     """What was given for these options, taken out of the others; raises `UsageError` where it cannot be meant."""
     url, token, ca = (given.pop(name) for name in _NAMES)
+    ledger, password = (given.pop(name) for name in _LEDGER)
+    if ledger is not None or password is not None:
+        if ledger is None or url is not None or spool is None:
+            raise UsageError("--ledger needs a --spool of this host to record in, and stands in place of --forward-to")
+        return PostgresAddress.parse(ledger, password)
     if url is None and token is None and ca is None:
         return None
     if url is None or token is None or spool is None:
@@ -70,18 +94,19 @@ def forwarding_of(given: dict[str, Any], spool: Path | None) -> ForwardSettings 
     return ForwardSettings(url=url, token=token, ca=ca)
 
 
-def arguments_of(forwarding: ForwardSettings | None) -> list[str]:
+def arguments_of(forwarding: Elsewhere | None) -> list[str]:
     """The same as arguments of a worker."""
     if forwarding is None:
         return []
+    if isinstance(forwarding, PostgresAddress):
+        password = ["--ledger-password", str(forwarding.password)] if forwarding.password is not None else []
+        return ["--ledger", forwarding.url, *password]
     ca = ["--forward-ca", str(forwarding.ca.absolute())] if forwarding.ca is not None else []
     return ["--forward-to", forwarding.url, "--forward-token", str(forwarding.token.absolute()), *ca]
 
 
 @contextmanager
-def recording_in(
-    spool: Path | None, forwarding: ForwardSettings | None
-) -> Iterator[Recording | ForwardedRecording | None]:
+def recording_in(spool: Path | None, forwarding: Elsewhere | None) -> Iterator[Recording | ForwardedRecording | None]:
     """What fetches are recorded by until the block ends; None: nothing is."""
     from gitboot.observe.spool import Spool
     from gitboot.serve.app import DEADLINE_S
@@ -96,10 +121,32 @@ def recording_in(
         if forwarding is None:
             yield own
             return
-        from gitboot.serve.forwarding import ForwardedRecording, Forwarder, InstanceSpool
+        from gitboot.serve.forwarding import ForwardedRecording, Forwarder
 
-        instance = InstanceSpool(forwarding.url, forwarding.token, forwarding.ca)
-        with Forwarder(spool, instance, DEADLINE_S):
-            yield ForwardedRecording(own, instance, DEADLINE_S)
+        with closing(_elsewhere(forwarding)) as elsewhere, Forwarder(spool, elsewhere, DEADLINE_S):
+            yield ForwardedRecording(own, elsewhere, DEADLINE_S)
     finally:
         spooled.close()
+
+
+@contextmanager
+def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None]:
+    """What is recorded in a spool goes where it is shared until the block ends, whoever records it."""
+    if spool is None or shared is None:
+        yield
+        return
+    from gitboot.serve.app import DEADLINE_S
+    from gitboot.serve.forwarding import Forwarder
+
+    with closing(_elsewhere(shared)) as elsewhere, Forwarder(spool, elsewhere, DEADLINE_S):
+        yield
+
+
+def _elsewhere(forwarding: Elsewhere) -> SpoolElsewhere:
+    if isinstance(forwarding, PostgresAddress):
+        from gitboot.ledger.fetches import SharedFetches
+
+        return SharedFetches(forwarding)
+    from gitboot.serve.forwarding import InstanceSpool
+
+    return InstanceSpool(forwarding.url, forwarding.token, forwarding.ca)

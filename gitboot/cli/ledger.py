@@ -33,6 +33,9 @@ def show(state: Path) -> None:
     click.echo(f"place     {found.name}")
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
+    if found.lease is not None:
+        number, place, stands = found.lease
+        click.echo(f"lease     {number}, {'held by' if stands else 'free, last held by'} {place}")
     click.echo(f"holds     {', '.join(rows) or 'nothing'}")
 
 

@@ -16,6 +16,7 @@ import click
 from gitboot.cli.access import AccessSettings, access_of, access_options, check
 from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import Exit
+from gitboot.cli.forwarding import emptied
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import (
     RenamedOption,
@@ -25,10 +26,10 @@ from gitboot.cli.inputs import (
     secret_keys_option,
 )
 from gitboot.cli.serving import serving, spool_of, watched
-from gitboot.cli.stopping import end_by_signal
+from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
-from gitboot.errors import UsageError
+from gitboot.errors import HeldByAnother, UsageError
 from gitboot.processes import raise_limits, reap_orphans
 from gitboot.status import Event, Status
 from gitboot.timekeeping import keeping
@@ -92,6 +93,16 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     "--ledger-password",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file with its password. Default: libpq's own ways, as a client certificate.",
+)
+@click.option(
+    "--lease-seconds",
+    "lease_s",
+    envvar="GITBOOT_LEASE_SECONDS",
+    type=click.FloatRange(min=2),
+    default=15,
+    show_default=True,
+    help="How long a ledger in a PostgreSQL is this instance's without its saying so again: then one that stands by on "
+    "another host takes over.",
 )
 @click.option(
     "--site",
@@ -365,17 +376,36 @@ def _forge_settings(
 
 
 def _run(settings: Settings, access: AccessSettings) -> Exit:
-    """Reconcile until a signal ends it."""
+    """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
+    from gitboot.instance.build import named_ledger
+    from gitboot.instance.standby import stand_by
+    from gitboot.ledger.naming import address_beside
+
+    settings = replace(settings, spool=spool_of(settings))
+    while stand_by(settings, tell=tell, clock=_clock, ending=interrupted_by_signal):
+        try:
+            with emptied(settings.spool, address_beside(named_ledger(settings))):
+                if not _acted(settings, access):
+                    break
+        except HeldByAnother:  # it was quicker
+            continue
+    return Exit.FINE
+
+
+def _acted(settings: Settings, access: AccessSettings) -> bool:
+    """Act until a signal ends it; whether another instance has taken over instead."""
     from gitboot.instance.build import running
     from gitboot.instance.loop import Audience, Bell, Loop
     from gitboot.instance.notifying import notifying
     from gitboot.instance.verdicts import Witness, telling
 
     bell = Bell()
-    settings = replace(settings, spool=spool_of(settings))
     with (
         telling(settings, bell.ring, patience_s=_LAST_TELLING_S) as verdicts,
-        running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts)) as (instance, source),
+        running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts), lost=bell.end) as (
+            instance,
+            source,
+        ),
         ExitStack() as stack,
     ):
         identity = instance.store.progress[0]
@@ -401,9 +431,13 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
             serving(settings, access, ledger or "", bell.ring) as endpoints,
         ):
             loop.run(serving=endpoints)
-        tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
+        if bell.is_over:
+            message = "another instance has taken over: nothing is set, offered or written any more"
+            tell(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
+        else:
+            tell(Event(at=_clock(), type="Stopped", message="what was published stays"))
     signal.setitimer(signal.ITIMER_REAL, 0)  # the interpreter's own end knows no handler any more
-    return Exit.FINE
+    return bell.is_over
 
 
 def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | None:

@@ -18,7 +18,7 @@ import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
 from gitboot.cli.access import arguments_of as access_arguments
-from gitboot.cli.forwarding import ForwardSettings, arguments_of, forward_options, forwarding_of, recording_in
+from gitboot.cli.forwarding import Elsewhere, arguments_of, forward_options, forwarding_of, recording_in
 from gitboot.cli.inputs import RenamedOption, accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 @click.option("--parent", type=int, hidden=True, help="That process.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
 @click.option("--push-secret", type=click.Path(path_type=Path), hidden=True, help="What webhooks are signed by.")
-@click.option("--ledger", hidden=True, help="The identity of the instance's ledger.")
+@click.option("--ledger-id", hidden=True, help="The identity of the instance's ledger.")
 def command(
     output: Path,
     listen: str,
@@ -91,7 +91,7 @@ def command(
     parent: int | None,
     status: Path | None,
     push_secret: Path | None,
-    ledger: str | None,
+    ledger_id: str | None,
     **given: Any,
 ) -> None:
     """Serve a published tree, and the API over it; as many processes as wanted.
@@ -119,7 +119,7 @@ def command(
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
         clients = replace(clients, pushes=_pushes(push_secret, parent))
-        _work(output, sockets, clients, spool, assets, stop, status, ledger, keys, forwarding)
+        _work(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, forwarding)
         return
     from gitboot.publish.manifest import MANIFEST
     from gitboot.serve.server import listen_at, url_of
@@ -193,7 +193,7 @@ def worker_command(
         if path is not None:
             arguments += [name, str(path.absolute())]
     arguments += access_arguments(access)
-    return python("gitboot", "serve", *arguments, *(["--ledger", ledger] if ledger is not None else []))
+    return python("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
 
 
 def operators_socket(access: AccessSettings) -> socket.socket | None:
@@ -226,7 +226,7 @@ def _work(
     status: Path | None = None,
     ledger: str | None = None,
     keys: Keys | None = None,
-    forwarding: ForwardSettings | None = None,
+    forwarding: Elsewhere | None = None,
 ) -> None:
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.spool import aside

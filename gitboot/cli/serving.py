@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gitboot.cli.access import AccessSettings, certificate_of
+from gitboot.cli.forwarding import arguments_of
 from gitboot.cli.serve import keys_in, make_spool, operators_socket, worker_command
 from gitboot.cli.telling import tell
-from gitboot.instance.directory import STATUS
+from gitboot.instance.directory import LEDGER, STATUS
 from gitboot.instance.settings import Settings
+from gitboot.ledger.naming import address_beside
 from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ def serving(
         access=access,
         push_secret=settings.push_secret,
     )
+    command += arguments_of(address_beside(settings.state / LEDGER))
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
         yield partial(_how_they_fare, workers, certificate)

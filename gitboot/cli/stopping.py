@@ -5,8 +5,8 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 
@@ -36,6 +36,23 @@ def stopped_by_signal(*numbers: signal.Signals) -> Stop:
     for number in numbers or (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     return stop
+
+
+@contextmanager
+def interrupted_by_signal() -> Iterator[Stop]:
+    """An end that SIGINT and SIGTERM ask for until the block ends; SIGHUP and SIGUSR1 ask for nothing meanwhile."""
+    stop = Stop()
+    numbers = {signal.SIGINT: stop.set, signal.SIGTERM: stop.set, signal.SIGHUP: _nothing, signal.SIGUSR1: _nothing}
+    before = {number: signal.signal(number, lambda *_, what=what: what()) for number, what in numbers.items()}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _nothing() -> None:
+    """Nothing is done."""
 
 
 def end_by_signal(stop: Callable[[], None], *, within_s: float) -> None:

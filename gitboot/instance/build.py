@@ -42,10 +42,14 @@ from gitboot.instance.requests import BEGIN, REFUSED
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
+from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
-from gitboot.instance.tokenkeys import token_keys
+from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.ledger import facts, overrides, records, requests
+from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
+from gitboot.ledger.fetches import RecordedFetches
+from gitboot.ledger.lease import Holder, LeaseKeeper
 from gitboot.ledger.naming import address_beside, is_named, note_address
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
@@ -112,14 +116,20 @@ class Instance:
     store: Store
 
 
+def _nobody_else() -> None:
+    """The fence of whoever is alone with a state directory."""
+
+
 def pool_of(
     settings: BmcSettings,
     write: Callable[[SystemUuid, OverrideRecord | SwitchRecord], None],
     clock: Clock,
     wake: Callable[[], None],
     dry_run: bool,
+    *,
+    fence: Callable[[], None] = _nobody_else,
 ) -> Bmcs:
-    """Whoever carries out jobs at real BMCs."""
+    """Whoever carries out jobs at real BMCs; ``fence`` raises where another instance may do so."""
     return BmcPool(
         credentials=settings.credentials,
         write=write,
@@ -128,6 +138,7 @@ def pool_of(
         parallel=settings.parallel,
         per_site=settings.per_site,
         on_finished=wake,
+        fence=fence,
     )
 
 
@@ -146,14 +157,18 @@ def assembled(
     uptime: Callable[[], Uptime] = uptime,
     laps: Laps | None = None,
     listener: WorkListener | None = None,
+    shared: RecordedFetches | None = None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
     ``wake`` is called when a job has ended, from its thread.
     """
     words = Words(*folders(settings.output, settings.spool))
-    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts)
-    bmcs = (bmcs_of or pool_of)(settings.bmc, inbox.record, clock, wake, dry_run)
+    held = store.database.lease
+    spool = SharedSpool(shared, held.lease) if shared is not None and held is not None else None
+    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool)
+    fence = held.check if held is not None else _nobody_else
+    bmcs = (bmcs_of or partial(pool_of, fence=fence))(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output, spool=settings.spool)
     knowledge = known(store)
     if not knowledge.is_trusted:
@@ -208,8 +223,11 @@ def running(
     judged: Callable[[Status, int], None] | None = None,
     evaluation_of: Callable[[Path], Evaluation] | None = None,
     uptime: Callable[[], Uptime] = uptime,
+    lost: Callable[[], None] = lambda: None,
 ) -> Iterator[tuple[Instance, Source]]:
     """The instance that settings describe, over its own ledger, clone and tree; nobody else has them meanwhile.
+
+    Where another may have the ledger all the same, whose lease it takes then, ``lost`` is called from a thread.
 
     ``wake`` is called from other threads, when a job at a BMC or the evaluation of a commit has ended. With ``wait``
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
@@ -222,8 +240,9 @@ def running(
             check_spool_rights(settings.spool)
         _look_at_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
-        store = stack.enter_context(opened_ledger(_named_ledger(settings), tell, clock))
-        store.database.hold()
+        store = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
+        store.database.hold(Holder.of(settings.state, settings.lease_s))
+        shared = stack.enter_context(_kept(store, lost))
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
         listener = WorkListener(partial(_told_how_far, left, tell, clock))
@@ -244,7 +263,7 @@ def running(
                 read=listener.of(Work.READ),
                 site=settings.site,
             )
-            source = stack.enter_context(_fetched_apart(settings, settings.state))
+            source = stack.enter_context(fetched_apart(settings, settings.state))
         else:
             evaluation = evaluation_of(settings.state)
             source = Source(remote_of(settings.git), settings.state)
@@ -283,12 +302,26 @@ def running(
                 uptime=uptime,
                 laps=laps,
                 listener=listener,
+                shared=shared,
             )
         )
         yield instance, source
 
 
-def _named_ledger(settings: Settings) -> Path:
+@contextmanager
+def _kept(store: Store, lost: Callable[[], None]) -> Iterator[RecordedFetches | None]:
+    """A ledger that other hosts share, as long as the block runs; None: nobody does."""
+    held, address = store.database.lease, address_beside(store.path)
+    if held is None or address is None:
+        yield None
+        return
+    from gitboot.ledger.postgresql import PostgresRenewing
+
+    with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost):
+        yield shared
+
+
+def named_ledger(settings: Settings) -> Path:
     """Where the ledger is, or is named; raises `UsageError` where one is in STATE and another was meant."""
     path, wanted = settings.state / state.LEDGER, settings.ledger
     if wanted is not None and address_beside(path) != wanted:
@@ -321,7 +354,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             facts.accept(tx, None)  # it is not in the copy's clone
         about = facts.read(store)
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
-        source = stack.enter_context(_fetched_apart(settings, copy))
+        source = stack.enter_context(fetched_apart(settings, copy))
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
         stack.callback(evaluation.close)
         outside = Outside(
@@ -348,7 +381,7 @@ def _look_for_repository(settings: Settings) -> None:
 
 
 @contextmanager
-def _fetched_apart(settings: Settings, state: Path) -> Iterator[Source]:
+def fetched_apart(settings: Settings, state: Path) -> Iterator[Source]:
     """What the settings follow, fetched by a process of its own, which ends with the block."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
@@ -418,13 +451,20 @@ def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterato
 def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
     """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
     about, at = facts.read(store), clock()
+    is_shared = store.database.lease is not None
+    if is_shared and (lines := token_keys_book.read(store)):
+        restored(directory, lines)
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
         message = (
             f"{state.TOKEN_KEYS} is not in STATE any more: installers that are at work now cannot report, and have no"
             " secrets; say what became of them: gitboot records set"
         )
         tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
-    return token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
+    keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
+    if is_shared and token_keys_book.read(store) != (lines := lines_of(directory)):
+        with store.writing() as tx:
+            token_keys_book.write(tx, lines)
+    return keys
 
 
 def records_of(output: Path) -> Mapping[SystemUuid, Record]:

@@ -15,13 +15,14 @@ from gitboot.assets.sighting import Sighting
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.errors import LedgerError
 from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
+from gitboot.instance.spools import FolderSpool, ReadSpool
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
-from gitboot.observe import spool
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import NotGiven
@@ -79,8 +80,10 @@ class Inbox:
         words: Words | None = None,
         uptime: Callable[[], Uptime] = uptime,
         artifacts: ArtifactWatch | None = None,
+        spool: ReadSpool | None = None,
     ) -> None:
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
+        self._spool: ReadSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
         self._uptime = uptime
         self.artifacts = artifacts or NobodyLooks()
         self._lock = RLock()
@@ -92,7 +95,7 @@ class Inbox:
     def giver(self) -> str | None:
         """The identity of the spool, by which what is made once may be given; None: it cannot be written, either."""
         with suppress(OSError):
-            return spool.identity(self._folder) if self._folder is not None else None
+            return self._spool.giver if self._spool is not None else None
         return None
 
     def refused(self, at: datetime) -> tuple[NotGiven, ...]:
@@ -138,16 +141,16 @@ class Inbox:
 
     def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:
         """What the spool has beyond ``taken``, and how far that is; one that cannot be read has nothing now."""
-        if self._folder is None:
+        if self._spool is None:
             return (), taken
         try:
-            found = spool.take(self._folder, taken)
-        except OSError as error:
-            self.unread = f"{self._folder} cannot be read: {error.strerror}"
+            found = self._spool.take(taken)
+        except (OSError, LedgerError) as error:
+            self.unread = _why_unread(self._spool, error)
             return (), taken
         self.unread = None
         if found.strays:
-            _logger.error("%s: %d lines are no observations", self._folder, found.strays)
+            _logger.error("%s: %d lines are no observations", self._spool.name, found.strays)
         return tuple(found.observations), found.offsets
 
     def forget(self, taken: Intake) -> None:
@@ -158,15 +161,23 @@ class Inbox:
 
     def forgotten_next(self, taken: Mapping[str, int]) -> int:
         """How often something of the spool will have been dropped, which the next tree is to know."""
-        with suppress(OSError):
-            return spool.forgotten_next(self._folder, taken) if self._folder is not None else 0
+        with suppress(OSError, LedgerError):
+            return self._spool.forgotten_next(taken) if self._spool is not None else 0
         return 0
 
     def forget_spool(self, taken: Mapping[str, int], times: int) -> None:
         """Drop what of the spool is known to a tree that stands published, and knows how often that was done."""
-        if self._folder is None:
+        if self._spool is None:
             return
         try:
-            spool.forget(self._folder, taken, times)
-        except OSError as error:
-            _logger.error("what was taken from %s stays there: %s", self._folder, error.strerror)
+            self._spool.forget(taken, times)
+        except (OSError, LedgerError) as error:
+            _logger.error("what was taken from %s stays there: %s", self._spool.name, _in_words(error))
+
+
+def _why_unread(spool: ReadSpool, error: OSError | LedgerError) -> str:
+    return str(error) if isinstance(error, LedgerError) else f"{spool.name} cannot be read: {error.strerror}"
+
+
+def _in_words(error: OSError | LedgerError) -> str:
+    return str(error) if isinstance(error, LedgerError) else str(error.strerror)

@@ -44,9 +44,15 @@ class Bell:
 
     def __init__(self) -> None:
         self._rung: SimpleQueue[Ring] = SimpleQueue()
+        self.is_over = False  # whether nothing is to be done any more
 
     def ring(self, why: Ring = Ring.ANYTHING) -> None:
         self._rung.put(why)
+
+    def end(self) -> None:
+        """Ring it for the last time."""
+        self.is_over = True
+        self.ring()
 
     def wait(self, timeout_s: float) -> frozenset[Ring]:
         """Wait until it is rung, and take all of that as one; say what for, nothing where it was not."""
@@ -139,14 +145,15 @@ class Loop:
         self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
-        """Reconcile again and again, until `stop`; ``serving`` says how endpoints fare."""
+        """Reconcile again and again, until `stop` or the bell's end; ``serving`` says how endpoints fare."""
         threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
         if watched := self._source.watch_paths():
             threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
         for thread in threads:
             thread.start()
-        while not self._stopping:
+        while not self._stopping and not self._wakes.is_over:
             self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
+        self.stop()
         self._stopped.set()
         for thread in threads:
             thread.join(timeout=1)  # one that hangs in the network ends with the process

@@ -10,6 +10,7 @@ from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.diff.guard import Limits
 from gitboot.evaluate.limits import Allowance
+from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.source.keys import TrustedKeys
 from gitboot.targets.address import BranchAddress, BucketAddress
@@ -100,6 +101,7 @@ class Settings:
     forge: ForgeSettings | None = None
     push_secret: Path | None = None  # the file with what webhooks of forges are signed by
     ledger: PostgresAddress | None = None  # where the ledger is; None: in STATE, or where it was said before
+    lease_s: float = SECONDS  # how long that is this instance's without its saying so again
     notify: Path | None = None  # the file that names receivers of notices
     targets: tuple[BranchAddress | BucketAddress, ...] = ()  # that follow what is published
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look

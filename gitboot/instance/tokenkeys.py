@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +53,18 @@ def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKey
         lines[-1].key,
         tuple(EarlierKey(old.key, new.since, new.since + HEARD) for old, new in pairwise(lines)),
     )
+
+
+def lines_of(directory: Path) -> tuple[str, ...]:
+    """The lines of that file, as another host can have them."""
+    return tuple((directory / state.TOKEN_KEYS).read_text("ascii").splitlines())
+
+
+def restored(directory: Path, lines: Sequence[str]) -> None:
+    """Have the file hold these lines."""
+    path, content = directory / state.TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
+    if not path.exists() or path.read_bytes() != content:
+        write_whole(path, content, mode=mode_in(directory))
 
 
 def _read(path: Path) -> list[_Keyed] | None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from gitboot.errors import LedgerError
+from gitboot.ledger.lease import HeldLease, Holder
 
 Row = tuple[Any, ...]
 
@@ -26,6 +27,7 @@ class Database(ABC):
     is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
 
     name: str  # as people are told it
+    lease: HeldLease | None = None  # by which it is held; what lies in a state directory needs only that one's lock
 
     @abstractmethod
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
@@ -59,8 +61,8 @@ class Database(ABC):
     def reopen(self) -> None:
         """Open it anew, from what is durable. Raises as `open` does."""
 
-    def hold(self) -> None:  # noqa: B027 - what lies in a state directory needs no more than its lock
-        """Keep every other instance away until it is closed; raises `LockedByAnother`."""
+    def hold(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
+        """Take the lease, and give it back when it is closed; raises `LockedByAnother` while another has it."""
 
     @abstractmethod
     def close(self) -> None:

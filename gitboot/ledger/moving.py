@@ -10,6 +10,8 @@ from typing import NamedTuple
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
+from gitboot.ledger.fetches import FETCHES
+from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, file_beside, note_address
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import open_database
@@ -36,9 +38,10 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
         raise UsageError("the ledger is there already")
     with ExitStack() as stack:
         ours = stack.enter_context(closing(open_database(path)))
-        ours.hold()
+        ours.hold(holder := Holder.of(path.parent))
+        _refuse_untaken(ours)
         new = stack.enter_context(closing(_emptied(path, address)))
-        new.hold()
+        new.hold(holder)
         found = copy_tables(ours, new)
     kept = None
     if address is not None:
@@ -47,6 +50,19 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
     else:
         file_beside(path).unlink()
     return Moved(ours.name, new.name, found, kept)
+
+
+def _refuse_untaken(ours: Database) -> None:
+    """What hosts have given, and no instance has taken in, would be given once more."""
+    if ours.lease is not None:
+        ((untaken,),) = ours.execute(
+            "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
+        )
+        if untaken:
+            raise UsageError(
+                f"{ours.name} holds what endpoints have given and no instance has taken in yet ({untaken}): let"
+                " `gitboot run --once` do so first"
+            )
 
 
 def _emptied(path: Path, address: PostgresAddress | None) -> Database:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
 from gitboot.ledger.copying import copy_tables, counted_rows
+from gitboot.ledger.database import Database
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
 from gitboot.ledger.store import Store, open_database
@@ -49,13 +50,20 @@ class AtAGlance(NamedTuple):
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
+    lease: tuple[int, str, bool] | None = None  # its number, whose it is, and whether it has not run out
 
 
 def described(path: Path) -> AtAGlance:
     """The ledger at ``path``, or that is named there, as it is; raises `LedgerError` where it cannot be read."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         found: dict[str, str] = dict(database.execute("SELECT name, value FROM facts"))
-        return AtAGlance(database.name, found["identity"], int(found.get("changes", 0)), counted_rows(database))
+        lease = None if database.is_local else _lease(database)
+        return AtAGlance(database.name, found["identity"], int(found.get("changes", 0)), counted_rows(database), lease)
+
+
+def _lease(database: Database) -> tuple[int, str, bool] | None:
+    rows = database.execute("SELECT epoch, place, until > clock_timestamp() FROM lease")
+    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
 
 
 def check(store: Store) -> None:

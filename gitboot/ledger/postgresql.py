@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
-from gitboot.errors import LedgerError, LockedByAnother, UsageError
+from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, Row
+from gitboot.ledger.lease import HeldLease, Holder, Lease, now_s
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.sqlite import too_new
-from gitboot.ledger.tables import NUMBERED, POSTGRESQL, VERSION
+from gitboot.ledger.tables import NUMBERED, POSTGRESQL, SHARED, VERSION
+from gitboot.phrases import in_one_line
 
 try:
     import psycopg
@@ -25,16 +28,23 @@ _LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of what was sent
 _OLDEST: Final = 130000
 # Who is paused within a transaction holds nobody up for longer than this; what is committed is on the disk.
 _SETTINGS: Final = (
-    "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=10s"
+    "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
     " -c client_min_messages=warning -c default_transaction_isolation=read\\ committed"
 )
-_KEY: Final = "hashtextextended('gitboot instance ' || current_schema(), 0)"
-_ONE_INSTANCE: Final = f"SELECT pg_try_advisory_lock({_KEY})"
-_WHO_HOLDS: Final = f"""
-    SELECT coalesce(host(client_addr), 'this host') FROM pg_locks JOIN pg_stat_activity USING (pid)
-    WHERE locktype = 'advisory' AND objsubid = 1 AND (classid::bigint << 32 | objid::bigint) = {_KEY}
+_TAKEN_UNTIL: Final = "clock_timestamp() + %(seconds)s * interval '1 second'"
+_TAKE: Final = f"""
+    INSERT INTO lease VALUES (1, 1, %(holder)s, %(place)s, {_TAKEN_UNTIL}, 0)
+    ON CONFLICT (one) DO UPDATE
+    SET epoch = CASE lease.holder WHEN excluded.holder THEN lease.epoch ELSE lease.epoch + 1 END,
+        holder = excluded.holder, place = excluded.place, until = excluded.until
+    WHERE lease.until <= clock_timestamp() OR lease.holder = excluded.holder RETURNING epoch
 """  # noqa: S608 - of our own
+_RENEW: Final = f"UPDATE lease SET until = {_TAKEN_UNTIL} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
+_GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
+_WHO_HOLDS: Final = "SELECT place FROM lease"
+_OTHERS: Final = "SELECT place FROM lease WHERE until > clock_timestamp() AND holder <> %s"
+_SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 
 
@@ -55,10 +65,10 @@ class PostgresDatabase(Database):
     )
 
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
-        self.name, self._is_held = address.name, False
+        self.name, self.address = address.name, address
         self._open = partial(_opened, address, synchronous=synchronous, reads_only=reads_only)
         with self.reading():
-            self._connection = self._open(is_held=False)
+            self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
         cursor = self._live().execute(_marked(statement), _storable(parameters) or None)
@@ -79,6 +89,8 @@ class PostgresDatabase(Database):
         connection = self._live()
         connection.execute("BEGIN")
         connection.execute(_ONE_WRITER)
+        if self.lease is not None:
+            _renew(connection, self.lease)
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
@@ -99,34 +111,42 @@ class PostgresDatabase(Database):
             self._live()
 
     def close(self) -> None:
+        if self.lease is not None and not self.lease.is_lost:
+            with suppress(psycopg.Error):  # it runs out by itself
+                self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
-    def hold(self) -> None:
-        """It is this connection's until it ends; the one that comes in its place holds it, or fails."""
-        _hold(self._live(), self.name)
-        self._is_held = True
+    def hold(self, holder: Holder) -> None:
+        asked_s = now_s()
+        with self.reading():
+            connection = self._live()
+            asked = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
+            given = connection.execute(_TAKE, asked).fetchone()
+            if given is None:
+                (place,) = connection.execute(_WHO_HOLDS).fetchone() or ("another host",)
+                raise HeldByAnother(f"{self.name} is in use by the instance {place}")
+        self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name)
+        self.lease.renewed(asked_s)
 
     def unreadable(self, error: Exception) -> LedgerError:
-        told = " ".join(str(error).split()) or type(error).__name__
+        told = in_one_line(error)
         if isinstance(error, psycopg.OperationalError):
             return LedgerError(f"{self.name}: the ledger cannot be read ({told})")
         return LedgerError(f"{self.name}: the ledger cannot be read ({told}); restore it from a backup")
 
     def _live(self) -> psycopg.Connection[Row]:
         if self._connection.closed or self._connection.broken:
-            self._connection = self._open(is_held=self._is_held)
+            self._connection = self._open()
         return self._connection
 
 
-def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool, is_held: bool) -> psycopg.Connection[Row]:
+def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> psycopg.Connection[Row]:
     asked = {"target_session_attrs": "any" if reads_only else "read-write", **arguments(address)}
     connection = psycopg.connect(**asked, autocommit=True)
     try:
         _check(connection, address.name, synchronous=synchronous)
         if not reads_only:
             _migrate(connection, address.name)
-        if is_held:
-            _hold(connection, address.name)
     except BaseException:
         connection.close()
         raise
@@ -146,6 +166,9 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
     with connection.transaction():
         connection.execute(_ONE_WRITER)
         (there,) = connection.execute("SELECT to_regclass('ledger_version')").fetchone() or (None,)
+        (has_lease,) = connection.execute("SELECT to_regclass('lease')").fetchone() or (None,)
+        if has_lease is None:
+            connection.execute(SHARED)
         if there is None:
             connection.execute(POSTGRESQL)
             connection.execute("INSERT INTO ledger_version VALUES (%s)", (VERSION,))
@@ -156,11 +179,59 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
         raise too_new(name, version)
 
 
-def _hold(connection: psycopg.Connection[Row], name: str) -> None:
-    (is_ours,) = connection.execute(_ONE_INSTANCE).fetchone() or (False,)
-    if not is_ours:
-        who = connection.execute(_WHO_HOLDS).fetchone()
-        raise LockedByAnother(f"{name} is in use by an instance{f' on {who[0]}' if who else ''}")
+def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> None:
+    """Renew a lease, with the transaction that there is; raises `LeaseLost` where another has it."""
+    asked_s = now_s()
+    if connection.execute(_RENEW, {**held.lease._asdict(), "seconds": held.seconds}).fetchone() is None:
+        raise held.lost()
+    held.renewed(asked_s)
+
+
+def connected(address: PostgresAddress) -> psycopg.Connection[Row]:
+    """A connection for short transactions, to a ledger that is there; raises `psycopg.Error` and `LedgerError`."""
+    connection = psycopg.connect(target_session_attrs="read-write", **arguments(address), autocommit=True)
+    connection.execute(_SHORT)
+    return connection
+
+
+class PostgresRenewing:
+    """Renews a lease, or looks who has it, by a connection of its own, which is made where there is none."""
+
+    def __init__(self, address: PostgresAddress) -> None:
+        self._address = address
+        self._connection: psycopg.Connection[Row] | None = None
+
+    def renew(self, held: HeldLease) -> None:
+        try:
+            _renew(self._live(), held)
+        except (psycopg.Error, LedgerError) as error:
+            if isinstance(error, LeaseLost):
+                raise
+            self.close()
+
+    def other_than(self, holder: Holder) -> str | None:
+        """Where the instance is that has the lease, if that is not ``holder``; None: it can be taken.
+
+        Raises `LedgerError` where nobody can be asked.
+        """
+        try:
+            rows = self._live().execute(_OTHERS, (holder.id,)).fetchall()
+        except psycopg.errors.UndefinedTable:
+            return None
+        except psycopg.Error as error:
+            self.close()
+            raise LedgerError(f"{self._address.name}: the ledger cannot be read ({in_one_line(error)})") from error
+        return rows[0][0] if rows else None
+
+    def _live(self) -> psycopg.Connection[Row]:
+        if self._connection is None:
+            self._connection = connected(self._address)
+        return self._connection
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def arguments(address: PostgresAddress) -> dict[str, Any]:

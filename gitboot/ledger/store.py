@@ -13,6 +13,7 @@ from gitboot.errors import LedgerError
 from gitboot.ledger.database import Database, Row
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
+from gitboot.phrases import in_one_line
 
 _MARK_BYTES: Final = 64
 
@@ -87,7 +88,7 @@ class Store:
                     database.rollback()
                 if isinstance(error, database.errors):
                     raise LedgerError(
-                        f"{self.database.name}: the ledger cannot be written ({_in_words(error)})"
+                        f"{self.database.name}: the ledger cannot be written ({in_one_line(error)})"
                     ) from error
                 raise
             if changes is not None:
@@ -184,7 +185,3 @@ def write_mark(path: Path, identity: str, changes: int) -> None:
         os.fdatasync(mark)
     finally:
         os.close(mark)
-
-
-def _in_words(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

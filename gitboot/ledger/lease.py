@@ -1,0 +1,119 @@
+"""The lease of a ledger in a PostgreSQL: one instance at a time acts by it, under a number that no other has had.
+
+It runs out by the clock of the server, which all ask. Every transaction of who has it renews it first, and is refused
+where another has taken it since: what is written is never of two. Between two transactions an instance goes by its own
+clock, which counts from before the last renewal was sent, and so ends earlier.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from secrets import token_hex
+from typing import Final, NamedTuple, Protocol, Self
+
+from gitboot.errors import LeaseLost
+from gitboot.files import write_whole
+
+SECONDS: Final = 15.0
+_SHARE: Final = 5  # of them, until it is renewed where no transaction does
+_LAST_S: Final = 1.0  # for a renewal that is under way at the end
+_HOLDER: Final = "holder"  # in STATE
+
+
+class Holder(NamedTuple):
+    """An instance on its state directory, however often it is started: it takes its own lease without waiting."""
+
+    id: str
+    place: str  # as people are told it
+    seconds: float = SECONDS  # how long it has the lease without renewing it
+
+    @classmethod
+    def of(cls, state: Path, seconds: float = SECONDS) -> Self:
+        """The one whose state directory this is; a copy of that on another host is another. Raises OSError."""
+        path, host = state / _HOLDER, socket.gethostname()
+        if not path.exists():
+            write_whole(path, f"{token_hex(16)}\n".encode())
+        return cls(f"{path.read_text().strip()}@{host}", f"{host}:{state.absolute()}", seconds)
+
+
+class Lease(NamedTuple):
+    """A lease that was given."""
+
+    holder: str
+    epoch: int  # counts up with each that is given to another; who starts anew goes on with its own
+
+    def __str__(self) -> str:
+        return f"{self.epoch}/{self.holder}"
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """A lease as its instance sees it."""
+
+    lease: Lease
+    seconds: float
+    name: str  # of the ledger, as people are told it
+    until_s: float = field(default=0.0)  # by this machine's clock
+    is_lost: bool = False  # another has it, and this one never will again
+
+    def renewed(self, asked_s: float) -> None:
+        """Note that it was renewed, by a request that was sent then."""
+        self.until_s = max(self.until_s, asked_s + self.seconds)
+
+    def lost(self) -> LeaseLost:
+        """Note that another has it."""
+        self.is_lost = True
+        return LeaseLost(f"{self.name}: another instance acts by this ledger now")
+
+    def check(self) -> None:
+        """Raise `LeaseLost` where another instance may act by now."""
+        if self.is_lost:
+            raise self.lost()
+        if now_s() >= self.until_s:
+            late = f"it could not be renewed for {self.seconds:g} s"
+            raise LeaseLost(f"{self.name}: another instance may act by this ledger: {late}")
+
+
+class Renewing(Protocol):
+    """A connection of its own, by which a lease is renewed."""
+
+    def renew(self, held: HeldLease) -> None:
+        """Renew it, where that is possible now; raises `LeaseLost` where it is another's."""
+
+    def close(self) -> None: ...
+
+
+class LeaseKeeper:
+    """Renews a lease from a thread, for as long as the block runs; ``on_lost`` is called once, from there."""
+
+    def __init__(self, held: HeldLease, renewing: Renewing, on_lost: Callable[[], None]) -> None:
+        self._held, self._renewing, self._on_lost = held, renewing, on_lost
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._thread.join(timeout=_LAST_S)
+
+    def _run(self) -> None:
+        while not self._ending.wait(self._held.seconds / _SHARE):
+            try:
+                self._renewing.renew(self._held)
+            except LeaseLost:
+                self._on_lost()
+                break
+        self._renewing.close()
+
+
+def now_s() -> float:
+    """Seconds by a clock that nobody sets, and that goes on while this machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

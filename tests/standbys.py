@@ -1,0 +1,217 @@
+"""Two hosts with one ledger in a PostgreSQL, of which one acts and one stands by; and what may befall them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+from gitboot.ledger.naming import PostgresAddress
+from tests.instance import Instance, children, eventually
+from tests.postgresqls import PostgresServer
+from tests.rack import Rack
+
+LEASE_S: Final = 2
+
+
+@dataclass
+class Host:
+    """A host, on which `gitboot run` runs at times."""
+
+    rack: Rack
+    name: str
+    ledger: PostgresAddress
+    instance: Instance | None = None
+    told: list[dict[str, Any]] = field(default_factory=list)  # by those that have ended
+    _paused: list[int] = field(default_factory=list)
+    _reader: threading.Thread = field(default_factory=threading.Thread)
+
+    @property
+    def folder(self) -> Path:
+        return self.rack.folder / self.name
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def url(self) -> str:
+        """Where it answers machines; empty while it does not act."""
+        told = [event["type"] for event in self.events if event["type"] in ("Listening", "LeaseLost", "Stopped")]
+        return self.instance.url if self.instance is not None and told[-1:] == ["Listening"] else ""
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return self.instance.events if self.instance is not None else []
+
+    @property
+    def condition(self) -> dict[str, Any]:
+        """The first of what it says of itself; nothing before it has said something."""
+        try:
+            found: dict[str, Any] = json.loads((self.state / "status.json").read_bytes())["conditions"][0]
+        except FileNotFoundError:
+            return {}
+        return found
+
+    @property
+    def reason(self) -> str | None:
+        return self.condition.get("reason")
+
+    def start(self) -> None:
+        places = ("--out", self.folder / "output", "--state", self.state, "--listen", "127.0.0.1:0")
+        more = ("--credentials", self.rack.credentials, "--poll", "1", "--ledger", self.ledger.url)
+        lease = ("--lease-seconds", LEASE_S, "--max-reinstalls", 1)
+        self.instance = Instance.start("run", *map(str, (self.rack.repository.bare, *places, *more, *lease)))
+        self._reader = threading.Thread(target=self.instance.read, daemon=True)
+        self._reader.start()
+
+    def stop(self) -> None:
+        assert self.instance is not None
+        self.instance.process.send_signal(signal.SIGTERM)
+        assert self.instance.process.wait(20) == 0, self.events[-3:]
+        self._leave()
+
+    def kill(self) -> None:
+        if self.instance is not None:
+            self.resume()
+            self.instance.process.kill()
+            self.instance.process.wait(20)
+            self._leave()
+
+    def pause(self) -> None:
+        """Stop all of its processes where they are, as a host that is suspended."""
+        assert self.instance is not None
+        self._paused = [self.instance.process.pid, *children(self.instance.process.pid)]
+        for process in self._paused:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for process in self._paused:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+        self._paused = []
+
+    def _leave(self) -> None:
+        if self.instance is not None:
+            self._reader.join(20)
+            self.instance.errors.close()
+            self.told += self.instance.events
+            self.instance = None
+
+
+@dataclass
+class Pair:
+    """Both hosts, and the server that has their ledger."""
+
+    server: PostgresServer
+    schema: str
+    one: Host
+    two: Host
+
+    @property
+    def hosts(self) -> tuple[Host, Host]:
+        return self.one, self.two
+
+    def lease(self) -> tuple[int, str] | None:
+        """The number of the lease, and the name of the host that has it now."""
+        told = self.server.sql(f"SELECT epoch || ' ' || place FROM {self.schema}.lease WHERE until > clock_timestamp()")
+        epoch, _, place = told.partition(" ")
+        return (int(epoch), Path(place.partition(":")[2]).parent.name) if told else None
+
+    def acting(self) -> Host | None:
+        """The host that has the lease and answers machines."""
+        if (lease := self.lease()) is None:
+            return None
+        host = self.one if lease[1] == self.one.name else self.two
+        return host if host.url else None
+
+    def other(self, host: Host) -> Host:
+        return self.two if host is self.one else self.one
+
+    def taken_over(self, before: int) -> Host:
+        """The host that acts under a later lease."""
+
+        def look() -> Host | None:
+            lease = self.lease()
+            return self.acting() if lease is not None and lease[0] > before else None
+
+        found: Host = eventually(look)
+        return found
+
+
+@contextmanager
+def pair(
+    rack: Rack, server: PostgresServer, address: PostgresAddress, other: PostgresAddress | None = None
+) -> Iterator[Pair]:
+    """Two hosts, none of which runs yet; the second may reach the server by another address."""
+    hosts = Host(rack, "one", address), Host(rack, "two", other or address)
+    try:
+        yield Pair(server, address.url.rpartition("%3D")[2], *hosts)
+    finally:
+        for host in hosts:
+            host.kill()
+
+
+class Wire:
+    """A TCP connection to a server that can be cut: nothing goes through, and neither side is told."""
+
+    def __init__(self, socket_of: Path) -> None:
+        self._to, self.is_cut = socket_of, False
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._open: list[socket.socket] = []
+        self._joined = threading.Condition()
+
+    @property
+    def port(self) -> int:
+        port: int = self._listening.getsockname()[1]
+        return port
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listening.close()
+        self.join()
+        for each in self._open:
+            each.close()
+
+    def cut(self) -> None:
+        self.is_cut = True
+
+    def join(self) -> None:
+        with self._joined:
+            self.is_cut = False
+            self._joined.notify_all()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.socket(socket.AF_UNIX)
+                try:
+                    server.connect(str(self._to))
+                except OSError:
+                    client.close()
+                    continue
+                self._open += [client, server]
+                for one, other in ((client, server), (server, client)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                with self._joined:
+                    self._joined.wait_for(lambda: not self.is_cut)
+                other.sendall(data)
+        for each in (one, other):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)

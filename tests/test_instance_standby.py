@@ -1,0 +1,257 @@
+"""A standby: of two instances with one ledger one acts, whatever befalls either; nothing is set or given twice."""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from gitboot.ledger.naming import PostgresAddress
+from tests.instance import Instance, begin, eventually
+from tests.postgresqls import PostgresServer, postgresql
+from tests.rack import Blade, Rack, typed
+from tests.standbys import LEASE_S, Host, Pair, Wire, pair
+
+_logger = logging.getLogger(__name__)
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgresql() as server:
+        yield server
+
+
+def begun(rack: Rack, hosts: Pair) -> None:
+    """One acts, by records that were begun, and one stands by."""
+    rack.push()
+    hosts.one.start()
+    eventually(lambda: hosts.one.url)
+    begin(hosts.one.state, "fresh")
+    hosts.two.start()
+    eventually(lambda: hosts.two.reason == "StandingBy")
+
+
+def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: PostgresServer) -> None:
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        assert hosts.acting() is hosts.one
+        assert str(hosts.one.state) in hosts.two.condition["message"]
+        assert hosts.two.url == ""
+        told = typed("status", "--state", hosts.two.state)
+        assert "StandingBy" in told.out
+        epoch = hosts.lease()[0]  # type: ignore[index]
+        hosts.one.stop()
+        assert hosts.lease() is None or hosts.lease()[0] > epoch, "it is given back at once"  # type: ignore[index]
+        assert hosts.taken_over(epoch) is hosts.two
+        assert web.times_set == 1
+        hosts.two.stop()
+
+
+def boots(web: Blade, host: Host) -> str:
+    """What its machine is answered after a reset."""
+    assert host.instance is not None
+    web.machine.run_through()
+    return host.instance.get(web.entry).text
+
+
+def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(
+    rack: Rack, server: PostgresServer
+) -> None:
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        assert "flatcar-1" in boots(web, hosts.one)
+        hosts.one.pause()
+        assert hosts.taken_over(1) is hosts.two
+        status = hosts.two.instance.status  # type: ignore[union-attr]
+        eventually(lambda: status()["records"] == {"Provisioned": 1})
+        again = rack.add("web02", provision=1)
+        rack.push("One more")
+        eventually(lambda: again.stands)
+        hosts.one.resume()
+        eventually(lambda: [each for each in hosts.one.events if each["type"] == "LeaseLost"])
+        eventually(lambda: hosts.one.reason == "StandingBy")
+        assert (web.times_set, again.times_set) == (1, 1)
+        assert "flatcar-1" in boots(again, hosts.two)
+        eventually(lambda: status()["records"] == {"Provisioned": 2})
+        for host in hosts.hosts:
+            host.stop()
+
+
+def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
+    rack: Rack, server: PostgresServer, tmp_path: Path
+) -> None:
+    """A copy of the tree on a host of its own, which shares the spool: it gives for who acts, and for nobody else."""
+    web, other = rack.add("web01", provision=1), rack.add("web02", provision=1)
+    ledger = server.address()
+    with pair(rack, server, ledger) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands and other.stands)
+        shutil.copytree(hosts.one.folder / "output", tmp_path / "copy")
+        spool = ("--spool", tmp_path / "spool", "--ledger", ledger.url)
+        serve = Instance.start("serve", *map(str, ("--out", tmp_path / "copy", "--listen", "127.0.0.1:0", *spool)))
+        reader = threading.Thread(target=serve.read, daemon=True)
+        reader.start()
+        try:
+            eventually(lambda: serve.url)
+            web.machine.run_through()
+            eventually(lambda: "flatcar-1" in serve.get(web.entry).text)
+            assert hosts.one.instance is not None
+            eventually(lambda: hosts.one.instance.status()["records"] == {"Pending": 1, "Provisioned": 1})  # type: ignore[union-attr]
+            hosts.one.kill()
+            hosts.taken_over(1)
+            other.machine.run_through()
+            refused = serve.get(other.entry).text
+            assert "flatcar-1" not in refused
+            assert "AnotherGiver" in refused
+            assert hosts.two.instance is not None
+            eventually(lambda: "flatcar-1" in hosts.two.instance.get(other.entry).text)  # type: ignore[union-attr]
+        finally:
+            serve.process.send_signal(signal.SIGTERM)
+            serve.process.wait(10)
+            reader.join()
+            serve.errors.close()
+
+
+def test_whatever_befalls_them_each_installation_is_set_once(rack: Rack, lives: int) -> None:
+    """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
+    chance = random.Random(2027)
+    with postgresql() as server, Wire(server.folder / "socket" / ".s.PGSQL.5432") as wire:
+        here = server.address()
+        schema = here.url.rpartition("%3D")[2]
+        by_wire = PostgresAddress(
+            url=f"postgresql://postgres@127.0.0.1:{wire.port}/postgres?options=-csearch_path%3D{schema}&sslmode=disable"
+        )
+        with pair(rack, server, here, by_wire) as hosts:
+            web = rack.add("web01", provision=1)
+            begun(rack, hosts)
+            befalls = Befalling(rack, hosts, wire, web, chance)
+            for number in range(2, 4 + lives):
+                befalls.one_installation(number)
+            assert sum(befalls.counted.values()) == lives + 2
+            _logger.info("%s; %s", dict(sorted(befalls.counted.items())), hosts.lease())
+
+
+@dataclass
+class Befalling:
+    """A server that is installed again and again, while something befalls the hosts or their ledger."""
+
+    rack: Rack
+    hosts: Pair
+    wire: Wire
+    web: Blade
+    chance: random.Random
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def one_installation(self, number: int) -> None:
+        """Of which the machine's part is played once it is set; whoever acts then gives it."""
+        eventually(lambda: self.web.stands)
+        self.until_given()
+        eventually(lambda: self.provisioned == number - 1)
+        assert self.web.times_set == number - 1
+        self.web.provision = number
+        self.rack.push(f"Install it once more: {number}")
+        time.sleep(self.chance.uniform(0, 2))
+        acting = eventually(self.hosts.acting)
+        fate = self.chance.choice(self.fates(acting))
+        self.counted[fate.__name__] += 1
+        fate(acting)
+        eventually(lambda: self.web.stands)
+        eventually(self.hosts.acting)
+        assert self.web.times_set == number, fate.__name__
+
+    def until_given(self) -> None:
+        """The machine resets, once somebody gives, and asks whoever acts until it is given what it is to install."""
+        eventually(self.is_ready)
+        self.web.machine.run_through()
+        eventually(self.is_given)
+
+    def is_ready(self) -> bool:
+        host: Host = eventually(self.hosts.acting)
+        return host.instance is not None and host.instance.get("/readyz").status_code == 200
+
+    def is_given(self) -> bool:
+        host: Host = eventually(self.hosts.acting)
+        return host.instance is not None and "flatcar-1" in host.instance.get(self.web.entry).text
+
+    @property
+    def provisioned(self) -> int:
+        """The provision number that its record has met."""
+        told = self.hosts.server.sql(
+            f"SELECT provision FROM {self.hosts.schema}.records WHERE provisioned_at IS NOT NULL"
+        )
+        return int(told or 0)
+
+    def fates(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
+        """What may befall."""
+        common = (self.killed, self.ended, self.paused, self.paused_for_a_moment, self.server_killed, self.disconnected)
+        return (*common, self.read_only, self.cut_off) if acting is self.hosts.two else (*common, self.read_only)
+
+    def killed(self, host: Host) -> None:
+        epoch = self.epoch
+        host.kill()
+        self.hosts.taken_over(epoch)
+        host.start()
+
+    def ended(self, host: Host) -> None:
+        epoch = self.epoch
+        host.stop()
+        self.hosts.taken_over(epoch)
+        host.start()
+
+    def paused(self, host: Host) -> None:
+        epoch = self.epoch
+        host.pause()
+        self.hosts.taken_over(epoch)
+        time.sleep(self.chance.uniform(0, 1))
+        host.resume()
+
+    def paused_for_a_moment(self, host: Host) -> None:
+        host.pause()
+        time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
+        host.resume()
+
+    def cut_off(self, _: Host) -> None:
+        epoch = self.epoch
+        self.wire.cut()
+        self.hosts.taken_over(epoch)
+        self.wire.join()
+
+    def server_killed(self, _: Host) -> None:
+        self.hosts.server.stop(signal.SIGQUIT)
+        time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
+        self.hosts.server.start()
+
+    def disconnected(self, _: Host) -> None:
+        self.hosts.server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+
+    def read_only(self, host: Host) -> None:
+        self.hosts.server.sql("ALTER DATABASE postgres SET default_transaction_read_only = on")
+        self.disconnected(host)
+        time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
+        self.hosts.server.sql("BEGIN READ WRITE; ALTER DATABASE postgres RESET ALL; COMMIT")
+        self.disconnected(host)
+
+    @property
+    def epoch(self) -> int:
+        lease = self.hosts.lease()
+        assert lease is not None
+        return lease[0]

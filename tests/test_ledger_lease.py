@@ -1,0 +1,292 @@
+"""The lease of a ledger that hosts share, and the spool that they share with it."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gitboot.cli import cli
+from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
+from gitboot.ledger import evidence, facts
+from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
+from gitboot.ledger.lease import Holder, Lease, LeaseKeeper
+from gitboot.ledger.naming import PostgresAddress, address_beside
+from gitboot.ledger.opening import described, open_ledger
+from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
+from gitboot.ledger.store import Store
+from gitboot.model.scalars import Digest
+from gitboot.observe.batches import ForwardedBatch, Writer
+from gitboot.observe.elsewhere import NotTaken, Unrecordable
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import line_of
+from tests.fleets import at
+from tests.postgresqls import PostgresServer
+
+NOON = at("20T12:00")
+ONE, TWO = Holder("one", "host-a:/state", 0.3), Holder("two", "host-b:/state", 0.3)
+OFFER, KEY = Digest("ab" * 32), Digest("cd" * 32)
+GIVEN = Observation(
+    server="web01", path="boot/v1/boot/m/boot.ipxe", client="10.0.0.7", at=NOON, digest=KEY, offer=OFFER
+)
+SPOOL = Writer("0" * 32, "7-0123456789abcdef")
+
+
+@pytest.fixture
+def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
+    return postgres_server.ledger(tmp_path)
+
+
+@pytest.fixture
+def recorded(path: Path) -> Iterator[RecordedFetches]:
+    with closing(RecordedFetches(address(path))) as made:
+        yield made
+
+
+def address(path: Path) -> PostgresAddress:
+    found = address_beside(path)
+    assert found is not None
+    return found
+
+
+@contextmanager
+def held(path: Path, holder: Holder) -> Iterator[tuple[Store, Lease]]:
+    with open_ledger(path) as ledger:
+        ledger.database.hold(holder)
+        lease = ledger.database.lease
+        assert lease is not None
+        yield ledger, lease.lease
+
+
+def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path) -> None:
+    with held(path, ONE) as (one, first):
+        with open_ledger(path) as two:
+            with pytest.raises(HeldByAnother, match="in use by the instance host-a:/state"):
+                two.database.hold(TWO)
+            time.sleep(ONE.seconds)
+            two.database.hold(TWO)
+            assert two.database.lease is not None
+            assert two.database.lease.lease == (TWO.id, first.epoch + 1)
+            with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
+                facts.accept(tx, "stale")
+            with two.writing() as tx:
+                facts.accept(tx, "c0ffee")
+        assert facts.read(one).accepted == "c0ffee"
+        with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
+            facts.accept(tx, "stale")
+        assert one.database.lease is not None
+        with pytest.raises(LeaseLost):
+            one.database.lease.check()
+
+
+def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_back(path: Path) -> None:
+    long = replace_seconds(ONE, 60)
+    with held(path, long):
+        with held(path, long) as (_, again):
+            assert again.epoch == 1, "what it has published goes on as it is"
+        told = described(path).lease
+        assert told == (1, "host-a:/state", False)
+    with held(path, TWO) as (_, lease):
+        assert lease.epoch == 2
+
+
+def replace_seconds(holder: Holder, seconds: float) -> Holder:
+    return holder._replace(seconds=seconds)
+
+
+def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
+    with open_ledger(path):
+        pass
+    took: list[int] = []
+    barrier = threading.Barrier(6)
+
+    def take(number: int) -> None:
+        with open_ledger(path) as ledger:
+            barrier.wait()
+            try:
+                ledger.database.hold(Holder(str(number), "", 60))
+            except HeldByAnother:
+                barrier.wait()
+                return
+            took.append(number)
+            barrier.wait()
+
+    threads = [threading.Thread(target=take, args=(each,)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(took) == 1
+
+
+def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(path: Path, postgres_server: PostgresServer) -> None:
+    lost = threading.Event()
+    with held(path, ONE) as (ledger, lease):
+        assert ledger.database.lease is not None
+        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lost.set):
+            time.sleep(3 * ONE.seconds)
+            ledger.database.lease.check()
+            schema = address(path).url.rpartition("%3D")[2]
+            postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+            assert lost.wait(10)
+            with pytest.raises(LeaseLost, match="another instance acts"):
+                ledger.database.lease.check()
+
+
+def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path) -> None:
+    with held(path, ONE) as (ledger, _):
+        lease = ledger.database.lease
+        assert lease is not None
+        lease.check()
+        time.sleep(ONE.seconds)
+        with pytest.raises(LeaseLost, match="could not be renewed for"):
+            lease.check()
+        with ledger.writing() as tx:  # nobody has taken it meanwhile
+            facts.accept(tx, "c0ffee")
+        lease.check()
+
+
+# What endpoints give
+
+
+@contextmanager
+def shared(path: Path) -> Iterator[SharedFetches]:
+    with closing(SharedFetches(address(path))) as made:
+        yield made
+
+
+def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path) -> None:
+    with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
+        assert here.given("web01", OFFER, None, 1) is None
+        assert here.giver == str(first)
+        here.record(GIVEN, str(first), 1)
+        found = there.given("web01", OFFER, None, 1)
+        assert found is not None
+        assert found.first == GIVEN
+        time.sleep(ONE.seconds)
+        with held(path, TWO) as (_, second):
+            for giver in (None, str(first), "0/nobody"):
+                with pytest.raises(Unrecordable):
+                    here.record(replace(GIVEN, server="web02"), giver, 1)
+            assert here.given("web02", KEY, None, 1) is None, "it was not recorded"
+            here.record(replace(GIVEN, server="web02"), str(second), 1)
+
+
+def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
+    lines = [line_of(replace(GIVEN, client=f"10.0.0.{number}")) for number in range(3)]
+    taken_back = b'{"not":%d}\n' % len(lines[0])
+    with open_ledger(path), shared(path) as fetches:
+        batch = ForwardedBatch(SPOOL, 0, b"".join(lines[:2]))
+        for _ in range(2):
+            assert fetches.take(batch, [SPOOL.file]) == batch.end
+        assert fetches.take(ForwardedBatch(SPOOL, 7, lines[2]), [SPOOL.file]) == batch.end, "it says what is missing"
+        last = ForwardedBatch(SPOOL, batch.end, taken_back + lines[2] + b"no observation\n")
+        assert fetches.take(last, [SPOOL.file]) == last.end
+        found = recorded.read({})
+        assert [each.client for each in found.observations] == ["10.0.0.0", "10.0.0.2"]
+        assert recorded.read(found.offsets).observations == []
+        assert recorded.read(found.offsets).offsets == found.offsets
+        other = Writer(SPOOL.spool, "8-0123456789abcdef")
+        fetches.take(ForwardedBatch(other, 0, lines[0]), [])
+        assert fetches.take(batch, []) == batch.end, "of a file that is gone nothing is kept: it is another one by now"
+
+
+def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
+    """Numbers are given in another order than transactions end in."""
+    with held(path, replace_seconds(ONE, 60)) as (_, lease):
+        count, read = 40, list[Observation]()
+
+        def record(first: int) -> None:
+            with shared(path) as fetches:
+                for number in range(first, first + count):
+                    fetches.record(replace(GIVEN, server=f"web{number}"), str(lease), 5)
+
+        threads = [threading.Thread(target=record, args=(each * count,)) for each in range(4)]
+        for thread in threads:
+            thread.start()
+        offsets = dict[str, int]()
+        while any(thread.is_alive() for thread in threads):
+            found = recorded.read(offsets)
+            offsets, read = found.offsets, [*read, *found.observations]
+        read += recorded.read(offsets).observations
+        assert sorted(int(each.server[3:]) for each in read) == list(range(4 * count))
+
+
+def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
+    path: Path, recorded: RecordedFetches
+) -> None:
+    lines = b"".join(line_of(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
+    with held(path, ONE) as (_, lease), shared(path) as fetches:
+        fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
+        taken = recorded.read({}).offsets
+        assert recorded.forgotten_next({FETCHES: taken[FETCHES] - 1}) == 0
+        assert recorded.forgotten_next(taken) == 1
+        recorded.forget(taken, 1, Lease("two", 1))
+        assert recorded.forgotten_next(taken) == 1, "another's lease"
+        recorded.forget(taken, 1, lease)
+        assert len(recorded.read({}).observations) == 0
+        fetches.given("web01", OFFER, None, 1)
+        assert fetches.forgotten == 1
+        fetches.take(ForwardedBatch(SPOOL, len(lines), line_of(GIVEN)), [SPOOL.file])
+        recorded.forget(recorded.read({}).offsets, 1, lease)
+        assert len(recorded.read({}).observations) == 1, "no new number"
+
+
+def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path) -> None:
+    nowhere = PostgresAddress(url=f"postgresql://postgres@/postgres?host={tmp_path}")
+    with closing(SharedFetches(nowhere)) as fetches:
+        with pytest.raises(Unrecordable):
+            fetches.given("web01", OFFER, None, 1)
+        assert fetches.failure is not None
+        with pytest.raises(Unrecordable):
+            fetches.record(GIVEN, "1/one", 1)
+        with pytest.raises(NotTaken, match="No such file"):
+            fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
+        with closing(RecordedFetches(nowhere)) as read, pytest.raises(LedgerError, match="have given cannot be read"):
+            read.read({})
+        fetches.ping(1)
+
+
+def test_a_ledger_is_not_moved_before_what_was_given_is_taken_in(
+    path: Path, recorded: RecordedFetches, tmp_path: Path
+) -> None:
+    with held(path, ONE) as (_, lease), shared(path) as fetches:
+        fetches.given("web01", OFFER, None, 1)
+        fetches.record(GIVEN, str(lease), 1)
+        last = recorded.read({}).offsets
+    copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
+    refused = CliRunner().invoke(cli, copy)
+    assert "no instance has taken in yet (1)" in str(refused.exception)
+    with held(path, ONE) as (ledger, _), ledger.writing() as tx:
+        evidence.take(tx, last)
+    assert CliRunner().invoke(cli, copy).exit_code == 0
+
+
+def test_an_endpoint_needs_no_more_rights_than_its_page_gives_it(path: Path, postgres_server: PostgresServer) -> None:
+    whole = address(path)
+    schema = whole.url.rpartition("%3D")[2]
+    its = replace(whole, url=whole.url.replace("postgres@", f"endpoint_{schema}@"))
+    page = Path(__file__).parents[1] / "docs" / "standby.md"
+    (grants,) = re.findall(r"```sql\n(.*?)```", page.read_text(), re.S)
+    grants = grants.replace("boot_endpoints", f"endpoint_{schema}").replace("SCHEMA gitboot", f"SCHEMA {schema}")
+    with held(path, replace_seconds(ONE, 60)) as (_, lease):
+        postgres_server.sql(f"CREATE ROLE endpoint_{schema} LOGIN; SET search_path = {schema}; {grants}")
+        with closing(SharedFetches(its)) as fetches:
+            assert fetches.given("web01", OFFER, None, 1) is None
+            fetches.record(GIVEN, str(lease), 1)
+            batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
+            assert fetches.take(batch, []) == batch.end
+        with (
+            closing(PostgresDatabase(its, reads_only=True)) as database,
+            pytest.raises(LedgerError, match="permission denied"),
+            database.reading(),
+        ):
+            database.execute("SELECT * FROM records")
