@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gitboot.audit import lineage
 from gitboot.audit.lineage import Changed, Lineage, Skipped
 from gitboot.audit.steps import Steps
-from gitboot.resolve import Decisions
-from gitboot.resolve.decide import decide
-from gitboot.source import open_history
+from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.load import Revision
+from gitboot.source import History, open_history
 from tests.fleets import SEED, policy, server, uuid_of
 from tests.repositories import Work
 
@@ -28,10 +26,15 @@ def work(tmp_path: Path) -> Work:
     return made
 
 
+def lineage(history: History, steps: Steps) -> Lineage:
+    return Lineage(history.steps, steps, Evaluator(history.snapshot).evaluate)
+
+
 def told(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
     """What history says: the subject, and what kind of change it is; an invalid commit is in brackets."""
+    history = open_history(path or work.path, rev)
     with Steps.open(work.path.parent / "history.sqlite") as steps:
-        entries = list(Lineage(open_history(path or work.path, rev), steps).of(server))
+        entries = list(lineage(history, steps).of(server))
     return [
         f"{entry.commit.subject}: {entry.effect.kind}" if isinstance(entry, Changed) else f"({entry.commit.subject})"
         for entry in entries
@@ -76,7 +79,7 @@ def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
     assert told(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
     assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
     with Steps.open(work.path.parent / "history.sqlite") as steps:
-        first, *_ = Lineage(open_history(work.path, None), steps).of("web01")
+        first, *_ = lineage(open_history(work.path, None), steps).of("web01")
     assert isinstance(first, Skipped)
     assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
 
@@ -112,13 +115,14 @@ def test_a_bare_repository_has_the_same_history(work: Work, tmp_path: Path) -> N
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The revisions that were decided, one by one."""
     revisions: list[str] = []
-    real: Callable[..., Decisions] = decide
+    real = Evaluator.evaluate
 
-    def noted(repository: object) -> Decisions:
-        revisions.append(repository.revision)  # type: ignore[attr-defined]
-        return real(repository)
+    def noted(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair:
+        found = real(evaluator, revision, base)
+        revisions.append(revision)
+        return found
 
-    monkeypatch.setattr(lineage, "decide", noted)
+    monkeypatch.setattr(Evaluator, "evaluate", noted)
     return revisions
 
 
@@ -142,7 +146,7 @@ def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) ->
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
     with Steps.open(work.path.parent / "history.sqlite") as steps:
-        next(Lineage(open_history(work.path, None), steps).of("web01"))
+        next(lineage(open_history(work.path, None), steps).of("web01"))
     assert len(decided) == 2
 
 

@@ -81,6 +81,31 @@ def test_a_command_says_the_same_with_what_was_kept(
         assert typed(*command) == expected
 
 
+def test_history_is_the_same_with_what_was_kept_and_where_that_is_damaged(
+    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("another server", "what is no YAML", "a server that is another"):
+        work.commit(EDITS[name], name)
+    work.commit({"broken.yaml": None}, "Mend")
+    with monkeypatch.context() as patched:
+        patched.setattr(deciding, "WORTH", 1_000_000)
+        expected = anew(cache)
+    assert "invalid" in expected.out
+    assert (anew(cache), anew(cache)) == (expected, expected)
+    (file,) = kept(cache)
+    file.write_bytes(file.read_bytes()[:-1])
+    assert (anew(cache).out, anew(cache)) == (expected.out, expected)
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluator, "read", lambda *_: pytest.fail("the whole fleet was read"))
+        assert anew(cache, "--rev", "HEAD~3").code == 0  # all commits of that are valid
+
+
+def anew(cache: Path, *options: str) -> Done:
+    """The history of a server, of which no earlier look at it is known."""
+    (cache / "gitboot" / "history.sqlite").unlink(missing_ok=True)
+    return typed("history", "web01", *options)
+
+
 def test_what_was_kept_is_not_found_out_again(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     typed("validate")
     work.write(EDITS["a server that is another"])

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
+from gitboot.audit.lineage import Lineage
+from gitboot.audit.steps import Steps
 from gitboot.diff import compare
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
@@ -22,6 +25,8 @@ from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import assembled
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.problems.problem import Problem
+from gitboot.source import CommitSummary
+from gitboot.source import history as source_history
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
 from tests.searching import examples
 
@@ -203,7 +208,7 @@ def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -
 def begun_again(evaluator: Evaluator, history: History) -> Evaluator:
     """An evaluator that begins with what another has found out of the commit that it was asked for last."""
     data = to_bytes(evaluator.basis())
-    return Evaluator(history.snapshot, kept=lambda: from_bytes(data, history.read))
+    return Evaluator(history.snapshot, kept=lambda _: from_bytes(data, history.read))
 
 
 def by_itself(history: History, revision: Revision) -> CommitPair | tuple[Problem, ...]:
@@ -295,3 +300,35 @@ def test_what_was_kept_of_another_commit_changes_nothing(
 
 def sent(answer: wire.Answer) -> wire.Answer:
     return wire.answer(encode(answer))
+
+
+def described(revision: Revision, tree: Tree) -> source_history.Step:
+    commit = CommitSummary(revision=revision, author="", date=datetime(2026, 1, 1, tzinfo=UTC), subject="")
+    return source_history.Step(commit=commit, tree=sha256(repr(sorted(tree.items())).encode()).hexdigest())
+
+
+@LAWS
+@given(first=fleets(), other=fleets(), seed=st.integers(0, 2**32))
+def test_a_server_has_the_history_that_whole_commits_tell(
+    first: GeneratedFleet, other: GeneratedFleet, seed: int
+) -> None:
+    draw = random.Random(seed)
+    history = History({})
+    trees = [tree_of(first)]
+    for _ in range(draw.randint(1, 6)):  # some go back to what was before
+        trees.append(draw.choice(EDITS)(draw.choice(trees[-2:]), other, draw))
+    commits = [described(history.commit(tree), tree) for tree in reversed(trees)]
+
+    def whole(revision: Revision, base: Revision | None) -> CommitPair:
+        before = Evaluator(history.snapshot).evaluate(base, None) if base is not None else None
+        found = Evaluator(history.snapshot).evaluate(revision, None)
+        servers = {*found.servers, *(before.servers if before is not None else ())}
+        return replace(found, base=before.head if before is not None else None, servers=servers)
+
+    evaluator = Evaluator(history.snapshot)
+    if draw.random() < 0.5 and isinstance(evaluated(evaluator, draw.choice(commits).commit.revision, None), CommitPair):
+        evaluator = begun_again(evaluator, history)
+    with Steps.open(None) as some, Steps.open(None) as all_of_them:
+        by_steps, by_wholes = Lineage(commits, some, evaluator.evaluate), Lineage(commits, all_of_them, whole)
+        for server in sorted({name_of(each) for fleet in (first, other) for each in fleet.of("Server")}):
+            assert list(by_steps.of(server)) == list(by_wholes.of(server))

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Protocol
 
 from gitboot.audit.effects import ServerEffect, effects
 from gitboot.audit.steps import Found, Steps
 from gitboot.errors import InvalidRepository
-from gitboot.load import ParseCache, load
+from gitboot.evaluate.evaluator import CommitPair, Foundation
+from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more
 from gitboot.plan import Decision
-from gitboot.resolve.decide import decide
-from gitboot.source import CommitSummary, History
+from gitboot.source import CommitSummary
 from gitboot.source.history import Step
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
@@ -36,14 +36,19 @@ class Skipped:
     problem: str
 
 
-class Lineage:
-    """What a repository's commits changed; each step between two of them is decided once, then remembered."""
+class Evaluate(Protocol):
+    """Who evaluates commits."""
 
-    def __init__(self, history: History, steps: Steps, begun: Callable[[int], None] = lambda _: None) -> None:
-        self._history, self._steps = history, steps
-        self._begun = begun  # is told of how many files a commit is, before it is decided
-        self._parsed: ParseCache = {}
-        self._decisions = lru_cache(maxsize=3)(self._decide)  # the two that are compared, and the next
+    def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
+        """What a commit decides, beside ``base``; raises `InvalidRepository`."""
+
+
+class Lineage:
+    """What a repository's commits, the newest first, changed; each step between two of them is remembered."""
+
+    def __init__(self, commits: Sequence[Step], steps: Steps, evaluate: Evaluate) -> None:
+        self._commits, self._steps, self._evaluate = commits, steps, evaluate
+        self._pair: CommitPair | None = None  # the last that was evaluated
 
     def of(self, server: str) -> Iterator[Changed | Skipped]:
         """The commits that changed a server's decision, the newest first, and the invalid ones after the first.
@@ -56,7 +61,7 @@ class Lineage:
         before: list[Skipped] = []  # newer than that, and not yielded yet
         after: list[Skipped] = []
         for step in (*self._changing(), None):
-            if step is not None and (problem := self._problem(step)) is not None:
+            if step is not None and (problem := self._problem(step, newer)) is not None:
                 after.append(Skipped(commit=step.commit, problem=problem))
                 continue
             if newer is not None and (found := self._between(step, newer, wanted)) is not None:
@@ -68,8 +73,7 @@ class Lineage:
 
     def _changing(self) -> Iterator[Step]:
         """The commits whose fleet is not their parent's, byte for byte."""
-        steps = self._history.steps
-        for step, parent in zip(steps, (*steps[1:], None), strict=True):
+        for step, parent in zip(self._commits, (*self._commits[1:], None), strict=True):
             if step.tree != (parent.tree if parent else None):
                 yield step
 
@@ -77,28 +81,51 @@ class Lineage:
         """What the step from ``old`` to ``new`` changed for the server."""
         before, after = _tree(old), _tree(new)
         while (known := self._steps.effect(before, after, server)) is None:
-            self._steps.keep(before, after, effects(self._decisions(old), self._decisions(new)))
+            self._steps.keep(before, after, self._effects(old, new))
         return known[0]
 
-    def _problem(self, step: Step) -> str | None:
-        """What is wrong with a commit; None where it is valid."""
+    def _problem(self, step: Step, newer: Step | None) -> str | None:
+        """What is wrong with a commit; None where it is valid. ``newer`` is a valid one, which it resembles."""
         while (known := self._steps.problem(_tree(step))) is None:
-            self._steps.keep_problem(_tree(step), self._found_wrong(step))
+            self._steps.keep_problem(_tree(step), self._found_wrong(step, newer))
         return known[0]
 
-    def _found_wrong(self, step: Step) -> str | None:
+    def _found_wrong(self, step: Step, newer: Step | None) -> str | None:
         try:
-            self._decisions(step)
+            if step.tree is not None:
+                self._beside(step, newer)
         except InvalidRepository as error:
             return " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
         return None
 
-    def _decide(self, step: Step | None) -> Mapping[str, Decision]:
-        if _tree(step) == _NOTHING or step is None:
+    def _effects(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
+        """What a step changed, for every server."""
+        if old is None or old.tree is None or new.tree is None:
+            return effects(self._whole(old), self._whole(new))
+        pair = self._beside(old, new)
+        assert pair.base is not None  # noqa: S101 - it is the newer one
+        return effects(_decisions(pair.head, pair.servers), _decisions(pair.base, pair.servers))
+
+    def _whole(self, step: Step | None) -> Mapping[str, Decision]:
+        if step is None or step.tree is None:
             return {}
-        snapshot = self._history.snapshot(step.commit)
-        self._begun(len(snapshot.blobs))
-        return decide(load(snapshot, self._parsed)).servers
+        known = (self._pair.head, self._pair.base) if self._pair is not None else ()
+        of_it = (each for each in known if each is not None and each.revision == step.commit.revision)
+        found = next(of_it, None) or self._beside(step, None).head
+        return found.decided.decisions.servers
+
+    def _beside(self, step: Step, newer: Step | None) -> CommitPair:
+        """A commit on the next one that is valid: so history is walked, and what both have is decided once."""
+        base = newer.commit.revision if newer is not None and newer.tree is not None else None
+        pair = self._pair
+        if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
+            pair = self._pair = self._evaluate(step.commit.revision, base)
+        return pair
+
+
+def _decisions(commit: Foundation, servers: Collection[str]) -> Mapping[str, Decision]:
+    known = commit.decided.decisions.servers
+    return {name: known[name] for name in servers if name in known}
 
 
 def _tree(step: Step | None) -> str:

@@ -19,6 +19,7 @@ from gitboot.cli.inputs import kept, stated
 from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
 from gitboot.load import Revision, Snapshot
+from gitboot.source import History
 
 
 class Deciding:
@@ -48,13 +49,37 @@ class Deciding:
         del previous  # what differs is told by the files themselves
         return self._snapshots[revision]
 
-    def _kept(self) -> Basis | None:
-        snapshot = self._snapshots[next(reversed(self._snapshots))]
-        if self._path is None or len(snapshot.blobs) < WORTH:
-            return None
-        name = sha256(os.fsencode(self._path.resolve())).hexdigest()[:32]
-        file, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
-        if file is None or key_file is None or (key := key_at(key_file)) is None:
-            return None
-        self._shelf = Shelf(file, key, lambda text: click.echo(f"gitboot: {text}", err=True))
-        return self._shelf.take(snapshot.read)
+    def _kept(self, snapshot: Snapshot) -> Basis | None:
+        self._shelf = _shelf(self._path, snapshot) if self._path is not None else None
+        return self._shelf.take(snapshot.read) if self._shelf is not None else None
+
+
+class DecidingHistory:
+    """Decides commits of the history of the fleet at ``path`` beside each other."""
+
+    def __init__(self, path: Path, history: History, begun: Callable[[int], None]) -> None:
+        self._path = path
+        self._shelf: Shelf | None = None
+        self._evaluator = Evaluator(history.snapshot, begun=begun, kept=self._kept, workers=workers())
+
+    def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
+        """What a commit decides, beside ``base``; raises `InvalidRepository`."""
+        found = self._evaluator.evaluate(revision, base)
+        if base is None and self._shelf is not None:  # the first: it is nearest to what the next command looks at
+            self._shelf.put(self._evaluator)
+        return found
+
+    def _kept(self, snapshot: Snapshot) -> Basis | None:
+        self._shelf = _shelf(self._path, snapshot)
+        return self._shelf.take(snapshot.read) if self._shelf is not None else None
+
+
+def _shelf(path: Path, snapshot: Snapshot) -> Shelf | None:
+    """Where what is known of the fleet at ``path`` is kept; None where it is not worth it, or cannot be."""
+    if len(snapshot.blobs) < WORTH:
+        return None
+    name = sha256(os.fsencode(path.resolve())).hexdigest()[:32]
+    file, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
+    if file is None or key_file is None or (key := key_at(key_file)) is None:
+        return None
+    return Shelf(file, key, lambda text: click.echo(f"gitboot: {text}", err=True))

@@ -38,7 +38,7 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     from gitboot.source import open_history
 
     history = open_history(path, rev)
-    entries = _entries(history, server, number)
+    entries = _entries(path, history, server, number)
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
     for output in outputs:
@@ -47,14 +47,15 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
 
 
-def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
+def _entries(path: Path, history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.audit.lineage import Lineage
     from gitboot.audit.steps import Steps
+    from gitboot.cli.deciding import DecidingHistory
 
     entries: list[Changed | Skipped] = []
     with evaluating() as begun, Steps.open(kept("history.sqlite")) as steps:
-        for entry in Lineage(history, steps, begun).of(server):
+        for entry in Lineage(history.steps, steps, DecidingHistory(path, history, begun)).of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:
                 break

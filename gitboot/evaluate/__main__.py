@@ -37,7 +37,7 @@ def main(state: str, parent: str) -> None:
         snapshot = reader.snapshot(revision, previous)
         return replace(snapshot, read=answering.counting(snapshot.read))
 
-    evaluator = Evaluator(counted, begun=answering.begun, kept=lambda: shelf.take(reader.read))
+    evaluator = Evaluator(counted, begun=answering.begun, kept=lambda _: shelf.take(reader.read))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
         if _answer(evaluator, wire.question(frame), answering):

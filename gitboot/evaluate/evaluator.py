@@ -88,7 +88,7 @@ class Evaluator:
         snapshots: Snapshots,
         *,
         begun: Callable[[int], None] = lambda _: None,
-        kept: Callable[[], Basis | None] = lambda: None,
+        kept: Callable[[Snapshot], Basis | None] = lambda _: None,
         workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots
@@ -168,7 +168,7 @@ class Evaluator:
 
     def _upon_kept(self, snapshot: Snapshot) -> CommitPair | None:
         """A commit against what was kept of another; the indexes are the commit's then."""
-        if (kept := self._kept()) is None:
+        if (kept := self._kept(snapshot)) is None:
             return None
         self._base, self._register, self._reach = kept.foundation, kept.register, kept.reach
         found = self._next(_against(kept.foundation, snapshot))

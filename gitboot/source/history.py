@@ -33,12 +33,10 @@ class History:
         self._repository, self._folder = repository, folder
         self.steps = steps
         self.shallow = shallow  # whether the clone has not all that came before
-        self._previous: Snapshot | None = None
 
-    def snapshot(self, commit: CommitSummary) -> Snapshot:
-        """The fleet of a commit; only what differs from the one asked for before is read."""
-        self._previous = of_commit(self._repository, commit.revision, self._folder, self._previous)
-        return self._previous
+    def snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
+        """The fleet of a commit; with an earlier snapshot only what differs from it is read."""
+        return of_commit(self._repository, revision, self._folder, previous)
 
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
