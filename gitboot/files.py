@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from gitboot.errors import LockedByAnother
+from gitboot.errors import LockedByAnother, UsageError
 
+_FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 _PROBE_S: Final = 0.2  # longer than `holder` takes to look
 
 
@@ -105,3 +107,15 @@ def _flock(fd: int, kind: int) -> bool:
 
 def _written_in(fd: int) -> str:
     return os.pread(fd, 1000, 0).decode(errors="replace").strip()
+
+
+def read_private(file: Path) -> bytes:
+    """What a file with a secret holds; raises `UsageError` where others may read or write it."""
+    try:
+        mode = file.stat().st_mode
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    if mode & _FOR_OTHERS:
+        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {file}")
+    return content

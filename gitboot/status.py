@@ -117,6 +117,7 @@ class Status:
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
+    installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later: servers offered what writes their disks
     runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
@@ -150,6 +151,7 @@ class Status:
             "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
             "phases": dict(sorted(self.phases.items())),
             "records": dict(sorted(self.records.items())),
+            "installs": dict(sorted(self.installs.items())),
             "runs": dict(sorted(self.runs.items())),
             "drift": dict(sorted(self.drift.items())),
             "bmcs": dict(sorted(self.bmcs.items())),

@@ -37,6 +37,7 @@ FULL: Final = Status(
     next_transition=START,
     phases={"Network": 3, "Disk": 2},
     records={"Provisioned": 4, "Pending": 1},
+    installs={"Now": 1},
     runs={"Made": 1},
     drift={"ImageDrift": 1},
     bmcs={"Unchanged": 4, "Stalled": 1},

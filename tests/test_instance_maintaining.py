@@ -14,7 +14,7 @@ from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explain import explain
 from gitboot.resolve.records import exported, imported
-from gitboot.serve.exposition import _of_status
+from gitboot.serve.exposition import of_status
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 
@@ -198,7 +198,7 @@ def test_what_was_seen_of_a_run_is_explained_and_counted(web01: Maintained) -> N
     assert said() == [f"1 attempted: 10.0.0.7 fetched {ENTRY} at 2026-11-20T12:00:00Z"]
     web01.data(plan.data)
     assert [each.partition(": ")[0] for each in said()] == ["1 started"]
-    metrics = {metric.name: metric for metric in _of_status(web01.instance.reconciler.status.facts())}
+    metrics = {metric.name: metric for metric in of_status(web01.instance.reconciler.status.facts())}
     (sample,) = metrics["gitboot_maintenance_runs"].samples
     assert (sample.labels, sample.value) == ({"step": "Started"}, 1)
 

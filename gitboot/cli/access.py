@@ -40,8 +40,8 @@ class AccessSettings:
     spool_tokens: Path | None  # None: no endpoint on another host forwards anything
 
 
-def access_options(command: Command) -> Command:
-    """--operators and what belongs to it."""
+def operators_options(command: Command) -> Command:
+    """--operators and what belongs to it: who may look."""
     networks = click.option(
         "--operators",
         multiple=True,
@@ -61,15 +61,10 @@ def access_options(command: Command) -> Command:
         type=click.Path(path_type=Path, dir_okay=False),
         help="A file with a token on each line; who shows one (Authorization: Bearer) is answered from anywhere.",
     )
-    listen = click.option(
-        "--operators-listen",
-        metavar="HOST:PORT",
-        help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
-    )
     certificate = click.option(
         "--operators-tls-cert",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="The certificate by which --operators-listen is encrypted, and those that lead to it (PEM); read anew "
+        help="The certificate by which what operators ask is encrypted, and those that lead to it (PEM); read anew "
         "when it changes. Default: it is not.",
     )
     key = click.option(
@@ -82,6 +77,18 @@ def access_options(command: Command) -> Command:
         multiple=True,
         metavar="CIDR",
         help="Proxies whose X-Forwarded-For says who asks. Default: this machine.",
+    )
+    for option in (proxies, key, certificate, tokens, hosts, networks):
+        command = option(command)
+    return command
+
+
+def access_options(command: Command) -> Command:
+    """The same, and where an endpoint tells operators from machines."""
+    listen = click.option(
+        "--operators-listen",
+        metavar="HOST:PORT",
+        help="Answer /api and /metrics here, and no longer where machines ask. Default: there.",
     )
     idle = click.option(
         "--idle-connections",
@@ -96,9 +103,9 @@ def access_options(command: Command) -> Command:
         help="A file with a token on each line; endpoints on other hosts that show one forward here what they record. "
         "Default: none does.",
     )
-    for option in (spool, idle, proxies, key, certificate, listen, tokens, hosts, networks):
+    for option in (spool, idle, listen):
         command = option(command)
-    return command
+    return operators_options(command)
 
 
 def access_of(given: dict[str, Any]) -> AccessSettings:

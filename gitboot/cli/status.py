@@ -9,20 +9,44 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.inputs import OutputOption, output_option, state_option
+from gitboot.cli.inputs import OutputOption, output_option
+from gitboot.errors import UsageError
 from gitboot.phrases import count, more
 
 _MOST_PROBLEMS: Final = 10
+_COUNTED: Final = ("records", "installs", "runs", "drift", "bmcs")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
-@state_option
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The state directory of the instance.",
+)
+@click.option(
+    "--all",
+    "instances",
+    envvar="GITBOOT_ALL",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Show the instances that this file names instead, each read where it is: [instances.NAME] with url or out.",
+)
 @output_option("text", "json")
-def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
+@click.pass_context
+def command(
+    context: click.Context, state: Path | None, instances: Path | None, outputs: tuple[OutputOption, ...]
+) -> None:
     """Show what the instance on STATE has accepted and published, and what it is in want of.
 
-    Its conditions say what is the matter, with a reason, a message, and since when.
+    Its conditions say what is the matter, with a reason, a message, and since when. With --all it shows a line for each
+    of several instances, at several sites.
     """
+    if instances is not None:
+        from gitboot.cli.overall import show_all
+
+        context.exit(show_all(instances, outputs))
+    if state is None:
+        raise UsageError("expected --state STATE, of one instance, or --all FILE, which names several")
     from gitboot.cli.words import folders_of
     from gitboot.instance.directory import read_status, running
     from gitboot.observe.stopped import Words, with_stop
@@ -46,11 +70,12 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     lines = [
         f"gitboot    {runs}",
         *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
+        *([f"site       {status['site']}"] if status.get("site") else []),
         f"applied    {status['applied']['commit'] or '-'}",
         *_vouched(status["accepted"]),
         f"attempted  {attempted}",
         f"servers    {sum(status['phases'].values())}{': ' if phases else ''}{phases}",
-        *(f"{name:9}  {_counts(status[name])}" for name in ("records", "runs", "drift", "bmcs") if status.get(name)),
+        *(f"{name:9}  {_counts(status[name])}" for name in _COUNTED if status.get(name)),
         *([f"underway   {status['progress']['message']}"] if process and status.get("progress") else []),
         f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",

@@ -589,7 +589,8 @@ def _leave_status(
     """
     identity, changes = store.progress
     links = Project.parse(settings.forge.project, settings.forge.api).links() if settings.forge is not None else None
-    facts_at = left.write({**status.facts(), "at": format_instant(at), "changes": changes, "links": links})
+    said = {"at": format_instant(at), "site": settings.site, "changes": changes, "links": links}
+    facts_at = left.write({**status.facts(), **said})
     tree.write_status(status_file(facts_at), at)
     if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):
         with suppress(OSError):  # it says less then, and is trusted less

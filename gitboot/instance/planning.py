@@ -310,6 +310,8 @@ def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     """How a server is counted: by what it boots, and by what is known of it."""
     yield "phases", str(state.plan.phase) if state.plan else "NoPlan"
     yield "records", step_of(state.decision, state.record)
+    if (since := state.installs_at) is not None:
+        yield "installs", "Now" if since == state.at else "Later"
     if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
         yield "runs", step
     yield from (("drift", each) for each in drift(state.decision, state.record))

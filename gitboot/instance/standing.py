@@ -112,6 +112,7 @@ class Standing:
             next_transition=self.plans.transitions.next,
             phases=self.plans.counted("phases"),
             records=self.plans.counted("records"),
+            installs=self.plans.counted("installs"),
             runs=self.plans.counted("runs"),
             drift=self.plans.counted("drift"),
             bmcs=self.schedule.outcomes,

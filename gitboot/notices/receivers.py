@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,12 +11,12 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot.errors import UsageError
+from gitboot.files import read_private
 from gitboot.notices.notice import Level, NotedEvent
 from gitboot.phrases import did_you_mean
 
 _KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
 _ALL: Final = f"it may have {', '.join(_KEYS)}"
-_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 _SHORTEST_SECRET: Final = 16  # characters
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
@@ -40,24 +39,13 @@ class Receiver:
 def read_receivers(file: Path) -> tuple[Receiver, ...]:
     """Who is named in a file, by name. Raises `UsageError`, which never has a URL or a secret in it."""
     try:
-        said = tomllib.loads(_private(file).decode())
+        said = tomllib.loads(read_private(file).decode())
     except (UnicodeDecodeError, tomllib.TOMLDecodeError):
         raise UsageError(f"{file} is no TOML") from None  # the error may show what stands there
     named = said.pop("receivers", {})
     if said or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
         raise UsageError(f"{file}: expected [receivers.NAME], and nothing beside them")
     return tuple(_Table(file, name, given).receiver() for name, given in sorted(named.items()))
-
-
-def _private(file: Path) -> bytes:
-    try:
-        mode = file.stat().st_mode
-        content = file.read_bytes()
-    except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    if mode & _OTHERS:
-        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {file}")
-    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +90,7 @@ class _Table:
         name = self.given[key]
         if not isinstance(name, str):
             raise self._wrong(f"{key}: expected the name of a file")
-        return _private(self.file.parent / name)
+        return read_private(self.file.parent / name)
 
     def _secret(self) -> bytes:
         if "secret-file" not in self.given:

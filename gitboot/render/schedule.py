@@ -81,6 +81,13 @@ class ServerState:
         return min((due for due in dues if due is not None), default=None)
 
     @property
+    def installs_at(self) -> datetime | None:
+        """From when on a boot is offered that may write its disk, `at` or later; None: at no planned instant."""
+        if self.plan is not None and self.plan.writes_disk:
+            return self.at
+        return next((since for since, plan in self.later if plan is not None and plan.writes_disk), None)
+
+    @property
     def tokens(self) -> frozenset[Digest]:
         """Every token by which something of its plans is fetched or reported."""
         plans = (self.plan, *(planned for _, planned in self.later))

@@ -93,6 +93,19 @@ class Clients:
     asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
+def door_of(clients: Clients) -> OperatorsDoor:
+    """Who says of each request whether it is an operator's."""
+    proxies = clients.trusted_proxies
+    return OperatorsDoor(
+        is_operator=membership(clients.operators),
+        is_proxy=membership(proxies if proxies is not None else LOOPBACK),
+        proxies_are_told=proxies is not None,
+        names=clients.names,
+        tokens=clients.tokens,
+        at=clients.operators_at,
+    )
+
+
 class Endpoint:
     """Answers each request from one state of one server, and at one instant.
 
@@ -117,14 +130,7 @@ class Endpoint:
         self._giving = Giving(tree, recorder, partial(_lacking, root, assets), self.refusals, keys)
         proxies = clients.trusted_proxies
         self._is_trusted = membership(proxies if proxies is not None else LOOPBACK)
-        self.door = OperatorsDoor(
-            is_operator=membership(clients.operators),
-            is_proxy=self._is_trusted,
-            proxies_are_told=proxies is not None,
-            names=clients.names,
-            tokens=clients.tokens,
-            at=clients.operators_at,
-        )
+        self.door = door_of(clients)
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self.metrics, self._certificate = Metrics(), clients.certificate
         self._pushes, self._forwarded = clients.pushes, None

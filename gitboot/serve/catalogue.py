@@ -103,6 +103,13 @@ PROBLEMS: Final = Family(
 )
 SERVERS: Final = Family("gitboot_servers", _GAUGE, "Servers by what they boot now.", ("phase",))
 RECORDS: Final = Family("gitboot_records", _GAUGE, "Servers by what is known of their provisioning.", ("known",))
+INSTALLS: Final = Family(
+    "gitboot_installs",
+    _GAUGE,
+    "Servers that are offered a boot that may write their disks, or will be as far as is planned.",
+    ("when",),
+    "when: Now, Later",
+)
 RUNS: Final = Family(
     "gitboot_maintenance_runs", _GAUGE, "Servers in an open window by what was seen of their one boot.", ("step",)
 )

@@ -55,8 +55,7 @@ class Exposition(Collector):
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """All of it, and its content type: OpenMetrics for who accepts that, else Prometheus' own format."""
-        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
-        return encode(self._registry), content_type
+        return encoded(self._registry, accept)
 
     def describe(self) -> list[Metric]:
         return []  # so that registering does not collect
@@ -81,10 +80,17 @@ class Exposition(Collector):
             yield _one(catalogue.CERTIFICATE_READ, self._certificate.failure is None)
             if (ends := self._certificate.ends) is not None:
                 yield _one(catalogue.CERTIFICATE_ENDS, ends.timestamp())
-        yield from _of_status(self._tree.status())
+        yield from of_status(self._tree.status())
 
 
-def _of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
+def encoded(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """What is registered, and its content type."""
+    encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
+    return encode(registry), content_type
+
+
+def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """How an instance fares by its status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
     yield _metric(catalogue.COMMIT, {(state, name): 1 for state, name in commits.items() if name is not None})
     problems = Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
@@ -102,6 +108,7 @@ def _of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
 _COUNTED: Final = {
     catalogue.SERVERS: "phases",
     catalogue.RECORDS: "records",
+    catalogue.INSTALLS: "installs",
     catalogue.RUNS: "runs",
     catalogue.DRIFT: "drift",
     catalogue.BMCS: "bmcs",

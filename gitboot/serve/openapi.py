@@ -211,12 +211,14 @@ class InstanceStatus(_Document):
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
     clock: datetime | None = None  # its clock, which endpoints compare with theirs
     changes: int | None = None  # of its ledger, since there is one
+    site: str | None = None  # for whose servers alone it acts; null: for all
     links: LinksItem | None = None  # to the forge that it tells of commits
     progress: Progress | None = None  # of long work that is being done; null: none is
     planned_at: datetime | None
     next_transition: datetime | None
     phases: Mapping[str, int]
     records: Mapping[str, int]
+    installs: Mapping[str, int] = Field(default_factory=dict)  # servers that are offered an installation: Now, Later
     runs: Mapping[str, int]
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]

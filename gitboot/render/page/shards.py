@@ -90,6 +90,5 @@ def _row(state: ServerState) -> Iterator[Any]:
 
 def _installs(state: ServerState) -> str | None:
     """From when on a boot is offered that may write its disk; None: from no instant that was planned."""
-    if state.plan is not None and state.plan.writes_disk:
-        return "now"
-    return next((format_instant(since) for since, plan in state.later if plan is not None and plan.writes_disk), None)
+    since = state.installs_at
+    return "now" if since == state.at else format_instant(since) if since is not None else None

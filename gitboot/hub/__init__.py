@@ -1,0 +1,1 @@
+"""One view over instances at several sites: what each says of itself, read and never written."""
