@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +36,7 @@ def provisioned_token(uuid: SystemUuid, provision: int, image: str) -> str:
     return token(uuid, str(provision), image)
 
 
+@lru_cache(maxsize=256)  # to plan and render one server asks for the same few several times
 def token(*parts: str) -> Digest:
     """What names an offer in paths: of a machine, and of what was offered to it."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())

@@ -701,6 +701,16 @@ def test_told_paths_are_fixed_whatever_is_wrong_with_them(
     assert verify(root) == ()
 
 
+def test_the_index_is_made_good_for_a_server_of_which_nothing_changed(root: Path) -> None:
+    with Directory.open(root, ledger="ours") as directory:
+        publish_files(directory, tree(), commit="one", at=AT)
+        lost = next(path for path in (root / "ops/index").iterdir() if f'"{OWNER}"' in path.read_text())
+        lose(lost)
+        assert [difference.path for difference in verify(root)] == [lost.relative_to(root).as_posix()]
+        publish_files(directory, tree(), commit="one", at=AT, changed=[ENTRY])
+    assert verify(root) == ()
+
+
 def test_lost_files_are_found_without_reading_any_that_stands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
 

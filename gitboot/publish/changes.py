@@ -12,12 +12,12 @@ from gitboot.errors import PublishError
 from gitboot.phrases import some
 from gitboot.publish.disk import Disk, holds, is_file
 from gitboot.publish.folders import InTheWay
-from gitboot.publish.index import Shard, index_of
+from gitboot.publish.index import Shard, index_of, shard_path
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
 from gitboot.publish.tree import Tree, is_bare, is_record
 from gitboot.render.page import AS_IT_WAS, PageFiles, is_of_page
 from gitboot.render.paths import is_content
-from gitboot.render.state import Listed, identities_in, server_of, state_path
+from gitboot.render.state import Listed, outline, server_of, state_path
 from gitboot.render.tree import File, Files
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
@@ -183,7 +183,7 @@ class _Decision:
         now = files[path].sha256
         self._planned += len(files)
         self._content[server] = tuple(filter(is_content, files))
-        self._identities[server] = identities_in(files[path].content)
+        self._identities[server] = outline(files[path].content).identities
         if now != digest:
             self._digests[server] = now
         if self._wanted.complete and now == digest:
@@ -192,8 +192,10 @@ class _Decision:
             self._suspects |= differing
             return
         self._suspects |= files
-        self._note_before(server, digest)
-        self._come |= {(identity, server) for identity in self._identities[server]}
+        indexed = self._note_before(server, digest)
+        if now == digest:  # somebody doubts that all stands
+            indexed = frozenset()
+        self._come |= {(identity, server) for identity in self._identities[server] if identity not in indexed}
 
     def _take_leave(self, server: str) -> None:
         self._content[server] = ()
@@ -201,17 +203,21 @@ class _Decision:
             self._digests[server] = None
         self._note_before(server, digest)
 
-    def _note_before(self, server: str, digest: str | None) -> None:
-        """What the server had is gitboot's, and goes where it is no longer planned."""
+    def _note_before(self, server: str, digest: str | None) -> frozenset[str]:
+        """What the server had is gitboot's, and goes where it is no longer planned; return what it is indexed by."""
         path = state_path(server)
         if digest is None and path not in self._tree.pending:
-            return
+            return frozenset()
         self._owned.add(path)
-        if (before := self._tree.state(server)) is not None:
-            self._owned.update(before.files)
-            self._gone |= {(identity, server) for identity in before.identities}
-        else:  # damaged: what it listed is most likely what is planned now
+        if (before := self._tree.outline(server)) is None:
+            # Damaged: what it listed is most likely what is planned now.
             self._owned.update(self._wanted.servers.get(server) or ())
+            return frozenset()
+        self._owned.update(before.files)
+        self._gone |= {(identity, server) for identity in before.identities}
+        if path in self._tree.pending:
+            return frozenset()
+        return frozenset(each for each in before.identities if shard_path(each) not in self._tree.pending)
 
     def _look_at_shared(self, files: Files) -> None:
         before = self._tree.shared()
@@ -289,7 +295,11 @@ class _Decision:
     # The index
 
     def changes(self, owed: frozenset[Pair]) -> TreeChanges:
-        gone = frozenset((self._gone | owed) - self._come)
+        gone = frozenset(
+            (identity, server)
+            for identity, server in self._gone | owed
+            if identity not in self._identities.get(server, ())
+        )
         joined: Mapping[str, Shard]
         parted: Mapping[str, Shard]
         if self._is_bare:

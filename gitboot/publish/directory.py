@@ -226,8 +226,7 @@ class Directory:
         finally:
             self._told(1, 1)
         tree.settle(head)
-        tree.retire(changes.retired, changes.at)
-        tree.forget(changes.batches)
+        tree.retire(changes.retired, changes.at, changes.batches)
 
 
 def would_change(

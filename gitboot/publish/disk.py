@@ -22,6 +22,7 @@ from gitboot.publish.folders import Folders
 NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
 NO_LINK: Final = frozenset({errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS})
+_AT_ONCE: Final = 1 << 16  # bytes
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -118,8 +119,10 @@ class Disk:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         except FileNotFoundError:
             return None
-        with os.fdopen(fd, "rb") as file:
-            return file.read()
+        try:
+            return _all_of(fd)
+        finally:
+            os.close(fd)
 
     @_named
     def names(self, path: str) -> list[str]:
@@ -146,10 +149,10 @@ class Disk:
         """
         folder, name = split(path)
         parent = self.folders.make(folder)
-        mtime = self.dated(path, at)
+        mtime, beside = self.dated(path, at), staged(name)
         alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
-        if alike is None or not _linked(self.folders.root, alike, staged(name), parent):
-            fd = _created(staged(name), parent)
+        if alike is None or not _linked(self.folders.root, alike, beside, parent):
+            fd = _created(beside, parent)
             try:
                 os.fchmod(fd, 0o644)
                 rest = memoryview(content)
@@ -160,7 +163,7 @@ class Disk:
                     self._latest = _Written(path, mtime, os.fstat(fd))
             finally:
                 os.close(fd)
-        self._unsynced.add(staged(path))
+        self._unsynced.add(f"{folder}/{beside}" if folder else beside)
 
     @_named
     def place(self, path: str) -> None:
@@ -183,6 +186,14 @@ class Disk:
     def sync(self) -> None:
         """Wait until a power cut would undo nothing of what was staged, placed and removed."""
         self._unsynced.sync()
+
+
+def _all_of(fd: int) -> bytes:
+    """What an open file holds; a file object would cost as much again as to read a small one."""
+    parts = []
+    while part := os.read(fd, _AT_ONCE):
+        parts.append(part)
+    return b"".join(parts)
 
 
 def _created(name: str, folder: int) -> int:

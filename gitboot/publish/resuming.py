@@ -43,7 +43,7 @@ def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | Non
         for server in now.keys() | before.states.keys():
             if now.get(server) == before.states.get(server):
                 continue
-            state = tree.state(server) if server in now else None
+            state = tree.outline(server) if server in now else None
             if state is None and server in now:
                 return None
             found[server] = tuple(filter(is_content, state.files)) if state is not None else ()

@@ -44,7 +44,7 @@ from gitboot.publish.manifest import (
 )
 from gitboot.publish.older import read_older
 from gitboot.render.page import SAID
-from gitboot.render.state import Listed, PublishedServer, parse, state_path
+from gitboot.render.state import Listed, Outline, PublishedServer, outline, parse, state_path
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
@@ -75,6 +75,7 @@ class Tree:
         self.head = _read(disk, MANIFEST, parse_head) if older is None else None
         self.stamp = self.head.stamp if self.head is not None else older.stamp if older is not None else None
         self._shared: tuple[str | None, dict[str, Listed]] | None = None  # by its digest, once it was read
+        self._held: dict[tuple[str, str], Digests] = {}  # nodes and leaves of one publication, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.outdated: frozenset[str] = frozenset()  # parts of a manifest of another version
         if older is not None:  # all of it is between two versions
@@ -97,16 +98,15 @@ class Tree:
         """Each server that is listed, with its state's digest."""
         for node in sorted(self.head.nodes if self.head else ()):
             for leaf, expected in sorted(self.node(node).items()):
-                yield from sorted(self.leaf(node, leaf, expected).items())
+                yield from sorted((self._part(leaf_path(node, leaf), expected, parse_digests) or {}).items())
 
-    def node(self, node: str) -> dict[str, str]:
+    def node(self, node: str) -> Digests:
         """The digests of a node's leaves."""
-        expected = self.head.nodes.get(node) if self.head else None
-        return self._part(node_path(node), expected, parse_digests) or {}
+        return self._digests(node_path(node), self.head.nodes.get(node) if self.head else None)
 
-    def leaf(self, node: str, leaf: str, expected: str | None) -> dict[str, str]:
+    def leaf(self, node: str, leaf: str, expected: str | None) -> Digests:
         """The digests of the states that a leaf lists, which has the digest that its node says."""
-        return self._part(leaf_path(node, leaf), expected, parse_digests) or {}
+        return self._digests(leaf_path(node, leaf), expected)
 
     def digest(self, server: str) -> str | None:
         """What a server's state has to be; None: it is not listed."""
@@ -122,14 +122,22 @@ class Tree:
         self._shared = (expected, found) if SHARED not in self.pending else None
         return found
 
-    def state(self, server: str) -> PublishedServer | None:
-        """A server as it was published last; None where nothing is known of it, or its state is damaged."""
+    def outline(self, server: str) -> Outline | None:
+        """What a server had when it was published last; None where nothing is known of it, or its state is damaged."""
         data = self._disk.read(state_path(server))
         if data is None:
             return None
         with suppress(ValueError):
-            return parse(data)
+            return outline(data)
         return None
+
+    def _digests(self, path: str, expected: str | None) -> Digests:
+        """A part that lists digests; many servers of one publication ask for the same one."""
+        if expected is None or path in self.pending:
+            return self._part(path, expected, parse_digests) or {}
+        if (held := self._held.get((path, expected))) is None:
+            held = self._held[path, expected] = self._part(path, expected, parse_digests) or {}
+        return held
 
     def _part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if path not in self.outdated else None
@@ -141,20 +149,20 @@ class Tree:
     def begin(self, paths: Iterable[str]) -> None:
         """Trust the manifest no more about these paths, until ``settle``."""
         self.pending = self.pending.union(paths)
+        self._held.clear()
 
     def settle(self, head: Head) -> None:
         """Take note that a publication has ended, and all is as the manifest says."""
         self.pending = self.outdated = frozenset()
         self.head, self.stamp = head, head.stamp
 
-    def retire(self, paths: Collection[str], since: datetime) -> None:
+    def retire(self, paths: Collection[str], since: datetime, over: Collection[datetime]) -> None:
+        """Take note of content that nothing names since then, and of the batches that are done with."""
         if paths:
             self.batches.add(since)
             self.retired |= dict.fromkeys(paths, since)
-
-    def forget(self, batches: Collection[datetime]) -> None:
-        if batches:
-            self.batches.difference_update(batches)
+        if over:
+            self.batches.difference_update(over)
             self.retired = {path: since for path, since in self.retired.items() if since in self.batches}
 
 

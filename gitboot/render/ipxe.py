@@ -26,7 +26,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     known machine never falls through to what unknown ones boot.
     """
     script = _file(decision, plan)
-    yield from render_by_mac(paths.IPXE_BY_MAC)(decision, plan)
+    yield from _by_mac((paths.IPXE_BY_MAC,), plan, script)
     yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in byte_orders(decision.uuid))
 
 
@@ -34,11 +34,14 @@ def render_by_mac(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Ite
     """The entry of each interface that may boot, by paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-        if plan is not None and not (plan.boot is None and plan.restrict):
-            script = _file(decision, plan)
-            yield from ((kind.of(mac), script) for kind in kinds for mac in plan.macs)
+        return _by_mac(kinds, plan, _file(decision, plan))
 
     return render
+
+
+def _by_mac(kinds: tuple[PathKind, ...], plan: BootPlan | None, script: File) -> Iterator[tuple[str, File]]:
+    if plan is not None and not (plan.boot is None and plan.restrict):
+        yield from ((kind.of(mac), script) for kind in kinds for mac in plan.macs)
 
 
 def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from base64 import b64encode
+from binascii import b2a_base64
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -70,16 +70,16 @@ class _Naming:
         self.names = {token: _name(token, key) for token in tokens}
         replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
         self._replaced = [each for pair in replaced for each in _encoded(*pair, _DEPTH)]
-        self._told: dict[bytes, bytes] = {}
+        self._told: dict[tuple[bytes, str], File] = {}
 
     def told(self, file: File) -> File:
         """A file as machines are told it; many paths have the same text."""
-        if (text := self._told.get(file.content)) is None:
+        if (told := self._told.get((file.content, file.content_type))) is None:
             text = file.content
             for token, name in self._replaced:
                 text = text.replace(token, name)
-            self._told[file.content] = text
-        return File(text, file.content_type)
+            told = self._told[file.content, file.content_type] = File(text, file.content_type)
+        return told
 
 
 class PublishedNames:
@@ -127,4 +127,4 @@ def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, byt
 def _within(text: bytes, before: int) -> bytes:
     """What base64 has of ``text`` alone, so many bytes after where a group begins."""
     bits = 8 * (before + len(text))
-    return b64encode(bytes(before) + text)[-(-8 * before // 6) : bits // 6]
+    return b2a_base64(bytes(before) + text, newline=False)[-(-8 * before // 6) : bits // 6]

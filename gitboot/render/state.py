@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
@@ -129,18 +129,31 @@ def _version(version: Turn) -> dict[str, Any]:
     return facts
 
 
-def identities_in(data: bytes) -> tuple[str, ...]:
-    """The identities alone of what ``render`` wrote, which is asked of each server of a fleet."""
-    found: tuple[str, ...] = _identities_decoder().decode(data).identities
-    return found
+class Outline(NamedTuple):
+    """What a publisher must know of a server that it has published."""
+
+    identities: tuple[str, ...]
+    files: tuple[str, ...]  # the paths of all of its files but the state
+
+
+def outline(data: bytes) -> Outline:
+    """The outline alone of what ``render`` wrote, quickly; ValueError for anything else."""
+    from msgspec import DecodeError  # only here: an endpoint answers entries without it
+
+    try:
+        found = _outlines().decode(data)
+    except DecodeError as error:
+        raise ValueError(f"not a server's state: {error}") from error
+    return Outline(found.identities, tuple(found.files))
 
 
 @cache
-def _identities_decoder() -> Decoder[Any]:
-    from msgspec import defstruct  # only here: an endpoint answers entries without it
+def _outlines() -> Decoder[Any]:
+    from msgspec import Raw, defstruct
     from msgspec.json import Decoder
 
-    return Decoder(defstruct("_Identities", [("identities", tuple[str, ...])]))
+    known = [("format", Literal[FORMAT]), ("identities", tuple[str, ...]), ("files", dict[str, Raw])]
+    return Decoder(defstruct("_Outline", known))
 
 
 def parse(data: bytes) -> PublishedServer:
