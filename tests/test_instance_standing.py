@@ -63,7 +63,7 @@ def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_ti
         ledger = ("--ledger", server.address().url)
         takes_nothing(rack, lambda: server_stopped(server), "the ledger cannot be (read|written)", *ledger)
         with rack.running(*ledger) as first:
-            assert first.status()["records"] == {"Pending": 1, "Provisioned": 1}
+            eventually(lambda: first.status()["records"] == {"Pending": 1, "Provisioned": 1})
             places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
             done = typed("run", rack.repository.bare, *places, *ledger, "--once")
             assert done.code == exit_of(LockedByAnother(""))

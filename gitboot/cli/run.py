@@ -29,7 +29,7 @@ from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
-from gitboot.errors import HeldByAnother, UsageError
+from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.processes import raise_limits, reap_orphans
 from gitboot.status import Event, Status
 from gitboot.timekeeping import keeping
@@ -377,18 +377,21 @@ def _forge_settings(
 
 def _run(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
-    from gitboot.instance.build import named_ledger
-    from gitboot.instance.standby import stand_by
-    from gitboot.ledger.naming import address_beside
+    from gitboot.instance.standby import Standby
 
     settings = replace(settings, spool=spool_of(settings))
-    while stand_by(settings, tell=tell, clock=_clock, ending=interrupted_by_signal):
-        try:
-            with emptied(settings.spool, address_beside(named_ledger(settings))):
+    standby = Standby(settings, tell, _clock)
+    with emptied(settings.spool, standby.address):
+        while standby.wait(interrupted_by_signal):
+            try:
                 if not _acted(settings, access):
                     break
-        except HeldByAnother:  # it was quicker
-            continue
+            except HeldByAnother:  # it was quicker
+                continue
+            except LedgerError as error:
+                if standby.address is None:
+                    raise
+                standby.fail(error)
     return Exit.FINE
 
 

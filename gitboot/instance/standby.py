@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import datetime
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.errors import LedgerError, OperatorError, TryAgain
 from gitboot.instance import directory as state
@@ -19,6 +19,9 @@ from gitboot.model.scalars import format_instant
 from gitboot.source import Source
 from gitboot.status import Condition, Event, Status
 
+if TYPE_CHECKING:
+    from gitboot.ledger.postgresql import PostgresRenewing
+
 LOOK_S: Final = 2.0  # between two looks at the lease
 
 
@@ -29,47 +32,69 @@ class Ending(Protocol):
         """Wait until it is, or for so long; say whether it was."""
 
 
-def stand_by(
-    settings: Settings,
-    *,
-    tell: Callable[[Event], None],
-    clock: Callable[[], datetime],
-    ending: Callable[[], AbstractContextManager[Ending]],
-) -> bool:
-    """Wait while another instance has the lease of the ledger; False: the end was asked for meanwhile.
+class Standby:
+    """The lease of the ledger as an instance waits for it; a ledger in the state directory has none.
 
-    A ledger in the state directory has no lease: it is not waited for. Who comes first once it is free, takes it. What
-    the remote has is fetched meanwhile, so that the commit that goes on is there when nobody else is.
+    Before it has once been there, a ledger that cannot be reached is an error: it may be another that was meant.
     """
-    with ExitStack() as stack:
-        stack.enter_context(private(settings.state))
-        address = address_beside(named_ledger(settings))
-        if address is None:
+
+    def __init__(self, settings: Settings, tell: Callable[[Event], None], clock: Callable[[], datetime]) -> None:
+        self._settings, self._tell, self._clock = settings, tell, clock
+        with private(settings.state):
+            self.address = address_beside(named_ledger(settings))
+        self.is_patient = False  # whether a ledger that cannot be reached is waited for
+        self._has_failed, self._said = False, ""
+
+    def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
+        """Wait while another instance has the lease; False: the end was asked for meanwhile.
+
+        Who comes first once it is free, takes it. What the remote has is fetched meanwhile, so that the commit that
+        goes on is there when nobody else is.
+        """
+        if self.address is None:
             return True
         from gitboot.ledger.postgresql import PostgresRenewing
 
-        stack.enter_context(state.locked(settings.state))
-        end = stack.enter_context(ending())
-        holder = Holder.of(settings.state)
-        stack.enter_context(_fetching(settings))
-        looking = stack.enter_context(closing(PostgresRenewing(address)))
-        left, since, said = state.LeftStatus(settings.state, clock), clock(), ""
-        while not end.wait(0):
-            try:
-                other = looking.other_than(holder)
-            except LedgerError as error:
-                reason, message, warning = "LedgerFailed", str(error), True
-            else:
-                if other is None:
+        with ExitStack() as stack:
+            stack.enter_context(state.locked(self._settings.state))
+            end = stack.enter_context(ending())
+            stack.enter_context(_fetching(self._settings))
+            looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
+            if self._has_failed:
+                end.wait(LOOK_S)
+                self._has_failed = False
+            while not end.wait(0):
+                if (waits := self._looked(looking)) is None:
                     return True
-                reason, message, warning = "StandingBy", f"the instance {other} acts by {address.name}", False
-            if message != said:
-                tell(Event(at=clock(), type=reason, message=message, warning=warning))
-                said = message
-            acting = Condition(type="Acting", status=False, reason=reason, message=message, since=since)
-            left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(clock())})
-            end.wait(min(LOOK_S, settings.lease_s / 5))
-        return False
+                self._say(*waits, since)
+                end.wait(min(LOOK_S, self._settings.lease_s / 5))
+            return False
+
+    def _looked(self, looking: PostgresRenewing) -> tuple[str, str] | None:
+        """Why it waits: a word, and in words; None: the lease can be taken."""
+        try:
+            other = looking.other_than(Holder.of(self._settings.state))
+        except LedgerError as error:
+            if not self.is_patient:
+                raise
+            return "LedgerFailed", str(error)
+        self.is_patient = True
+        return ("StandingBy", f"the instance {other} acts by {looking.name}") if other is not None else None
+
+    def fail(self, error: LedgerError) -> None:
+        """Note that the ledger could not be read once the lease was taken: it is waited for."""
+        self._has_failed = True
+        self._say("LedgerFailed", str(error), self._clock())
+
+    def _say(self, reason: str, message: str, since: datetime) -> None:
+        """Tell what has changed, and leave it for `gitboot status`."""
+        at = self._clock()
+        if message != self._said:
+            self._tell(Event(at=at, type=reason, message=message, warning=reason != "StandingBy"))
+            self._said = message
+        acting = Condition(type="Acting", status=False, reason=reason, message=message, since=since)
+        left = state.LeftStatus(self._settings.state, self._clock)
+        left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
 
 
 @contextmanager

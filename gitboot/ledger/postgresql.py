@@ -198,7 +198,7 @@ class PostgresRenewing:
     """Renews a lease, or looks who has it, by a connection of its own, which is made where there is none."""
 
     def __init__(self, address: PostgresAddress) -> None:
-        self._address = address
+        self.name, self._address = address.name, address
         self._connection: psycopg.Connection[Row] | None = None
 
     def renew(self, held: HeldLease) -> None:
