@@ -37,13 +37,13 @@ def fill(filler: Path) -> None:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
+def small_disk(folder: Path, size: str = "1m") -> Iterator[Path]:
     """A tmpfs that can be filled, as long as the block runs; the test is left out where nobody may mount one."""
     path = folder / "small"
     path.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root may mount a disk")
-    _run("mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path)
+    _run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path)
     try:
         yield path
     finally:

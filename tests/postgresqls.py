@@ -50,7 +50,8 @@ class PostgresServer:
         """By which its socket is named, too."""
         return next((each.partition("=")[2] for each in self.settings if each.startswith("port=")), "5432")
 
-    def make(self) -> None:
+    def make(self, primary: Path | None = None) -> None:
+        """Make its folders, and what is in them: of a server of its own, or of a standby of the one at a socket."""
         self.folder.mkdir()
         self.folder.chmod(0o755)  # whatever the umask is: another user's server has to come in
         for each in (data := self.folder / "data", self.folder / "socket"):
@@ -58,10 +59,13 @@ class PostgresServer:
             each.chmod(0o700 if each is data else 0o755)
             if os.getuid() == 0:
                 shutil.chown(each, _USER, _USER)
-        options = ("--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={_USER}")
-        subprocess.run(
-            [_program("initdb"), "-D", data, *options], check=True, capture_output=True, user=_who(), cwd=self.folder
-        )
+        if primary is None:
+            options = ["--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C", f"--username={_USER}"]
+            command = [str(_program("initdb")), "-D", str(data), *options]
+        else:
+            options = ["--no-sync", "--checkpoint=fast", "--write-recovery-conf", f"--username={_USER}"]
+            command = [str(_program("pg_basebackup")), "-D", str(data), "-h", str(primary), *options]
+        subprocess.run(command, check=True, capture_output=True, user=_who(), cwd=self.folder)
 
     def start(self) -> None:
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder / 'socket'}", *self.settings)
@@ -78,6 +82,15 @@ class PostgresServer:
                 return
             time.sleep(0.05)
         raise AssertionError((self.folder / "log").read_text())
+
+    def replicated(self, folder: Path) -> PostgresServer:
+        """Another server that has all that this one has acknowledged from now on, and begins where it is promoted."""
+        other = PostgresServer(folder)
+        other.make(self.folder / "socket")
+        other.start()
+        self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
+        self.sql("SELECT pg_reload_conf()")
+        return other
 
     def tls(self, certificate: Path, key: Path, port: int) -> None:
         """Listen at a port as well from the next start on, encrypted, and by password."""
@@ -144,13 +157,20 @@ def _who() -> str | None:
 
 
 @contextmanager
-def postgresql(*settings: str) -> Iterator[PostgresServer]:
+def public_folder() -> Iterator[Path]:
+    """A folder that every user may enter, as long as the block runs."""
+    with TemporaryDirectory(prefix="gitboot-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@contextmanager
+def postgresql(*settings: str, folder: Path | None = None) -> Iterator[PostgresServer]:
     """A server that runs until the block ends, in a folder that its user may enter, and which is gone then."""
     if programs() is None and "CI" not in os.environ:
         pytest.skip("needs postgresql: scripts/install-packages")
-    with TemporaryDirectory(prefix="gitboot-") as made:
-        Path(made).chmod(0o755)
-        server = PostgresServer(Path(made) / "postgresql", settings)
+    with public_folder() as made:
+        server = PostgresServer((folder or made) / "postgresql", settings)
         server.make()
         server.start()
         try:

@@ -10,14 +10,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import CalledProcessError
 
 import pytest
 
 from gitboot.ledger.naming import PostgresAddress
+from tests.failing_disk import fill, small_disk
 from tests.instance import Instance, begin, eventually
-from tests.postgresqls import PostgresServer, postgresql
+from tests.postgresqls import PostgresServer, postgresql, public_folder
 from tests.rack import Blade, Rack, typed
 from tests.standbys import LEASE_S, Host, Pair, Wire, pair
 
@@ -255,3 +258,57 @@ class Befalling:
         lease = self.hosts.lease()
         assert lease is not None
         return lease[0]
+
+
+# The database itself
+
+
+def test_after_a_failover_of_the_database_both_go_on_and_nothing_is_forgotten(rack: Rack) -> None:
+    """A standby of the server that has all that was acknowledged; the primary dies and does not come back."""
+    web = rack.add("web01", provision=1)
+    with postgresql() as primary, public_folder() as made:
+        replica = primary.replicated(made / "replica")
+        try:
+            address = primary.address()
+            sockets = ",".join(str(each.folder / "socket") for each in (primary, replica))
+            both = replace(address, url=address.url.replace(str(primary.folder / "socket"), sockets))
+            with pair(rack, primary, both) as hosts:
+                begun(rack, hosts)
+                eventually(lambda: web.stands)
+                assert "flatcar-1" in boots(web, hosts.one)
+                primary.stop(signal.SIGKILL)
+                replica.sql("SELECT pg_promote()")
+                hosts.server = replica
+                acting = eventually(hosts.acting)
+                eventually(lambda: acting.instance.status()["records"] == {"Provisioned": 1})
+                again = rack.add("web02", provision=1)
+                rack.push("One more")
+                eventually(lambda: again.stands)
+                assert (web.times_set, again.times_set) == (1, 1)
+        finally:
+            replica.stop(signal.SIGQUIT)
+
+
+def test_while_the_database_is_full_nobody_sets_anything_and_then_it_goes_on(rack: Rack) -> None:
+    web = rack.add("web01", provision=1)
+    with (
+        public_folder() as made,
+        small_disk(made, "192m") as disk,
+        postgresql(folder=disk) as server,
+        pair(rack, server, server.address()) as hosts,
+    ):
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        fill(disk / "rest")
+        with suppress(CalledProcessError):  # until there is no room for its log
+            while True:
+                server.sql("SELECT pg_logical_emit_message(true, 'x', 'x'), pg_switch_wal()")
+        new = rack.add("web02", provision=1)
+        rack.push("One more")
+        eventually(lambda: [each for each in hosts.one.events if each["type"] == "LedgerFailed"])
+        assert not new.stands
+        disk.joinpath("rest").unlink()
+        server.stop(signal.SIGQUIT)
+        server.start()
+        eventually(lambda: new.stands)
+        assert (web.times_set, new.times_set) == (1, 1)
