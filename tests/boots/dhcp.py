@@ -17,6 +17,7 @@ from tests.serving import eventually
 PAGE: Final = Path(__file__).parents[2] / "docs" / "dhcp.md"
 
 NOBODY: Final[Mapping[str, str]] = MappingProxyType({})
+_NO_IPV6: Final = "AdvDefaultLifetime 0;"  # of a router that has no IPv6 to give
 
 
 class Dhcp(Protocol):
@@ -25,6 +26,16 @@ class Dhcp(Protocol):
     def __call__(
         self, generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY
     ) -> AbstractContextManager[None]: ...
+
+
+@contextmanager
+def _router(folder: Path, advertises: str) -> Iterator[None]:
+    """Answers whoever asks for a router: where nobody does, iPXE waits 16 s for one, each time that it begins."""
+    configuration = folder / "radvd.conf"
+    configuration.write_text(f"interface {BRIDGE} {{ AdvSendAdvert on; {advertises} }};\n")
+    command = [program("radvd"), "--nodaemon", f"--config={configuration}", f"--pidfile={folder}/radvd.pid"]
+    with running(command):
+        yield
 
 
 # dnsmasq
@@ -53,7 +64,13 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
         yield
 
 
-dnsmasq: Final[Dhcp] = partial(_dnsmasq, 4)
+@contextmanager
+def _dnsmasq4(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    with _dnsmasq(4, generated, folder, strangers), _router(folder, _NO_IPV6):
+        yield
+
+
+dnsmasq: Final[Dhcp] = _dnsmasq4
 dnsmasq6: Final[Dhcp] = partial(_dnsmasq, 6)
 
 
@@ -96,15 +113,18 @@ def _documented(version: int, generated: Path, own: Mapping[str, str]) -> str:
 
 
 @contextmanager
-def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
-    """Kea, and a router that sends the network's machines to it."""
-    configuration = folder / "radvd.conf"
-    prefix = "prefix 2001:db8::/64 { };"
-    configuration.write_text(f"interface {BRIDGE} {{ AdvSendAdvert on; AdvManagedFlag on; {prefix} }};\n")
-    command = [program("radvd"), "--nodaemon", f"--config={configuration}", f"--pidfile={folder}/radvd.pid"]
-    with _kea(6, generated, folder, strangers), running(command):
+def _kea4(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    with _kea(4, generated, folder, strangers), _router(folder, _NO_IPV6):
         yield
 
 
-kea: Final[Dhcp] = partial(_kea, 4)
+@contextmanager
+def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+    """Kea, and a router that sends the network's machines to it."""
+    prefix = "AdvManagedFlag on; prefix 2001:db8::/64 { };"
+    with _kea(6, generated, folder, strangers), _router(folder, prefix):
+        yield
+
+
+kea: Final[Dhcp] = _kea4
 kea6: Final[Dhcp] = _kea6
