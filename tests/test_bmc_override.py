@@ -66,6 +66,8 @@ INSTALL = Wanted(reason="provision 3", plan_digest="d", override=ONCE)
 ALWAYS = replace(INSTALL, override=CONTINUOUS)
 SET_ANEW = replace(INSTALL, set_again=True)
 OTHER_URI = replace(INSTALL, override=HTTP)
+FIRST = replace(OTHER_URI, is_first=True)
+LEFT_URI = replace(HTTP, enabled=Enabled.DISABLED, target=BootTarget.NONE)
 OTHER_REASON = replace(INSTALL, reason="provision 4")
 UNHEARD_OF = replace(INSTALL, override=replace(ONCE, target="Floppy"))
 
@@ -160,7 +162,17 @@ CASES: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], str]
     ("the same, and a person lets it be replaced", INSTALL, _seen(FOREIGN), (_record(OPENED),), SET),
     ("someone else's Continuous, which is none", INSTALL, _seen(replace(CONTINUOUS, target="None")), (), SET),
     ("someone else's other URI", OTHER_URI, _seen(replace(HTTP, http_boot_uri="http://a/")), (), "ForeignOverride"),
-    ("wanted, and it stands by chance", INSTALL, _seen(ONCE), (), SET),
+    ("wanted, and another instance has set it", INSTALL, _seen(ONCE), (), "Confirm SetByAnother"),
+    ("another's URI is left, and evidence says more", OTHER_URI, _seen(LEFT_URI), (), SET),
+    ("the same, and it may be this one's own", FIRST, _seen(LEFT_URI), (_record(WITHDRAWN, reason="repair"),), SET),
+    (
+        "another instance has set it, and it is gone",
+        INSTALL,
+        _seen(OFF),
+        (_record(State.SET_BY_ANOTHER),),
+        "NeedsOperator",
+    ),
+    ("the same, and stands again", INSTALL, _seen(ONCE), (_record(State.SET_BY_ANOTHER),), "NeedsOperator"),
     ("wanted during POST", INSTALL, _seen(OFF, in_post=True), (), "Wait"),
     ("in POST for a minute", INSTALL, _seen(OFF, LATELY, in_post=True), (), "Wait"),
     ("in POST for half an hour: so it says", INSTALL, _seen(OFF, STUCK, in_post=True), (), SET),
@@ -681,3 +693,9 @@ def _standing(override: Override) -> OverrideRecord:
         state=State.CONFIRMED,
         at=_NOON - timedelta(hours=1),
     )
+
+
+def test_a_uri_that_is_left_says_that_another_instance_has_set_it_where_nothing_but_a_word_says_otherwise() -> None:
+    assert _word(_step(FIRST, _seen(LEFT_URI))) == "Confirm SetByAnother"
+    assert _word(_step(OTHER_URI, _seen(LEFT_URI))) == SET
+    assert _word(_step(FIRST, _seen(replace(LEFT_URI, http_boot_uri="http://elsewhere/1.efi")))) == SET

@@ -959,3 +959,30 @@ def test_no_more_bmcs_are_asked_at_once_than_the_network_bears(
     many = make_many(8, **limits)
     many.decide(*sites)
     assert held_connections(many, 8) == expected, case
+
+
+@pytest.mark.parametrize(("method", "has_booted"), [("Pxe", False), ("UefiHttp", False), ("UefiHttp", True)])
+def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bmc(
+    site: Site, tmp_path: Path, method: str, *, has_booted: bool
+) -> None:
+    site.decide(method=method, artifacts="kernel, initrd" if method == "Pxe" else "uki")
+    site.bench.reconcile()
+    assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
+    if has_booted:
+        site.boot()
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path) as other:
+        other.now, other.commits.newest = site.bench.now, site.bench.commits.newest
+        other.reconcile()
+        events = [each.type for each in other.events if each.type.startswith("Override")]
+        assert events == ["OverrideSetByAnother", "OverrideStalled"]
+        if not has_booted:
+            site.boot()
+        for _ in range(3):
+            site.wait(120)
+            other.now = site.machine.now
+            other.reconcile()
+            site.bench.reconcile()
+        assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
+        (told,) = [each for each in other.instance.reconciler.standing.conditions if each.type == "Bmc/web01"]
+        assert told.reason == "NeedsOperator" and "another instance may have installed" in told.message

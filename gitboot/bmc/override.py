@@ -125,6 +125,8 @@ class State(StrEnum):
     CONSUMED = "Consumed"  # was confirmed, is gone, and the machine has reset since
     LOST = "Lost"  # gone, and nothing proves how: counts as consumed
 
+    SET_BY_ANOTHER = "SetByAnother"  # stood, or had stood, before this ledger has set any: counts as consumed
+
     OPENED = "Opened"  # by a person: it may be set, whatever stands there now
 
     @property
@@ -146,6 +148,7 @@ class Wanted:
     own_loaders: str | None = None  # where gitboot's loaders lie, if its URI is that of one; None: of something else
     until: datetime | None = None  # from when on the plan may want something else
     only_off: bool = False  # set while the machine is off, and never while it runs
+    is_first: bool = False  # a person said that no server is installed, and nothing was seen of this one since
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +297,7 @@ def next_step(
         return Leave()
     if isinstance(identified, Another):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
-    step = _bring_about(wanted, own, observed, at, moving)
+    step = _bring_about(replace(wanted, is_first=wanted.is_first and not records), own, observed, at, moving)
     if isinstance(identified, IdentityChanged) and isinstance(step, Set | Insert):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
     return step
@@ -547,6 +550,10 @@ def _bring_about(
         return AskOperator(condition=OperatorCondition.UNSUPPORTED, message=message)
     if record is not None and record.state is State.OPENED:
         return _set(wanted, record, override, observed, at)
+    if record is not None and record.state is State.SET_BY_ANOTHER:
+        return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_was_set_by_another(record))
+    if record is None and _is_set_by_another(wanted, override, observed):
+        return Confirm(record=_record(wanted, None, override, observed, at, state=State.SET_BY_ANOTHER))
     is_free = record is None or record.state in (State.WITHDRAWN, State.INSERTED)
     if record is None or is_free or (wanted.set_again and record.state is State.CONSUMED):
         return _set_anew(wanted, record, override, observed, at)
@@ -624,22 +631,39 @@ def _set(
         return Wait(why="the machine runs, and its boot is set while it is off")
     if (step := _with_media(wanted, record, override, observed, at)) is not None:
         return step
-    return Set(
-        record=OverrideRecord(
-            reason=wanted.reason,
-            plan_digest=wanted.plan_digest,
-            override=override,
-            marks=observed.marks,
-            state=State.RECORDED,
-            at=at,
-            corrections=corrections,
-            replaces=replaces,
-            shown=observed.shown,
-            writes_disk=wanted.writes_disk,
-            medium=record.medium if record is not None else None,
-            data_medium=record.data_medium if record is not None else None,
-        )
+    recorded = _record(wanted, record, override, observed, at, state=State.RECORDED)
+    return Set(record=replace(recorded, corrections=corrections, replaces=replaces))
+
+
+def _record(
+    wanted: Wanted, before: OverrideRecord | None, override: Override, observed: Observed, at: datetime, *, state: State
+) -> OverrideRecord:
+    return OverrideRecord(
+        reason=wanted.reason,
+        plan_digest=wanted.plan_digest,
+        override=override,
+        marks=observed.marks,
+        state=state,
+        at=at,
+        shown=observed.shown,
+        writes_disk=wanted.writes_disk,
+        medium=before.medium if before is not None else None,
+        data_medium=before.data_medium if before is not None else None,
     )
+
+
+def _is_set_by_another(wanted: Wanted, override: Override, observed: Observed) -> bool:
+    """Whether another instance is at work: what this one is about to set for the first time stands, or has stood.
+
+    Two that nobody named, each told that nothing is installed, see nothing of each other but the BMC. It shows the
+    override until a boot has consumed it, and many go on showing its URI after that.
+    """
+    if not wanted.writes_disk or override.enabled is not Enabled.ONCE:
+        return False
+    seen = observed.override
+    uri = override.http_boot_uri
+    has_stood = wanted.is_first and uri is not None and seen.http_boot_uri == uri
+    return stands(override, observed) or has_stood
 
 
 def _with_media(
@@ -660,18 +684,7 @@ def _with_media(
     if (slots := places(observed.slots, override.medium, override.data_medium)) is None:
         return _no_slot(override, observed)
     kept = record is not None and (record.state.is_open or record.state is State.OPENED)
-    found = OverrideRecord(
-        reason=wanted.reason,
-        plan_digest=wanted.plan_digest,
-        override=override,
-        marks=observed.marks,
-        state=State.INSERTED,
-        at=at,
-        shown=observed.shown,
-        writes_disk=wanted.writes_disk,
-        medium=record.medium if record is not None else None,
-        data_medium=record.data_medium if record is not None else None,
-    )
+    found = _record(wanted, record, override, observed, at, state=State.INSERTED)
     if record is not None and kept:
         found = record
     inserted = Medium(url=url, state=MediumState.INSERTED, at=at)
@@ -771,6 +784,14 @@ def _undecidable(record: OverrideRecord, observed: Observed) -> str:
     return (
         f"{record.override.enabled} {record.override.target} was to be set for {record.reason} and does not"
         f" stand: it was never set, or it was set and consumed{shown}"
+    )
+
+
+def _was_set_by_another(record: OverrideRecord) -> str:
+    uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
+    return (
+        f"the BMC has shown {record.override.enabled} {record.override.target}{uri} for {record.reason} before this"
+        " ledger has set it: another instance may have installed the machine; nothing is set"
     )
 
 

@@ -25,6 +25,7 @@ from gitboot.bmc.override import (
 from gitboot.bmc.sharing import Sharing
 from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.instance.agenda import Agenda
+from gitboot.instance.beginning import Beginning
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
 from gitboot.instance.knowledge import Knowledge
@@ -33,7 +34,7 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot, PolicyWait
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Firmware
-from gitboot.plan import BootPlan, Cause, OverrideTarget, Phase
+from gitboot.plan import BootPlan, Cause, OverrideTarget, Phase, Record
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.schedule import ServerState
@@ -274,6 +275,8 @@ def _ask(
         return None
     wanted, records = wanted_by(state.plan, keys), knowledge.overrides_of(uuid)
     power = _power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
+    if wanted is not None and _is_first(state, knowledge):
+        wanted = replace(wanted, is_first=True)
     if wanted is not None and _waits_for_off(state):
         wanted = replace(wanted, only_off=True)
     if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
@@ -296,6 +299,13 @@ def _ask(
         power=power,
         switches=knowledge.switches_of(uuid),
     )
+
+
+def _is_first(state: ServerState, knowledge: Knowledge) -> bool:
+    """Whether nothing but a person's word, of all servers at once, says that a machine was never installed."""
+    record = state.record
+    is_bare = record is not None and record == Record(offered=record.offered)
+    return is_bare and knowledge.facts.initialised == Beginning.FRESH
 
 
 def _power_wanted(state: ServerState, switches: Mapping[str, SwitchRecord]) -> PowerAsk | None:

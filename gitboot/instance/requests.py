@@ -242,7 +242,8 @@ def _settle(learning: Learning, uuid: SystemUuid, state: State, which: Callable[
 
 
 def _is_provision(each: OverrideRecord) -> bool:
-    return each.reason.startswith("provision/") and each.state in (State.RECORDED, State.CONSUMED, State.LOST)
+    settled = (State.RECORDED, State.CONSUMED, State.LOST, State.SET_BY_ANOTHER)
+    return each.reason.startswith("provision/") and each.state in settled
 
 
 def _worded(record: Record) -> str:
