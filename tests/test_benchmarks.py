@@ -15,6 +15,10 @@ from benchmarks.page import sections
 from benchmarks.repository import Repository
 from benchmarks.rows import ROWS
 from benchmarks.running import Edit, every_server, one_server, pool
+from benchmarks.simulation import simulated
+from gitboot.bmc.crew import MOST_OF_SITE
+from gitboot.instance.standby import LOOK_S
+from gitboot.ledger.lease import SECONDS
 from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
 from gitboot.resolve.decide import decide
 
@@ -93,3 +97,13 @@ def test_the_page_shows_ratios_and_says_what_could_not_be_measured() -> None:
 
 def test_rows_have_names_of_their_own() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_simulated_sites_set_each_override_once_and_take_over_within_a_lease_and_a_look() -> None:
+    seen = simulated(8, 8000, 2, dies_every_days=0.1)
+    assert len(seen.set_after) == 800
+    assert seen.set_twice == 0
+    assert len(seen.taken_over_after) > 1
+    assert max(seen.taken_over_after) <= SECONDS + LOOK_S
+    assert 0 < seen.most_at_once <= MOST_OF_SITE
+    assert simulated(8, 8000, 2, dies_every_days=0.1) == seen, "of the same seed"

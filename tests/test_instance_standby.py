@@ -25,6 +25,7 @@ from tests.rack import Blade, Rack, typed
 from tests.standbys import LEASE_S, Host, Pair, Wire, pair
 
 _logger = logging.getLogger(__name__)
+UNTIL_CERTAIN_S = 150  # what was recorded while the server went is set a minute later, when it is seen not to stand
 
 
 @pytest.fixture
@@ -166,7 +167,7 @@ class Befalling:
 
     def one_installation(self, number: int) -> None:
         """Of which the machine's part is played once it is set; whoever acts then gives it."""
-        eventually(lambda: self.web.stands)
+        eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
         self.until_given()
         eventually(lambda: self.provisioned == number - 1)
         assert self.web.times_set == number - 1
@@ -177,7 +178,7 @@ class Befalling:
         fate = self.chance.choice(self.fates(acting))
         self.counted[fate.__name__] += 1
         fate(acting)
-        eventually(lambda: self.web.stands)
+        eventually(lambda: self.web.stands, UNTIL_CERTAIN_S)
         eventually(self.hosts.acting)
         assert self.web.times_set == number, fate.__name__
 

@@ -20,7 +20,7 @@ from gitboot.errors import LeaseLost
 from gitboot.files import write_whole
 
 SECONDS: Final = 15.0
-_SHARE: Final = 5  # of them, until it is renewed where no transaction does
+SHARE: Final = 5  # of them, until it is renewed where no transaction does
 _LAST_S: Final = 1.0  # for a renewal that is under way at the end
 _HOLDER: Final = "holder"  # in STATE
 
@@ -105,7 +105,7 @@ class LeaseKeeper:
         self._thread.join(timeout=_LAST_S)
 
     def _run(self) -> None:
-        while not self._ending.wait(self._held.seconds / _SHARE):
+        while not self._ending.wait(self._held.seconds / SHARE):
             try:
                 self._renewing.renew(self._held)
             except LeaseLost:
