@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.errors import InvalidRepository
+from gitboot.cli import cli
+from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.instance.build import looked_at
 from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import assembled
 from gitboot.load import load
@@ -144,6 +147,30 @@ def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_
     country.repository.push({}, f"Let them begin\n\nGitboot-Ack: {held.digest} allowTakeover")
     country.turn()
     assert country.planned("ams2") == {"web01": INSTALLS}
+
+
+def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    with looked_at(tmp_path / "ams2/state", at("20T12:00")) as look:
+        assert (look.commit.site, [*look.commit.decisions.servers]) == ("ams2", ["web01"])
+        assert {each.name for each in look.commit.machines.values()} == {"web01"}
+    shown = CliRunner().invoke(cli, ["records", "show", "--state", str(tmp_path / "ams2/state")])
+    assert "1 server at the site ams2, for which this instance acts: 1 pending" in shown.output
+
+
+@pytest.mark.parametrize("other", ["fra1", None])
+def test_another_site_over_a_state_is_refused_before_anything_is_done(
+    tmp_path: Path, country: Country, other: str | None
+) -> None:
+    folder = tmp_path / "lon1"
+    with in_process(folder, country.repository.bare, initial="fresh", site="lon1"):
+        pass
+    with pytest.raises(UsageError) as refused, in_process(folder, country.repository.bare, site=other):
+        pass
+    assert "has acted for --site lon1, and is to act for" in str(refused.value)
+    assert "give another --state and --out" in str(refused.value)
+    with in_process(folder, country.repository.bare, site="lon1"):
+        pass
 
 
 def test_a_site_that_the_fleet_has_no_more_goes_on_with_what_was_accepted(country: Country) -> None:

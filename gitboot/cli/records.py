@@ -54,11 +54,12 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
         names = chosen(servers, instance, selector)
         items = [item for item in _items(instance) if names is None or item["server"] in names]
         doubt = why_in_doubt(instance.knowledge, instance.commit.decisions)
+        site = instance.commit.site
     for output in outputs:
         if output.format == "json":
-            output.write(document(items=items))
+            output.write(document(items=items, site=site))
         else:
-            output.write(_as_text(items, doubt[1] if doubt is not None else None))
+            output.write(_as_text(items, doubt[1] if doubt is not None else None, site))
 
 
 @command.command("begin", context_settings=_SETTINGS)
@@ -244,7 +245,7 @@ def _standing(item: dict[str, Any]) -> str:
     return str(step)
 
 
-def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
+def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
     from gitboot.cli.table import table, wrapped
 
     rows = []
@@ -270,7 +271,7 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None) -> str:
         else None
     )
     below = [wrapped(line) for line in (doubt, say) if line]
-    return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items)])
+    return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items, site)])
 
 
 def _provisioned(item: dict[str, Any]) -> str:
@@ -299,10 +300,11 @@ def _since(item: dict[str, Any]) -> str | None:
     return record.get("consumedAt") or record.get("provisionedAt")
 
 
-def _summed_up(items: list[dict[str, Any]]) -> str:
+def _summed_up(items: list[dict[str, Any]], site: str | None) -> str:
     counts = Counter(map(_standing, items))
     shown = ", ".join(f"{counts[what]} {what}" for what in _STANDINGS if counts[what])
-    return f"{count(len(items), 'server')}: {shown or 'none'}"
+    where = f" at the site {site}, for which this instance acts" if site is not None else ""
+    return f"{count(len(items), 'server')}{where}: {shown or 'none'}"
 
 
 def _to_the_minute(instant: str | None) -> str:

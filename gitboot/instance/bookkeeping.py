@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gitboot.errors import UsageError
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge, News
 from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
-from gitboot.ledger.entries import Pending
+from gitboot.ledger.entries import Facts, Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
@@ -18,14 +19,31 @@ from gitboot.render.paths import token_in
 from gitboot.status import Event
 
 
-def looked_around(store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None) -> None:
-    """Note where the instance publishes, whose tree lies there, whether fetches reach it, and where they do."""
+def looked_around(
+    store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
+) -> None:
+    """Note where the instance publishes, whose tree lies there, whether fetches reach it, where, and for which site.
+
+    Raises `UsageError` where it has acted for another one: the servers of that would look removed.
+    """
     about = facts.read(store)
+    if about.site is not None and about.site != (site or ""):
+        raise UsageError(_of_another_site(about, site))
     foreign = owner if owner not in (about.identity, about.heir_of) else None
-    now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()))
+    now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
     if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
             facts.note_surroundings(tx, now)
+
+
+def _of_another_site(about: Facts, site: str | None) -> str:
+    acted = f"--site {about.site}" if about.site else "all sites, without --site"
+    asked = f"--site {site}" if site is not None else "all sites"
+    return (
+        f"the ledger {about.identity} has acted for {acted}, and is to act for {asked}: what it has published and set "
+        f"would be withdrawn. Start it for {acted} again; or give another --state and --out, and say there what is "
+        "installed (gitboot records begin FILE, an ops/records.json)"
+    )
 
 
 def known(store: Store) -> Knowledge:

@@ -169,7 +169,14 @@ def assembled(
     inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool)
     fence = held.check if held is not None else _nobody_else
     bmcs = (bmcs_of or partial(pool_of, fence=fence))(settings.bmc, inbox.record, clock, wake, dry_run)
-    looked_around(store, observes=outside.observes, owner=outside.owner, output=settings.output, spool=settings.spool)
+    looked_around(
+        store,
+        observes=outside.observes,
+        owner=outside.owner,
+        output=settings.output,
+        spool=settings.spool,
+        site=settings.site,
+    )
     knowledge = known(store)
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
@@ -644,7 +651,7 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         snapshot = accepted_snapshot(directory)
         begun(len(snapshot.blobs))
         repository = load(snapshot)
-        commit = commit_of(repository, decide(repository))
+        commit = commit_of(repository, decide(repository)).at_site(facts.read(store).site or None)
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
         seen = read_sightings(directory / state.ARTIFACTS)
         knowledge = replace(learn(_known_and_published(store), batch, at).knowledge, sightings=seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
@@ -46,6 +46,21 @@ class Commit:
     def ledger(self) -> str | None:
         """The ledger whose instance may act for it; None: any may."""
         return self.fleet.ledger_for(self.site)
+
+    def at_site(self, site: str | None) -> Commit:
+        """What of it is for the servers of one site, as its own instance knows it; None: all of it."""
+        if site is None:
+            return self
+        names = {name for name, at in self.sites.items() if at == site}
+        servers = {name: each for name, each in self.decisions.servers.items() if name in names}
+        return replace(
+            self,
+            decisions=replace(self.decisions, servers=servers),
+            machines={uuid: each for uuid, each in self.machines.items() if each.name in names},
+            sites={name: site for name in self.sites if name in names},
+            labels={name: each for name, each in self.labels.items() if name in names},
+            site=site,
+        )
 
     @property
     def orders(self) -> Orders:

@@ -76,6 +76,7 @@ class Facts:
     heir_of: str | None = None  # the ledger whose tree it took over
     output: str | None = None  # where its instance publishes
     spool: str | None = None  # where its endpoints record fetches
+    site: str | None = None  # for whose servers alone its instance acts; "": for all; None: none has run on it yet
     published: bool = False  # whether it has ever published there
     keyed: bool = False  # and with tokens by a key that only its instance has
     heartbeat: Heartbeat | None = None

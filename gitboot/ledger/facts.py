@@ -29,6 +29,7 @@ def read(store: Store) -> Facts:
             heir_of=found.get("heirOf"),
             output=found.get("output"),
             spool=found.get("spool"),
+            site=found.get("site"),
             published="published" in found,
             keyed=found.get("published") == _KEYED,
             heartbeat=_heartbeat(found.get("heartbeat")),
@@ -88,6 +89,7 @@ def note_surroundings(tx: Transaction, about: Facts) -> None:
     _put(tx, "heirOf", about.heir_of)
     _put(tx, "output", about.output)
     _put(tx, "spool", about.spool)
+    _put(tx, "site", about.site)
 
 
 def note_published(tx: Transaction) -> None:
