@@ -4,8 +4,8 @@
 PYTHON := python3.11 python3
 BIN := .venv/bin
 # A file goes to one process: what stands around the machines that it boots is set up once. Most tests wait for other
-# processes now and then, so there are two for each core; machines that boot need a core of their own.
-WORKERS := $(if $(BOOTS),auto,$(shell expr 2 \* $$(nproc)))
+# processes, or for firmware, now and then: there are two for each core.
+WORKERS := $(shell expr 2 \* $$(nproc))
 PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 
@@ -24,7 +24,6 @@ run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 test: $(READY) ## run all tests but those that boot real firmware or install packages
 	$(PYTEST) $(BOOTS) $(SEARCH)
 
-test-boot: WORKERS := auto
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots

@@ -91,15 +91,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
 _FIRST: Final = (
-    *(
-        "test_instance_standby",
-        "test_evaluate",
-        "test_evaluate_hostile",
-        "test_run",
-        "test_drills",
-        "test_publish_kill",
-        "test_ci",
-    ),
+    *("test_debian", "test_ipxe", "test_grub", "test_ipv6", "test_whole_way", "test_paths", "test_aarch64", "test_kea"),
+    *("test_instance_standby", "test_evaluate", "test_evaluate_hostile", "test_run", "test_drills"),
+    *("test_publish_kill", "test_ci"),
     *("test_cli_requests", "test_serve_once", "test_run_example", "test_resolve_leaks", "test_serve_supervise"),
     *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
     *("test_source_fetcher", "test_laws", "test_evaluate_laws", "test_instance_standing", "test_machine_lives"),
