@@ -128,3 +128,37 @@ def _kea6(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) 
 
 kea: Final[Dhcp] = _kea4
 kea6: Final[Dhcp] = _kea6
+
+
+# IPv4 that leads nowhere
+
+_NOWHERE: Final = f"http://{HOST}:9/"  # discard; nobody listens
+
+
+def refused_by_ipv4(dhcp: Dhcp) -> Dhcp:
+    """This server of IPv6, beside an IPv4 that has an address and a URL for UEFI's own HTTP boot, none for iPXE.
+
+    The URL is refused, and firmware goes on to IPv6. Where no IPv4 answers it waits a minute, with all of a processor.
+    """
+
+    @contextmanager
+    def both(generated: Path, folder: Path, strangers: Mapping[str, str] = NOBODY) -> Iterator[None]:
+        with dhcp(generated, folder, strangers), _leading_nowhere(folder):
+            yield
+
+    return both
+
+
+@contextmanager
+def _leading_nowhere(folder: Path) -> Iterator[None]:
+    configuration, log = folder / "nowhere.conf", folder / "nowhere.log"
+    lines = (
+        *(f"interface={BRIDGE}", "except-interface=lo", "bind-dynamic", "port=0", "no-ping", "user=root", "pid-file="),
+        *(f"dhcp-leasefile={folder}/nowhere.leases", f"log-facility={log}"),
+        *("dhcp-vendorclass=set:firmware,HTTPClient", "dhcp-range=tag:firmware,192.0.2.200,192.0.2.209,1h"),
+        *("dhcp-option-force=tag:firmware,60,HTTPClient", f"dhcp-boot=tag:firmware,{_NOWHERE}"),
+    )
+    configuration.write_text("\n".join(lines) + "\n")
+    with running([program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]):
+        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
+        yield

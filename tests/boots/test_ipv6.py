@@ -1,7 +1,7 @@
-"""A network without IPv4: DHCPv6, and all that is fetched.
+"""Networks whose servers are answered by IPv6 alone: DHCPv6, and all that is fetched.
 
-A minute of each boot is firmware's, which tries IPv4 first. Told to begin with IPv6 it would not wait until its own
-address is ready, and give up.
+Firmware tries IPv4 first. The first network has none, for which firmware waits a minute; on the others it is refused.
+Told to begin with IPv6 it would not wait until its own address is ready, and give up.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from typing import Final
 
 import pytest
 
-from tests.boots.dhcp import dnsmasq6, kea6
+from tests.boots.dhcp import dnsmasq6, kea6, refused_by_ipv4
 from tests.boots.fleet import Guest
 from tests.boots.images import Images
 from tests.boots.machine import Running
 from tests.boots.site import Site, published
 
-BY: Final = {"gitboot": dnsmasq6, "nginx": dnsmasq6, "Caddy": kea6}
+BY: Final = {"gitboot": dnsmasq6, "nginx": refused_by_ipv4(dnsmasq6), "Caddy": refused_by_ipv4(kea6)}
 GUESTS = (Guest(name="http", by=tuple(f"{by}-IPv6" for by in BY)),)
 
 
