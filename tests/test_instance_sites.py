@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+import signal
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,6 +149,49 @@ def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_
     country.repository.push({}, f"Let them begin\n\nGitboot-Ack: {held.digest} allowTakeover")
     country.turn()
     assert country.planned("ams2") == {"web01": INSTALLS}
+
+
+def said(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, ["records", *map(str, arguments)])
+
+
+def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(country: Country, tmp_path: Path) -> None:
+    old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
+    take = ("take-over", file, "--state", new, "--reason", "moved")
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    assert "is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    country.push(*placed(web01="fra1", web02="fra1"))
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    file.write_text(printed := said("hand-over", "web01", "--state", old).stdout)
+    assert said("hand-over", "web01", "--state", old).stdout.splitlines()[:1] == printed.splitlines()[:1], "and again"
+    assert "handed over by this very instance" in str(
+        said("take-over", file, "--state", old, "--reason", "moved").exception
+    )
+    country.push(*placed(web01="fra1", web02="fra1"), message="Something else")
+    country.repository.push({"more": "x"}, "Something else")
+    country.instances["fra1"].turn()
+    assert "it may have been elsewhere between" in str(said(*take).exception)
+    country.turn()
+    file.write_text(said("hand-over", "web01", "--state", old).stdout)
+    given = left(said, take, country)
+    assert "web01 is provisioned: provision 1" in given
+    assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+    assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
+    country.instances["fra1"].turn()
+    assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+
+
+def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
+    """What comes of a request while the instance runs, which takes it up."""
+    found: list[Result] = []
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which the command wakes the process that runs the instance
+    thread = Thread(target=lambda: found.append(say(*take)))
+    thread.start()
+    while thread.is_alive():
+        country.turn()
+        thread.join(0.2)
+    return found[0].output or str(found[0].exception)
 
 
 def test_a_state_is_of_one_site_and_what_is_asked_of_it_says_of_which(country: Country, tmp_path: Path) -> None:

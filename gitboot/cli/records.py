@@ -189,6 +189,49 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
+@command.command("hand-over", context_settings=_SETTINGS)
+@click.argument("server")
+@state_option
+@bounded
+def hand_over(server: str, state: Path) -> None:
+    """Print what is known of a SERVER that has left this site, for `records take-over` at its new one.
+
+    The instance has to have let it go first: it has accepted the commit that moves the server, has withdrawn what it
+    had set at its BMC, and publishes nothing for it. Nothing is changed by printing it, once or again.
+    """
+    from gitboot.cli.handing import released
+    from gitboot.cli.instance import looked_at
+
+    at = now()
+    with looked_at(state, at) as instance:
+        given = released(server, instance, at)
+    click.echo(document(**given))
+
+
+@command.command("take-over", context_settings=_SETTINGS)
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@state_option
+@_reason_option
+@bounded
+def take_over(file: Path, state: Path, reason: str) -> None:
+    """Know of a server that has come to this site what FILE says, which `records hand-over` has printed at the other.
+
+    Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
+    been booted since it was let go.
+    """
+    from gitboot.cli.handing import read_hand_over, taken
+    from gitboot.cli.instance import looked_at, request
+    from gitboot.instance.requests import RECORDS
+    from gitboot.resolve.records import record_facts
+
+    given = read_hand_over(file)
+    with looked_at(state, now()) as instance:
+        record = taken(given, instance)
+    item = {"uuid": given["uuid"], "server": given["server"], **record_facts(record)}
+    said = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
+    click.echo(request(state, RECORDS, said))
+
+
 def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
     from gitboot.errors import UsageError
     from gitboot.resolve.records import imported

@@ -26,7 +26,9 @@ from gitboot.resolve.records import last_word, record_of
 from gitboot.status import Event
 from gitboot.stoppage import Stoppage
 
-RECORDS: Final = "records"  # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}
+# {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused
+# where something is recorded by then, or another commit is accepted.
+RECORDS: Final = "records"
 RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
 ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
@@ -122,11 +124,16 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
 
 def _set_records(learning: Learning, request: Request) -> str:
     facts = request.facts
+    if facts.get("commit") not in (None, learning.facts.accepted):
+        raise UsageError("another commit was accepted meanwhile; look again")
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
     for uuid, server, record in items:
         if record.provision is None and uuid in seen and _was_provisioned_since(learning, uuid, seen[uuid]):
             raise UsageError(f"{server} was provisioned after that was asked for; ask again if it is meant still")
+    known = [server for uuid, server, _ in items if facts.get("unknown") and learning.record(uuid) is not None]
+    if known:
+        raise UsageError(f"{known[0]} is not unknown here any more; look again")
     set_records(learning, items)
     for uuid, _, record in items:
         if record.provision is None:  # what was set before says nothing of the boot that is asked for now
