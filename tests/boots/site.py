@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V
 from tests.boots.programs import program
 from tests.instance import Instance, Repository, eventually, running
 from tests.mirrors import caddy, nginx
+from tests.preloaded import captured
 
 LISTEN = ("--listen", f"[::]:{PORT}")
 
@@ -131,8 +130,9 @@ def _strangers(guests: Iterable[Guest]) -> dict[str, str]:
 
 def loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None, more: Iterable[Path] = ()) -> Path:
     """Place the loaders as an operator does; ``more`` are packages that are not installed."""
-    command = [sys.executable, "-m", "gitboot", "assets", "loaders", f"--out={boot}", f"--tftp={root}"]
+    command = ["assets", "loaders", f"--out={boot}", f"--tftp={root}"]
     own = [f"--base-url={base_url}"] if base_url else []
     systems = [f"--system={each}" for each in ("/", *more)]
-    subprocess.run([*command, f"--path={fleet}", *own, *systems], check=True, capture_output=True)
+    done = captured(*command, f"--path={fleet}", *own, *systems)
+    assert done.returncode == 0, done.stderr
     return root
