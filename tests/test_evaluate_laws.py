@@ -166,6 +166,15 @@ def mirrored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | found
 
 
+def shown(tree: Tree, _: GeneratedFleet, __: random.Random) -> Tree:
+    """There is a page from now on, which says where each server is written, or no longer."""
+    outputs = '"outputs": ["pages"], '
+    found = {path: text for path, text in tree.items() if path.startswith("fleet/") and '"outputs"' not in text}
+    return {path: text.replace(outputs, "") for path, text in tree.items()} | {
+        path: text.replace('"spec": {', f'"spec": {{{outputs}', 1) for path, text in found.items()
+    }
+
+
 def ignored(tree: Tree, _: GeneratedFleet, draw: random.Random) -> Tree:
     return tree | {".gitbootignore": f"{draw.choice(sorted(tree))}\n"}
 
@@ -189,6 +198,8 @@ EDITS: tuple[Edit, ...] = (
         other_template,
         mirrored,
         mirrored,
+        shown,
+        shown,
         ignored,
         read_me,
     ),
@@ -233,7 +244,20 @@ def in_full(commit: Commit) -> tuple[object, ...]:
         list(commit.labels.items()),
         list(commit.sites.items()),
         commit.opt_outs,
+        list(commit.minimum_versions.items()),
     )
+
+
+def on_page(commit: Commit) -> tuple[object, ...]:
+    """What the page says of it besides; where a server is written, in which documents.
+
+    On which lines is said of the commit that last said it, which is another where all is told at once.
+    """
+    written = {
+        name: (each.stream, each.joins, each.kept, [line[:-1] for line in each.lines])
+        for name, each in commit.written.items()
+    }
+    return written, commit.shown
 
 
 @LAWS
@@ -262,6 +286,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
         assert isinstance(base_cold, CommitPair)
         new = assembled(base, revision, map(sent, told(found))).commit
         assert in_full(new) == in_full(commit_by_itself(cold))
+        assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins
         old_side, new_side = base_cold.head.decided, cold.head.decided
         whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)
@@ -292,6 +317,7 @@ def test_what_was_kept_of_another_commit_changes_nothing(
         return
     new = assembled(None, revision, map(sent, told(found))).commit
     assert in_full(new) == in_full(commit_by_itself(cold))
+    assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
     assert found.head.loaded.documents == cold.head.loaded.documents
     assert found.head.decided.made == cold.head.decided.made
