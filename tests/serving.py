@@ -173,7 +173,8 @@ class Site:
         self, listen: str = "127.0.0.1:0", *, records: bool = True, deadline_s: float = 20, **more: Any
     ) -> Iterator[str]:
         """The base URL of an endpoint."""
-        assets, keys, keeping, keeps = (
+        status, assets, keys, keeping, keeps = (
+            more.pop("status", None),
             more.pop("assets", None),
             more.pop("keys", None),
             more.pop("keeping", Keeping.UNKNOWN),
@@ -191,7 +192,7 @@ class Site:
                 folder=aside(self.spool) if keeps else None,
                 uptime=lambda: Uptime("this", (self.now - self.ahead).timestamp()),
             )
-            tree = PublishedTree(self.root, lambda: self.now, compared=compared)
+            tree = PublishedTree(self.root, lambda: self.now, status=status, compared=compared)
             stack.callback(compared.keep)  # as it does each minute
             endpoint = Endpoint(self.root, tree, lambda: self.now, recording, Clients(**more), assets, keys)
             listening = listen_at(listen)

@@ -27,6 +27,8 @@ from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
 from gitboot.serve.openapi import InstanceStatus
 from gitboot.status import Event
+from tests import plain
+from tests.serving import site as new_site
 from tests.terminals import shown
 from tests.trees import server_files
 
@@ -135,6 +137,33 @@ def test_a_publication_counts_its_files_up_to_its_end_however_it_ends(tmp_path: 
     assert len(told) > 150
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0, 1)
+
+
+def test_a_cold_start_says_at_readyz_how_far_it_is() -> None:
+    with new_site(None) as site:
+        state, clock = site.root.parent, Clock()
+        note = WorkListener(LeftStatus(state, lambda: site.now).note, clock_s=clock).of(Work.PUBLISH)
+        said: list[tuple[int, str]] = []
+
+        def step(done: int, total: int) -> None:
+            clock.now_s += FIRST_S
+            note(done, total)
+            answer = plain.get(f"{url}/readyz")
+            said.append((answer.status_code, answer.text))
+
+        servers = {f"s{n}": server_files(f"s{n}", {f"boot/ipxe/{n}": File(b"%d" % n)}) for n in range(3)}
+        with (
+            site.serve(records=False, status=state / "status.json") as url,
+            Directory.open(site.root, ledger="test", told=step) as directory,
+        ):
+            directory.publish(servers, {}, complete=True, commit="1", at=AT)
+            after = plain.get(f"{url}/readyz")
+    assert said[0] == (503, "nothing is published yet\n")
+    (early, middle) = (text for status, text in said[1:4:2] if status == 503)
+    assert early.startswith("nothing is published yet\npublishing: 1 of ")
+    assert "about" in middle
+    assert "(3 of 3)" in middle
+    assert (after.status_code, after.text) == (200, "ready\n")
 
 
 def test_an_evaluator_says_how_many_files_it_has_read() -> None:
