@@ -1,15 +1,24 @@
-"""What an instance takes does not grow with the number of commits that it has seen."""
+"""What an instance takes does not grow with the commits that it has seen, nor what an answer takes with the fleet."""
 
 from __future__ import annotations
 
 import functools
 import gc
 import os
+import sys
 import tracemalloc
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
+from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.instance.standing import Fetched
+from gitboot.load.machines import BmcAccess
+from gitboot.model.scalars import SystemUuid
+from tests.bench import Bench
+from tests.credentials import give_credentials
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository
@@ -75,3 +84,94 @@ def taken() -> Taken:
             each.cache_clear()
     gc.collect()
     return Taken(descriptors=len(os.listdir("/proc/self/fd")), memory=tracemalloc.get_traced_memory()[0])
+
+
+# What one answer takes
+
+
+@dataclass
+class Answering:
+    """BMCs that answer when a test says so."""
+
+    asked: dict[SystemUuid, Job] = field(default_factory=dict)
+    answers: dict[SystemUuid, Result] = field(default_factory=dict)
+
+    def submit(self, jobs: tuple[Job, ...]) -> frozenset[SystemUuid]:
+        self.asked |= {job.uuid: job for job in jobs}
+        return frozenset(job.uuid for job in jobs)
+
+    def forget(self, uuids: frozenset[SystemUuid]) -> None:
+        for uuid in uuids:
+            self.asked.pop(uuid, None)
+
+    def fingerprint(self, bmc: BmcAccess) -> str | None:
+        return bmc.credentials
+
+    def finished(self, *, wait_all: bool = False) -> Mapping[SystemUuid, Result]:
+        given, self.answers = self.answers, {}
+        return given
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def answer(self, outcome: Outcome, **more: Any) -> None:
+        """One of those that are asked has answered."""
+        job = self.asked.pop(min(self.asked))
+        self.answers[job.uuid] = Result(server=job.server, uuid=job.uuid, outcome=outcome, message="", **more)
+
+
+def steps(act: Callable[[], object]) -> int:
+    """How many lines are run by it: what walks over all servers runs some for each, on any machine."""
+    counted = 0
+
+    def trace(_: FrameType, event: str, __: object) -> Any:
+        nonlocal counted
+        counted += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        act()
+    finally:
+        sys.settrace(before)
+    return counted
+
+
+def steps_of_answers(folder: Path, servers: int) -> Iterator[tuple[str, int]]:
+    """What it takes to reconcile where each server has a BMC that is asked, and one of them answers."""
+    bmc = "bmc: {{address: 'https://{}.bmc.test', system: /redfish/v1/Systems/1, credentials: rack}}"
+    give_credentials(folder, password="correct horse")
+    with Bench(folder, credentials=folder) as bench:
+        bench.bmcs.bmcs = bmcs = Answering()
+
+        def reconcile() -> object:
+            return bench.instance.reconciler.reconcile(bench.now)
+
+        names = [f"web{number:03}" for number in range(servers)]
+        bench.decide(
+            *(fleet(), image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once")),
+            *(server(name, "role: web", f"provision: 1, {bmc.format(name)}") for name in names),
+        )
+        reconcile()
+        reconcile()
+        assert len(bmcs.asked) == servers
+        bmcs.answer(Outcome.UNCHANGED)
+        reconcile()  # the first of its kind makes what the others find made
+        yield "none", steps(reconcile)
+        bmcs.answer(Outcome.UNCHANGED)
+        yield "one", steps(reconcile)
+        bmcs.answer(Outcome.WAITING, answered=False)
+        yield "one that failed", steps(reconcile)
+
+
+def test_a_bmcs_answer_takes_as_much_whatever_the_size_of_the_fleet(tmp_path: Path) -> None:
+    found = []
+    for servers in (20, 120):
+        (folder := tmp_path / str(servers)).mkdir()
+        found.append(dict(steps_of_answers(folder, servers)))
+    few, many = found
+    assert {what: count - few[what] for what, count in many.items() if count > few[what] + MOST_STEPS} == {}
+
+
+MOST_STEPS = 50  # of a hundred servers more: not one for each
