@@ -21,7 +21,7 @@ import msgspec
 
 from gitboot.files import write_whole
 
-MOST: Final = 8  # files in one folder
+MOST: Final = 16  # files in one folder, two a fleet
 _SIZE: Final = 32  # bytes of a digest
 _SUFFIX: Final = ".snapshot"
 

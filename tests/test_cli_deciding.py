@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from gitboot.cli import deciding
+from gitboot.errors import SourceError
 from gitboot.evaluate import evaluator, shelf
 from gitboot.evaluate.kept import from_bytes, to_bytes
-from gitboot.source import open_snapshot, worktree
+from gitboot.source import marks, open_snapshot
+from gitboot.source.worktree import WorkFiles
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.rack import Done, typed
 from tests.repositories import Work
@@ -60,7 +63,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def kept(cache: Path) -> list[Path]:
-    return sorted(cache.rglob("*.snapshot"))
+    """What was found out about fleets, without what their files are known by."""
+    return sorted(path for path in cache.rglob("*.snapshot") if not path.name.endswith(".files.snapshot"))
 
 
 def without_cache(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Done:
@@ -159,17 +163,43 @@ def test_what_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
 def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
-    content = worktree._Files._content
+    content = WorkFiles._content
 
-    def noted(self: worktree._Files, path: str) -> bytes:
+    def noted(self: WorkFiles, path: str) -> tuple[bytes, os.stat_result]:
         read.append(path)
         return content(self, path)
 
-    monkeypatch.setattr(worktree._Files, "_content", noted)
+    monkeypatch.setattr(WorkFiles, "_content", noted)
     for _ in range(2):
         assert typed("validate").code == 0
         assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
     assert kept(cache)
+    monkeypatch.setattr(marks, "_GRANULE_NS", -(10**18))  # as if all had been written long ago
+    assert typed("validate").code == 0
+    (file,) = cache.rglob("*.files.snapshot")
+    read.clear()
+    first = typed("plan", "-o", "json", *AT)
+    assert WEB01 not in read
+    work.write({WEB01: FILES[WEB01].replace(mac_of("web01"), mac_of("web02"))})  # of the same size
+    os.utime(work.path / WEB01, ns=(0, 0))
+    second = typed("plan", "-o", "json", *AT)
+    assert WEB01 in read and second != first
+    file.write_bytes(file.read_bytes()[:-1])
+    assert typed("plan", "-o", "json", *AT) == second
+
+
+def test_a_file_that_is_written_while_it_is_read_is_told(work: Work) -> None:
+    first = open_snapshot(work.path, None).blobs
+    assert isinstance(first, WorkFiles)
+    known = {path: first[path] for path in (WEB01, "00.yaml")}
+    again = open_snapshot(work.path, None)
+    assert isinstance(again.blobs, WorkFiles)
+    again.blobs.recall(dict(first.marks()))
+    assert {path: again.blobs[path] for path in known} == known
+    assert again.read(known["00.yaml"]).decode() == FILES["00.yaml"]
+    work.write({WEB01: "{}"})
+    with pytest.raises(SourceError, match=f"{WEB01}: it was written while the fleet was read"):
+        again.read(known[WEB01])
 
 
 def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:

@@ -7,7 +7,9 @@ comes from elsewhere, as from a stranger's pull request by way of CI, does not c
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
@@ -20,6 +22,8 @@ from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
 from gitboot.load import Revision, Snapshot
 from gitboot.source import History
+from gitboot.source.marks import keep, recall
+from gitboot.source.worktree import WorkFiles
 
 
 class Deciding:
@@ -30,6 +34,7 @@ class Deciding:
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that holds together
         self._shelf: Shelf | None = None
+        self._begun_ns = time.time_ns()  # before any file is looked at
         self._evaluator = Evaluator(self._snapshot, kept=self._kept, workers=workers())
 
     def decide(self, snapshot: Snapshot, begun: Callable[[int], None]) -> CommitPair:
@@ -39,10 +44,15 @@ class Deciding:
         """
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
+        files, place = snapshot.blobs, self._place(snapshot)
+        if place is not None and isinstance(files, WorkFiles):
+            recall(files, place.marks, place.key)
         found = self._evaluator.evaluate(snapshot.revision, self._last)
         self._last = snapshot.revision
         if self._shelf is not None:
             self._shelf.put(self._evaluator)
+        if place is not None and isinstance(files, WorkFiles):
+            keep(files, place.marks, place.key, self._begun_ns)
         return found
 
     def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
@@ -50,8 +60,12 @@ class Deciding:
         return self._snapshots[revision]
 
     def _kept(self, snapshot: Snapshot) -> Basis | None:
-        self._shelf = _shelf(self._path, snapshot) if self._path is not None else None
+        place = self._place(snapshot)
+        self._shelf = place.shelf() if place is not None else None
         return self._shelf.take(snapshot.read) if self._shelf is not None else None
+
+    def _place(self, snapshot: Snapshot) -> _Place | None:
+        return _place(self._path, snapshot) if self._path is not None else None
 
 
 class DecidingHistory:
@@ -70,16 +84,29 @@ class DecidingHistory:
         return found
 
     def _kept(self, snapshot: Snapshot) -> Basis | None:
-        self._shelf = _shelf(self._path, snapshot)
+        place = _place(self._path, snapshot)
+        self._shelf = place.shelf() if place is not None else None
         return self._shelf.take(snapshot.read) if self._shelf is not None else None
 
 
-def _shelf(path: Path, snapshot: Snapshot) -> Shelf | None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where what is known of a fleet is kept."""
+
+    basis: Path
+    marks: Path  # of its files, as they lie there
+    key: bytes
+
+    def shelf(self) -> Shelf:
+        return Shelf(self.basis, self.key, lambda text: click.echo(f"gitboot: {text}", err=True))
+
+
+def _place(path: Path, snapshot: Snapshot) -> _Place | None:
     """Where what is known of the fleet at ``path`` is kept; None where it is not worth it, or cannot be."""
     if len(snapshot.blobs) < WORTH:
         return None
     name = sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-    file, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
-    if file is None or key_file is None or (key := key_at(key_file)) is None:
+    basis, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
+    if basis is None or key_file is None or (key := key_at(key_file)) is None:
         return None
-    return Shelf(file, key, lambda text: click.echo(f"gitboot: {text}", err=True))
+    return _Place(basis=basis, marks=basis.with_name(f"{name}.files.snapshot"), key=key)

@@ -28,7 +28,8 @@ class Encoded(Mapping[str, V], Generic[V]):
     @classmethod
     def of(cls, values: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
         """Values that are bytes still, in the order of their names."""
-        return cls({name: _Held[V](each) for name, each in values.items()}, decode)
+        held: dict[str, _Held[V]] = {name: _Held(each) for name, each in values.items()}
+        return cls(held, decode)
 
     def encoded(self, encode: Callable[[V], bytes]) -> dict[str, bytes]:
         """All of them as bytes again."""

@@ -8,6 +8,7 @@ one by one when they are looked at; all else is few, and kept as the text that i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from gitboot.load import BlobId, FleetRepository, Id, Irregular, Origin, ParsedB
 from gitboot.load.blobs import parse_blob
 from gitboot.load.listing import looked_into
 from gitboot.load.multimap import Multimap
-from gitboot.load.register import Register, Registered
+from gitboot.load.register import Bmcs, Identities, Naming, Register, Registered
 from gitboot.load.successor import Loaded
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
@@ -59,6 +60,15 @@ class _Made(msgspec.Struct, frozen=True, array_like=True):
     of: tuple[Id, ...]
 
 
+class _Register(msgspec.Struct, frozen=True, array_like=True):
+    """What a `Register` holds, each part by itself: most questions need few of them."""
+
+    identities: bytes
+    bmcs: bytes
+    labels: dict[str, bytes]
+    naming: bytes
+
+
 class _KeptBasis(msgspec.Struct, frozen=True, array_like=True):
     """A foundation."""
 
@@ -76,7 +86,7 @@ class _KeptBasis(msgspec.Struct, frozen=True, array_like=True):
     unknown: dict[Architecture, Boot] | None
     unknown_findings: list[tuple[str, _Finding]]
     warnings: tuple[Problem, ...]
-    register: bytes
+    register: _Register
     reach: bytes
     pinned: dict[str, OptOut]  # by server
 
@@ -104,7 +114,7 @@ def to_bytes(basis: Basis) -> bytes:
             unknown=dict(unknown.boots) if unknown.boots is not None else None,
             unknown_findings=[(which, _kept(finding)) for which, finding in unknown.findings],
             warnings=decided.decisions.warnings,
-            register=encode(basis.register.held()),
+            register=_kept_register(basis.register.held()),
             reach=encode(basis.reach.held()),
             pinned=dict(basis.foundation.pinned),
         )
@@ -117,15 +127,14 @@ def from_bytes(data: bytes, read: Callable[[BlobId], bytes]) -> Basis:
     snapshot = Snapshot(revision=kept.revision, blobs=kept.blobs, read=read, irregular=kept.irregular)
     documents = _documents(kept)
     repository = _repository(kept, documents, read)
-    register, reach = Register.of(_registered(kept.register)), Multimap.of(_reached(kept.reach))
     return Basis(
         foundation=Foundation(
             loaded=Loaded(snapshot=snapshot, documents=documents, repository=repository),
             decided=_decided(kept, repository),
             pinned=kept.pinned,
         ),
-        register=register,
-        reach=reach,
+        register=Register.of(_registered(kept.register)),
+        reach=Multimap(partial(_reached, kept.reach)),
     )
 
 
@@ -205,7 +214,25 @@ def _decided(kept: _KeptBasis, repository: FleetRepository) -> Decided:
 
 
 def _encoded(held: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
-    return Encoded[V]({}, decode).having(held, ())
+    return Encoded.of(held, decode)
+
+
+def _kept_register(held: Registered) -> _Register:
+    return _Register(
+        identities=encode(held.identities()),
+        bmcs=encode(held.bmcs()),
+        labels={label: encode(values()) for label, values in held.labels.items()},
+        naming=encode(held.naming()),
+    )
+
+
+def _registered(kept: _Register) -> Registered:
+    return Registered(
+        identities=partial(_identities, kept.identities),
+        bmcs=partial(_bmcs, kept.bmcs),
+        labels={label: partial(_labelled, values) for label, values in kept.labels.items()},
+        naming=partial(_naming, kept.naming),
+    )
 
 
 def _is_of_servers(said: ParsedBlob) -> bool:
@@ -234,5 +261,8 @@ def _finding(kept: _Finding) -> DecisionFinding:
 _decode: Final[Callable[[bytes], _KeptBasis]] = decoder(_KeptBasis)
 _said: Final[Callable[[bytes], list[tuple[int, Server]] | str]] = decoder(list[tuple[int, Server]] | str)
 _made: Final[Callable[[bytes], _Made]] = decoder(_Made)
-_registered: Final[Callable[[bytes], Registered]] = decoder(Registered)
-_reached: Final[Callable[[bytes], dict[Id, set[str]]]] = decoder(dict[Id, set[str]])
+_identities: Final[Callable[[bytes], Identities]] = decoder(Identities)
+_bmcs: Final[Callable[[bytes], Bmcs]] = decoder(Bmcs)
+_labelled: Final[Callable[[bytes], dict[str, list[str]]]] = decoder(dict[str, list[str]])
+_naming: Final[Callable[[bytes], Naming]] = decoder(Naming)
+_reached: Final[Callable[[bytes], dict[Id, list[str]]]] = decoder(dict[Id, list[str]])

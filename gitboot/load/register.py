@@ -6,7 +6,7 @@ whom a selector finds, is then a look-up and no walk over all servers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from gitboot.load.identities import identities, place_of
@@ -16,14 +16,18 @@ from gitboot.load.resources import Id, Resource
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 
+Identities = dict[tuple[str, str], list[str]]
+Bmcs = dict[tuple[str, bool], list[str]]
+Naming = dict[Id, list[Id]]
+
 
 class Registered(NamedTuple):
-    """All that a `Register` holds."""
+    """All that a `Register` holds; each part is asked for when it is needed."""
 
-    identities: dict[tuple[str, str], list[str]]
-    bmcs: dict[tuple[str, bool], list[str]]
-    labels: dict[str, dict[str, list[str]]]
-    naming: dict[Id, list[Id]]
+    identities: Callable[[], Identities]
+    bmcs: Callable[[], Bmcs]
+    labels: Mapping[str, Callable[[], dict[str, list[str]]]]
+    naming: Callable[[], Naming]
 
 
 class Register:
@@ -39,18 +43,18 @@ class Register:
     def of(cls, held: Registered) -> Register:
         """What `held` gave."""
         found = cls()
-        found._identities, found._bmcs = Multimap.of(held.identities), Multimap.of(held.bmcs)
-        found._labels = {label: Multimap.of(values) for label, values in held.labels.items()}
-        found._naming = Multimap.of(held.naming)
+        found._identities, found._bmcs = Multimap(held.identities), Multimap(held.bmcs)
+        found._labels = {label: Multimap(values) for label, values in held.labels.items()}
+        found._naming = Multimap(held.naming)
         return found
 
     def held(self) -> Registered:
         """All that there is."""
         return Registered(
-            identities=self._identities.held(),
-            bmcs=self._bmcs.held(),
-            labels={label: values.held() for label, values in self._labels.items()},
-            naming=self._naming.held(),
+            identities=self._identities.held,
+            bmcs=self._bmcs.held,
+            labels={label: values.held for label, values in self._labels.items()},
+            naming=self._naming.held,
         )
 
     def enter(self, resources: Iterable[tuple[Id, Resource]]) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from stat import S_ISREG
-from typing import Final
+from typing import Final, NamedTuple
 
 import pygit2
 
@@ -32,7 +32,7 @@ def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -
             paths.append(path)
         else:
             irregular[path] = kind
-    files = _Files(root, sorted(paths))
+    files = WorkFiles(root, sorted(paths))
     return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
 
 
@@ -84,29 +84,78 @@ def _is_utf8(path: str) -> bool:
     return True
 
 
-class _Files(Mapping[str, BlobId]):
-    """The files of a work tree; each is read when its id is first asked for, and stays as it was then."""
+class Mark(NamedTuple):
+    """By what a file is known to be as it was, and its content's id; who writes to it cannot but change that."""
+
+    inode: int
+    size: int
+    modified_ns: int
+    changed_ns: int  # by the file system's own clock, which no program sets
+    blob: BlobId
+
+    @classmethod
+    def of(cls, found: os.stat_result, blob: BlobId) -> Mark:
+        return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, blob)
+
+    @property
+    def last_ns(self) -> int:
+        return max(self.modified_ns, self.changed_ns)
+
+
+class WorkFiles(Mapping[str, BlobId]):
+    """The files of a work tree; each is looked at when its id is first asked for, and stays as it was then."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
         self._ids: dict[str, BlobId | None] = dict.fromkeys(paths)
         self._contents: dict[BlobId, bytes] = {}
         self._oversized: dict[BlobId, int] = {}
+        self._recalled: Mapping[str, Mark] = {}
+        self._unread: dict[BlobId, str] = {}  # path, of those that are as they were
+        self._marks: dict[str, Mark] = {}
+        self.anew = 0  # how many were read although nothing but their ids was asked for
+
+    def recall(self, marks: Mapping[str, Mark]) -> None:
+        """Take the ids of files that still have these marks from there."""
+        self._recalled = marks
+
+    def marks(self) -> Iterator[tuple[str, Mark]]:
+        """Of the files whose ids were asked for."""
+        return iter(self._marks.items())
 
     def __getitem__(self, path: str) -> BlobId:
         blob = self._ids[path]
         if blob is None:
-            try:
-                content = self._content(path)
-            except Oversized as error:
-                blob = self._ids[path] = BlobId(f"the {error} of {path}")
-                self._oversized[blob] = error.size
-            else:
-                blob = self._ids[path] = BlobId(str(pygit2.hash(content)))
-                self._contents[blob] = content
+            blob = self._ids[path] = self._as_it_was(path) or self._read(path)
         return blob
 
-    def _content(self, path: str) -> bytes:
+    def _as_it_was(self, path: str) -> BlobId | None:
+        mark = self._recalled.get(path)
+        if mark is None:
+            return None
+        try:
+            found = os.lstat(f"{self._root}/{path}")
+        except OSError:
+            return None  # who reads it says what is wrong
+        if not S_ISREG(found.st_mode) or Mark.of(found, mark.blob) != mark:
+            return None
+        self._unread[mark.blob], self._marks[path] = path, mark
+        return mark.blob
+
+    def _read(self, path: str) -> BlobId:
+        self.anew += 1
+        try:
+            content, found = self._content(path)
+        except Oversized as error:
+            blob = BlobId(f"the {error} of {path}")
+            self._oversized[blob] = error.size
+        else:
+            blob = BlobId(str(pygit2.hash(content)))
+            self._contents[blob], self._marks[path] = content, Mark.of(found, blob)
+        return blob
+
+    def _content(self, path: str) -> tuple[bytes, os.stat_result]:
+        """What a file says, and what it was when that began to be read."""
         path = f"{self._root}/{path}"
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -116,7 +165,7 @@ class _Files(Mapping[str, BlobId]):
                     raise OSError("is no longer a file")
                 if found.st_size > MAX_FILE_BYTES:
                     raise Oversized(found.st_size)
-                return file.readall()
+                return file.readall(), found
         except OSError as error:
             raise SourceError(f"{path}: {error.strerror or error}") from error
 
@@ -132,4 +181,10 @@ class _Files(Mapping[str, BlobId]):
     def read(self, blob: BlobId) -> bytes:
         if (size := self._oversized.get(blob)) is not None:
             raise Oversized(size)
+        if blob not in self._contents:
+            path = self._unread[blob]
+            content, _ = self._content(path)
+            if str(pygit2.hash(content)) != blob:
+                raise SourceError(f"{self._root}/{path}: it was written while the fleet was read; try again")
+            self._contents[blob] = content
         return self._contents[blob]
