@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from typing import Final
 
 ROUNDS: Final = 5  # of which the median counts
 
+_LAST: Final = 500  # characters
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -52,13 +55,27 @@ def of_command(
 def _once(command: Sequence[str | Path], before: Callable[[], object], how: dict[str, object]) -> Cost:
     before()
     began = time.perf_counter()
-    process = subprocess.Popen(command, **{"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **how})  # type: ignore[call-overload]
-    _, status, usage = os.wait4(process.pid, 0)
-    took = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode not in (0, _PARTIAL):
-        raise subprocess.CalledProcessError(process.returncode, [str(part) for part in command])
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, **{"stdout": subprocess.DEVNULL, "stderr": said, **how})  # type: ignore[call-overload]
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:  # its row has no time left
+            process.kill()
+            process.wait()
+            raise
+        took = time.perf_counter() - began
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode not in (0, _PARTIAL):
+            said.seek(0)
+            raise AssertionError(
+                f"{shlex.join(map(str, command))} ended with {process.returncode}: {last_words(said.read())}"
+            )
     return Cost(cpu_s=usage.ru_utime + usage.ru_stime, wall_s=took, peak_mib=usage.ru_maxrss / 1024)
+
+
+def last_words(said: bytes) -> str:
+    """What a program that failed has said at its end."""
+    return said.decode(errors="replace").strip()[-_LAST:] or "it said nothing"
 
 
 def so_far(pid: int) -> Cost:

@@ -6,6 +6,8 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +18,7 @@ from benchmarks.cost import Cost, median, of_command
 from benchmarks.fleet import name_of
 from benchmarks.floors import floor
 from benchmarks.place import Place
+from benchmarks.repository import Repository
 from benchmarks.row import CannotRun, Figure, Row
 from benchmarks.running import GITBOOT, Instance, one_server, pool, readme
 
@@ -143,29 +146,58 @@ def _beside_events(place: Place, *arguments: str, **how: Any) -> Figure:
     return Figure(cost=cost, floor=of_command([floor("events", place.tools), place.documents], rounds=place.rounds))
 
 
+def _warm(place: Place, *arguments: str, **how: Any) -> Figure:
+    """After one that is not measured, which keeps what it has found out of the fleet."""
+    of_command([*GITBOOT, *arguments], cwd=place.checkout, rounds=1, **how)
+    return _beside_events(place, *arguments, **how)
+
+
 def _diff(place: Place) -> Figure:
     """Of a commit that changes one server."""
-    checkout = place.checkout
-    path = checkout / place.fleet.path(0)
+    with _changed(place):
+        return _warm(place, "diff", "HEAD..WORKTREE")
+
+
+@contextmanager
+def _changed(place: Place) -> Iterator[None]:
+    """The checkout with a change of one server that is not committed."""
+    path = place.checkout / place.fleet.path(0)
     before = path.read_bytes()
     path.write_bytes(before + b"  kernelArguments: [quiet]\n")
     try:
-        return _beside_events(place, "diff", "HEAD..WORKTREE")
+        yield
     finally:
         path.write_bytes(before)
 
 
 def _explain(place: Place) -> Figure:
-    return _beside_events(place, "explain", name_of(0))
+    return _warm(place, "explain", name_of(0))
 
 
 def _history(place: Place) -> Figure:
-    """What an earlier call found is kept, and used."""
-    return _beside_events(place, "history", name_of(0), "-n", "5")
+    """Of ten commits, five of which changed the server; what an earlier `history` found does not count.
+
+    What other commands have kept of the fleet does.
+    """
+    repository = Repository(place.folder / "history.git")
+    repository.commit(place.fleet.files())
+    for number in range(1, 6):
+        changed = place.fleet.server(0) + b"  kernelArguments: [note=%d]\n" % number
+        repository.commit([(place.fleet.path(0), changed)])
+        repository.commit(one_server(place.fleet, number))
+    kept = place.folder / "kept"
+    return _warm(
+        place,
+        *("history", name_of(0), "-n", "5", "--path", str(repository.path)),
+        before=lambda: (kept / "gitboot" / "history.sqlite").unlink(missing_ok=True),
+        env={**os.environ, "XDG_CACHE_HOME": str(kept)},
+    )
 
 
 def _plan(place: Place) -> Figure:
-    return _beside_events(place, "plan", ".", "--server", name_of(0))
+    """Of a work tree in which one server's file is another."""
+    with _changed(place):
+        return _warm(place, "plan", ".", "--server", name_of(0))
 
 
 def _help(place: Place) -> Figure:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cost import ROUNDS, Cost, between, median, of_command, so_far
+from benchmarks.cost import ROUNDS, Cost, between, last_words, median, of_command, so_far
 from benchmarks.fleet import Fleet
 from benchmarks.repository import Repository
 
@@ -31,6 +31,7 @@ class Instance:
 
     def __init__(self, folder: Path, repository: Repository, fleet: Fleet) -> None:
         self.output, self._state = folder / "output", folder / "state"
+        self._said = folder / "stderr"
         self._repository, self._fleet = repository, fleet
         self._commits = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -47,7 +48,7 @@ class Instance:
         """
         found = of_command(self.command("--once"), rounds=1)
         begin = ("records", "begin", "adopt", "--yes", "--state", str(self._state))
-        subprocess.run([*GITBOOT, *begin], check=True, capture_output=True)
+        of_command([*GITBOOT, *begin], rounds=1)
         return found
 
     @contextmanager
@@ -55,7 +56,7 @@ class Instance:
         """From its start on; what that cost, until it had published what there was to publish."""
         (self._state / "status.json").unlink(missing_ok=True)
         began = time.perf_counter()
-        with subprocess.Popen(self.command(*how), stderr=subprocess.DEVNULL) as self._process:
+        with self._said.open("wb") as said, subprocess.Popen(self.command(*how), stderr=said) as self._process:
             try:
                 self._until_applied(None)
                 found = so_far(self._process.pid)
@@ -105,7 +106,8 @@ class Instance:
         end = time.monotonic() + _PATIENCE_S
         while (applied := self._applied()) is None or revision not in (None, applied):
             if self._process.poll() is not None or time.monotonic() > end:
-                raise AssertionError(f"the instance ended, or did nothing: {self.command()}")
+                last = last_words(self._said.read_bytes())
+                raise AssertionError(f"the instance ended, or did nothing: {' '.join(self.command())}: {last}")
             time.sleep(0.002)
 
 

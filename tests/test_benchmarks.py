@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from benchmarks.cost import Cost, median
+from benchmarks.__main__ import measured
+from benchmarks.cost import Cost, median, of_command
 from benchmarks.fleet import RACK, Fleet
 from benchmarks.page import sections
+from benchmarks.place import Place
 from benchmarks.repository import Repository
+from benchmarks.row import Figure
 from benchmarks.rows import ROWS
 from benchmarks.running import Edit, every_server, one_server, pool
 from benchmarks.simulation import simulated
@@ -107,3 +111,26 @@ def test_simulated_sites_set_each_override_once_and_take_over_within_a_lease_and
     assert max(seen.taken_over_after) <= SECONDS + LOOK_S
     assert 0 < seen.most_at_once <= MOST_OF_SITE
     assert simulated(8, 8000, 2, dies_every_days=0.1) == seen, "of the same seed"
+
+
+def test_a_program_that_fails_says_why() -> None:
+    with pytest.raises(AssertionError, match=r"ended with 3: no disk\Z"):
+        of_command(["sh", "-c", "echo no disk >&2; exit 3"], rounds=1)
+
+
+def test_a_row_that_fails_or_is_late_does_not_lose_the_others(tmp_path: Path) -> None:
+    def fails(_: Place) -> Figure:
+        raise KeyError("a fault")
+
+    def lasts(_: Place) -> Figure:
+        return Figure(cost=of_command(["sleep", "60"], rounds=1))
+
+    def goes_on(_: Place) -> Figure:
+        return Figure(cost=of_command(["true"], rounds=1))
+
+    rows = [replace(ROWS[0], name=measure.__name__, measure=measure) for measure in (fails, goes_on, lasts, goes_on)]
+    found = list(measured(rows, [100], "memory", tmp_path, 1, time.monotonic() + 1))
+    assert [(each.failed, each.late, each.figure is not None) for each in found] == [
+        *((True, False, False), (False, False, True), (False, True, False), (False, True, False))
+    ]
+    assert "KeyError('a fault')" in found[0].line()
