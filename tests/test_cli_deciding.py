@@ -11,7 +11,7 @@ from gitboot.cli import deciding
 from gitboot.errors import SourceError
 from gitboot.evaluate import evaluator, shelf
 from gitboot.evaluate.kept import from_bytes, to_bytes
-from gitboot.source import marks, open_snapshot
+from gitboot.source import fingerprints, open_snapshot
 from gitboot.source.worktree import WorkFiles
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.rack import Done, typed
@@ -174,7 +174,7 @@ def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypat
         assert typed("validate").code == 0
         assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
     assert kept(cache)
-    monkeypatch.setattr(marks, "_GRANULE_NS", -(10**18))  # as if all had been written long ago
+    monkeypatch.setattr(fingerprints, "_GRANULE_NS", -(10**18))  # as if all had been written long ago
     assert typed("validate").code == 0
     (file,) = cache.rglob("*.files.snapshot")
     read.clear()

@@ -22,7 +22,7 @@ from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
 from gitboot.load import Revision, Snapshot
 from gitboot.source import History
-from gitboot.source.marks import keep, recall
+from gitboot.source.fingerprints import keep, recall
 from gitboot.source.worktree import WorkFiles
 
 
@@ -64,7 +64,7 @@ class Deciding:
         self._shelf = place.shelf() if place is not None else None
         return self._shelf.take(snapshot.read) if self._shelf is not None else None
 
-    def _place(self, snapshot: Snapshot) -> _Place | None:
+    def _place(self, snapshot: Snapshot) -> _Keeping | None:
         return _place(self._path, snapshot) if self._path is not None else None
 
 
@@ -90,7 +90,7 @@ class DecidingHistory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Place:
+class _Keeping:
     """Where what is known of a fleet is kept."""
 
     basis: Path
@@ -101,7 +101,7 @@ class _Place:
         return Shelf(self.basis, self.key, lambda text: click.echo(f"gitboot: {text}", err=True))
 
 
-def _place(path: Path, snapshot: Snapshot) -> _Place | None:
+def _place(path: Path, snapshot: Snapshot) -> _Keeping | None:
     """Where what is known of the fleet at ``path`` is kept; None where it is not worth it, or cannot be."""
     if len(snapshot.blobs) < WORTH:
         return None
@@ -109,4 +109,4 @@ def _place(path: Path, snapshot: Snapshot) -> _Place | None:
     basis, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
     if basis is None or key_file is None or (key := key_at(key_file)) is None:
         return None
-    return _Place(basis=basis, marks=basis.with_name(f"{name}.files.snapshot"), key=key)
+    return _Keeping(basis=basis, marks=basis.with_name(f"{name}.files.snapshot"), key=key)
