@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from threading import Thread
 from typing import Final
@@ -18,20 +20,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.cli import cli
-from gitboot.errors import InvalidRepository, UsageError
+from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
 from gitboot.instance.build import looked_at
 from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import assembled
+from gitboot.instance.standing import Fetched
 from gitboot.load import load
 from gitboot.plan import Cause, Phase
 from gitboot.resolve.decide import decide
 from tests.cases import for_each
-from tests.fleets import at, fleet, image, policy, profile, server, snapshot, uuid_of
+from tests.credentials import give_credentials
+from tests.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.generated import GeneratedFleet, fleets
 from tests.inprocess import in_process
 from tests.instance import Repository
+from tests.redfish.double import Machine
+from tests.redfish.profiles import GENERIC
+from tests.redfish.server import RedfishServer
+from tests.redfish.service import Service
 from tests.test_evaluate_laws import EDITS, LAWS, History, Tree, evaluated, in_full, sent, tree_of
 from tests.test_instance_edges import INSTALLS, World, shown
 
@@ -324,3 +332,74 @@ def at_sites(tree: Tree, draw: random.Random) -> Tree:
         return json.dumps(document)
 
     return {path: edited(text) if path.endswith(".yaml") else text for path, text in tree.items()}
+
+
+# Without the others
+
+
+def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_set_while_nothing_beyond_it_answers(
+    tmp_path: Path,
+) -> None:
+    give_credentials(tmp_path / "credentials", password="correct horse")
+    names = dict(zip(("web01", "web02"), SITES, strict=True))
+    machines = {name: Machine(name, uuid=uuid_of(name), profile=GENERIC) for name in names}
+    repository, now = Repository.create(tmp_path / "git"), [at("20T12:00")]
+    with ExitStack() as stack:
+        bmcs = {
+            name: stack.enter_context(RedfishServer(Service(each, credentials={"root": "correct horse"})))
+            for name, each in machines.items()
+        }
+        parts = stack.enter_context(
+            in_process(
+                *(tmp_path / "ams2", repository.bare),
+                initial="fresh",
+                credentials=tmp_path / "credentials",
+                clock=lambda: now[0],
+                site="ams2",
+            )
+        )
+        ledger = parts.reconciler.standing.knowledge.facts.identity
+        described = (
+            server(
+                name,
+                f"site: {site}",
+                f"bmc: {{address: '{bmcs[name].url}', system: {machines[name].path}, credentials: rack}}",
+            )
+            for name, site in names.items()
+        )
+        documents = (
+            *(fleet_of({"ams2": ledger, "fra1": uuid_of("fra1")}), *BOOTS, *described),
+            *(image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7")),
+            maintenance("check", "20T11:00 20T14:00"),
+        )
+        commit = repository.push({"fleet.yaml": "---\n".join(documents)}, "Begin")
+
+        def turn(fetched: Fetched | None = None, **passed: float) -> None:
+            now[0] += timedelta(seconds=1, **passed)
+            for each in machines.values():
+                each.advance((now[0] - each.now).total_seconds())
+            parts.reconciler.reconcile(now[0], fetched=fetched, wait=True)
+
+        parts.source.fetch()
+        turn()
+        turn()
+        assert machines["web01"].writes and boot_of(machines["web01"]) != "Disabled"
+        assert machines["web02"].requests == [], "another site's BMC is not even read"
+        shutil.rmtree(repository.bare)
+        with pytest.raises(SourceError):
+            parts.source.fetch()
+        gone = Fetched(reason="SourceError", message="no route to host", failed=True)
+        turn(gone, hours=1)
+        standing = parts.reconciler.standing
+        assert (standing.publication.applied, boot_of(machines["web01"]) != "Disabled") == (commit, True)
+        turn(gone, hours=2)
+        turn(gone, minutes=1)
+        standing = parts.reconciler.standing
+        assert boot_of(machines["web01"]) == "Disabled" and standing.publication.applied == commit
+        plan = standing.plans.servers["web01"].plan
+        assert plan is not None and plan.phase is Phase.DISK
+        assert [each.status for each in standing.conditions if each.type == "SourceReady"] == [False]
+
+
+def boot_of(machine: Machine) -> str:
+    return str(machine.system()["Boot"]["BootSourceOverrideEnabled"])
