@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +38,7 @@ AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 WORKING_SET = 1000
 REQUESTS = 20_000
 MACHINES = 1000
+PAGES = 20
 IMPORTS = "import uvicorn.protocols.http.httptools_impl, uvloop, starlette.routing"
 
 
@@ -127,7 +128,7 @@ def nginx(root: Path, folder: Path) -> Iterator[tuple[int, int]]:
             process.terminate()
 
 
-async def many(port: int, numbers: list[int], connections: int) -> list[float]:
+async def many(port: int, numbers: list[int], connections: int, path: Callable[[int], str] = path_of) -> list[float]:
     """The seconds that each request took, over so many connections that stay open."""
     waiting, took = list(reversed(numbers)), []
 
@@ -135,8 +136,9 @@ async def many(port: int, numbers: list[int], connections: int) -> list[float]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
             began = time.perf_counter()
-            writer.write(f"GET {path_of(waiting.pop())} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\n\r\n".encode())
+            writer.write(f"GET {path(waiting.pop())} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), head
             length = int(head.lower().partition(b"content-length:")[2].split()[0])
             await reader.readexactly(length)
             took.append(time.perf_counter() - began)
@@ -146,12 +148,12 @@ async def many(port: int, numbers: list[int], connections: int) -> list[float]:
     return took
 
 
-def per_request(port: int, pid: int, servers: int) -> Cost:
+def per_request(port: int, pid: int, servers: int, connections: int) -> Cost:
     dice = random.Random(1)
     chosen = [dice.randrange(servers) for _ in range(min(WORKING_SET, servers))]
-    asyncio.run(many(port, chosen, 16))
+    asyncio.run(many(port, chosen, connections))
     before = so_far(pid)
-    asyncio.run(many(port, [dice.choice(chosen) for _ in range(REQUESTS)], 16))
+    asyncio.run(many(port, [dice.choice(chosen) for _ in range(REQUESTS)], connections))
     return between(before, so_far(pid)) / REQUESTS
 
 
@@ -182,13 +184,16 @@ def start(place: Place) -> Figure:
     return Figure(cost=median(costs), floor=floor)
 
 
-def entry(place: Place) -> Figure:
+def entry(place: Place, connections: int = 16) -> Figure:
     if shutil.which("nginx") is None:
         raise CannotRun("there is no nginx (apt install nginx-light)")
     root = _published(place, "Always")
     with serving(root) as (port, pid, _), nginx(root, place.folder) as (other_port, other):
         pairs = [
-            (per_request(port, pid, place.servers), per_request(other_port, other, place.servers))
+            (
+                per_request(port, pid, place.servers, connections),
+                per_request(other_port, other, place.servers, connections),
+            )
             for _ in range(place.rounds)
         ]
     ours, theirs = (median(each) for each in zip(*pairs, strict=True))
@@ -209,6 +214,17 @@ def once(place: Place) -> Figure:
         shutil.rmtree(root)
     sync = statistics.median(sync_s(place.folder) for _ in range(place.rounds))
     return Figure(cost=median(rounds), floor=Cost(cpu_s=0, wall_s=sync), note="wall: p99; floor: one sync")
+
+
+def listed(place: Place) -> Figure:
+    """The first page of the servers, again and again over one connection."""
+    costs = []
+    with serving(_published(place, "Always")) as (port, pid, _):
+        for _ in range(place.rounds + 1):  # the first finds out what there is
+            before = so_far(pid)
+            asyncio.run(many(port, [0] * PAGES, 1, lambda _: "/api/v1/servers"))
+            costs.append(between(before, so_far(pid)) / PAGES)
+    return Figure(cost=median(costs[1:]))
 
 
 def _published(place: Place, often: str) -> Path:

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import pygit2
 
 from benchmarks import artifacts, bmcs, endpoint, evaluation, frames, serving
-from benchmarks.cost import Cost, median, of_command
+from benchmarks.cost import Cost, median, of_command, so_far
 from benchmarks.fleet import name_of
 from benchmarks.floors import floor
 from benchmarks.place import Place
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun, Figure, Row
 from benchmarks.running import GITBOOT, Instance, one_server, pool, readme
+from gitboot.source import Remote, Source
 
 _EXAMPLE: Final = Path(__file__).resolve().parent.parent / "example-repo"
 _FILE: Final = 1500  # bytes, of an entry
@@ -127,6 +130,31 @@ def _restart(place: Place) -> Figure:
             costs.append(cost)
     everything = ["git", "-C", str(place.repository.path), "cat-file", "--batch", "--batch-all-objects", "--buffer"]
     return Figure(cost=median(costs[1:]), floor=of_command(everything, rounds=place.rounds))
+
+
+def _memory(place: Place) -> Figure:
+    """All that it holds, its program too."""
+    before = place.instance.commits(readme, 1)
+    held = place.instance.resident_kib()
+    return Figure(cost=before, note=f"{held / 1024:,.0f} MiB, {held / place.servers:.1f} KiB a server")
+
+
+def _fetch(place: Place) -> Figure:
+    """Of a commit of one server; Git fetches the same over the same way."""
+    remote = Repository(place.folder / "fetched.git")
+    remote.commit(place.fleet.files())
+    (state := place.folder / "fetching").mkdir()
+    source, clone = Source(Remote(url=str(remote.path)), state), place.folder / "clone.git"
+    source.fetch()
+    subprocess.run(["git", "clone", "-q", "--mirror", str(remote.path), str(clone)], check=True)
+    costs, floors = [], []
+    for number in range(place.rounds):
+        remote.commit(one_server(place.fleet, number))
+        began, before = time.perf_counter(), so_far(os.getpid()).cpu_s
+        source.fetch()
+        costs.append(Cost(cpu_s=so_far(os.getpid()).cpu_s - before, wall_s=time.perf_counter() - began))
+        floors.append(of_command(["git", "-C", clone, "fetch", "-q"], rounds=1))
+    return Figure(cost=median(costs), floor=median(floors))
 
 
 # Commands
@@ -270,6 +298,20 @@ ROWS: Final = (
         writes=True,
     ),
     Row(
+        name="fetch",
+        title="The fetch of a commit of one server",
+        floor="git fetch, with what it starts",
+        goal="≤ 20 ms of the client's CPU",
+        measure=_fetch,
+    ),
+    Row(
+        name="memory",
+        title="What an instance holds, after a commit",
+        floor="",
+        goal="≤ 12 KiB a server at 100,000",
+        measure=_memory,
+    ),
+    Row(
         name="wire",
         title="A decision, from evaluator to instance",
         floor="",
@@ -291,6 +333,28 @@ ROWS: Final = (
         floor="nginx gives the same file",
         goal="≥ 0.35 × nginx at 10,000 and more, ≥ 0.5 × at 10",
         measure=endpoint.entry,
+    ),
+    Row(
+        name="entry256",
+        title="An entry, 256 connections kept",
+        floor="nginx gives the same file",
+        goal="≥ 0.35 × nginx at 10,000 and more",
+        measure=partial(endpoint.entry, connections=256),
+    ),
+    Row(
+        name="entry10",
+        title="An entry of ten servers, 16 connections kept",
+        floor="nginx gives the same file",
+        goal="≥ 0.5 × nginx",
+        measure=endpoint.entry,
+        only=10,
+    ),
+    Row(
+        name="list",
+        title="The first page of the API's list of servers",
+        floor="",
+        goal="≤ 5 ms",
+        measure=endpoint.listed,
     ),
     Row(
         name="start",

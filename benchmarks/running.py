@@ -64,6 +64,12 @@ class Instance:
             finally:
                 self._process.terminate()
 
+    def resident_kib(self) -> int:
+        """What the instance itself holds in memory, without its evaluator."""
+        assert self._process is not None
+        status = Path(f"/proc/{self._process.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0])
+
     def settle(self) -> None:
         """Wait until what goes on beside it since its start, as looking through the tree, has ended."""
         assert self._process is not None
