@@ -136,7 +136,7 @@ async def many(port: int, numbers: list[int], connections: int, path: Callable[[
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
             began = time.perf_counter()
-            writer.write(f"GET {path(waiting.pop())} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\n\r\n".encode())
+            writer.write(f"GET {path(waiting.pop())} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: iPXE\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200"), head
             length = int(head.lower().partition(b"content-length:")[2].split()[0])
