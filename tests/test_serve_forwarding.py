@@ -19,11 +19,13 @@ from gitboot.observe.asked import UnknownAsked, unknown_left
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.refused import NotGiven, WhyNot
 from gitboot.observe.reports import read_reports, remove_report, write_report
-from gitboot.observe.spool import Spool, files, forget, identity, take
+from gitboot.observe.spool import Spool, aside, files, forget, identity, take
 from gitboot.observe.undescribed import UnknownMachine
+from gitboot.serve import alone as alone_module
+from gitboot.serve.alone import Alone, Grant
 from gitboot.serve.app import Clients, Endpoint
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.forwarding import ForwardedRecording, Forwarder, InstanceSpool
+from gitboot.serve.forwarding import ForwardedRecording, Forwarder, InstanceGrants, InstanceSpool
 from gitboot.serve.operators import Tokens
 from gitboot.serve.recording import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
@@ -40,6 +42,12 @@ GIVEN, DISK = "(Network)", "boots its local disk"
 TOKEN = "a-token-of-endpoints-1"
 FLEET = planned(*ONCE)
 REPORTED = planned(fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *ONCE[1:])
+SITED = planned(
+    fleet(
+        "baseURL: 'http://boot.test', sites: [{name: ams1, select: {matchLabels: {role: web}}, baseURL: 'http://ams1.test'}]"
+    ),
+    *ONCE[1:],
+)
 WRITER = Writer("ab" * 16, "17-0123456789abcdef")
 
 
@@ -58,7 +66,9 @@ class Hosts:
             yield url
 
     @contextmanager
-    def other(self, name: str = "other", token: str = TOKEN, deadline_s: float = 5) -> Iterator[Other]:
+    def other(
+        self, name: str = "other", token: str = TOKEN, deadline_s: float = 5, sole_for: str | None = None
+    ) -> Iterator[Other]:
         """An endpoint on another host that forwards to where the instance was last."""
         folder = self.here.root.parent / name
         folder.mkdir(exist_ok=True)
@@ -67,7 +77,8 @@ class Hosts:
             spool = Spool(folder)
             stack.callback(spool.close)
             instance = InstanceSpool(self.url, file, None)
-            recording = ForwardedRecording(Recording(spool, 20), instance, deadline_s)
+            alone = Alone(folder, InstanceGrants(instance), sole_for)
+            recording = ForwardedRecording(Recording(spool, 20), instance, deadline_s, alone)
             clock = ComparedClock(
                 lambda: self.here.now,
                 keeping=lambda: Keeping.UNKNOWN,
@@ -78,7 +89,7 @@ class Hosts:
             listening = listen_at("127.0.0.1:0")
             stack.enter_context(EndpointServer(endpoint, listening))
             url = url_of("127.0.0.1:0", listening)
-            yield Other(url, folder, instance, recording, Forwarder(folder, instance, deadline_s))
+            yield Other(url, folder, instance, recording, Forwarder(folder, instance, deadline_s, alone), alone)
 
 
 @dataclass
@@ -88,6 +99,7 @@ class Other:
     instance: InstanceSpool
     recording: ForwardedRecording
     forwarder: Forwarder
+    alone: Alone
 
 
 @pytest.fixture
@@ -312,3 +324,92 @@ def test_the_instance_knows_a_spool_by_its_identity(hosts: Hosts) -> None:
     with hosts.instance(), hosts.other() as other:
         assert get(other.url + ENTRY).status_code == 200
         assert other.recording.giver == identity(hosts.here.spool) != identity(other.spool)
+
+
+# Alone
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(alone_module, "SETTLED_S", 0.1)
+        patch.setattr(alone_module, "_ASKED_EVERY_S", 0.0)
+        yield
+
+
+def claimed(other: Other) -> None:
+    """Claim the site, and once more a moment later: then it counts."""
+    for _ in range(2):
+        other.forwarder.send()
+        other.alone.ask()
+        time.sleep(0.15)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_sites_boots_are_given_by_one_host_alone_whether_it_reaches_the_instance_or_not(hosts: Hosts) -> None:
+    hosts.here.publish(SITED)
+    with hosts.instance() as url, hosts.other("east", sole_for="ams1") as east, hosts.other("west") as west:
+        east.alone.ask()
+        assert east.alone.grant is None, "others may be at it"
+        claimed(east)
+        assert east.alone.grant == Grant("ams1", identity(hosts.here.spool), 0)
+        for each in (url, west.url):
+            text = get(each + ENTRY).text
+            assert DISK in text
+            assert "AnotherGiver" in text
+        with hosts.other("north", sole_for="ams1") as north:
+            claimed(north)
+            assert north.alone.grant is None, "who came first has it"
+            assert DISK in get(north.url + ENTRY).text
+    with hosts.other("east", sole_for="ams1") as east:  # started anew, and the instance is away
+        assert plain.get(east.url + "/readyz").status_code == 200
+        assert GIVEN in get(east.url + ENTRY).text
+        hosts.here.now += timedelta(seconds=61)
+        assert DISK in get(east.url + ENTRY).text
+        with hosts.instance(url.removeprefix("http://")):
+            east.forwarder.send()
+            assert [each.offer is not None for each in hosts.here.observed()] == [True], "it arrives all the same"
+            east.forwarder.send()
+        assert DISK in get(east.url + ENTRY).text, "and is not forgotten here"
+
+
+@pytest.mark.usefixtures("soon")
+def test_what_another_gave_before_is_not_given_alone_once_more(hosts: Hosts) -> None:
+    hosts.here.publish(SITED)
+    with hosts.instance() as url, hosts.other("east", sole_for="ams1") as east:
+        assert GIVEN in get(url + ENTRY).text
+        claimed(east)
+        hosts.here.now += timedelta(seconds=61)
+    with hosts.other("east", sole_for="ams1") as east:
+        assert DISK in get(east.url + ENTRY).text
+
+
+@pytest.mark.usefixtures("soon")
+def test_others_give_again_once_it_has_let_go_and_sent_what_it_gave(hosts: Hosts) -> None:
+    hosts.here.publish(SITED)
+    with hosts.instance() as url, hosts.other("east", sole_for="ams1") as east:
+        claimed(east)
+        assert GIVEN in get(east.url + ENTRY).text
+    with hosts.instance() as url, hosts.other("east") as east:
+        east.forwarder.send()
+        east.alone.ask()
+        assert east.alone.grant is None
+        hosts.here.now += timedelta(seconds=59)
+        assert DISK in get(url + ENTRY).text, "not before it has settled"
+        time.sleep(0.15)
+        east.forwarder.send()
+        east.alone.ask()
+        assert GIVEN in get(url + ENTRY).text, "the same boot, within its grace"
+        hosts.here.now += timedelta(seconds=2)
+        assert DISK in get(url + ENTRY).text
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_grant_of_another_instance_counts_for_its_trees_alone(hosts: Hosts) -> None:
+    hosts.here.publish(SITED)
+    with hosts.instance(), hosts.other("east", sole_for="ams1") as east:
+        claimed(east)
+        grant = aside(east.spool) / "sole"
+        grant.write_bytes(grant.read_bytes().replace(identity(hosts.here.spool).encode(), b"0" * 32))
+    with hosts.other("east", sole_for="ams1") as east:
+        assert DISK in get(east.url + ENTRY).text

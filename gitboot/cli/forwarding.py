@@ -15,12 +15,13 @@ from gitboot.ledger.naming import PostgresAddress
 
 if TYPE_CHECKING:
     from gitboot.observe.elsewhere import SpoolElsewhere
+    from gitboot.serve.alone import Alone
     from gitboot.serve.forwarding import ForwardedRecording
     from gitboot.serve.recording import Recording
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_NAMES: Final = ("forward_to", "forward_token", "forward_ca")
+_NAMES: Final = ("forward_to", "forward_token", "forward_ca", "sole_for")
 
 
 _LEDGER: Final = ("ledger", "ledger_password")
@@ -33,6 +34,7 @@ class ForwardSettings:
     url: str  # of an endpoint of it
     token: Path
     ca: Path | None
+    sole_for: str | None  # the site whose boots it gives alone
 
 
 Elsewhere = ForwardSettings | PostgresAddress  # an instance, or the database that several share
@@ -56,6 +58,12 @@ def forward_options(command: Command) -> Command:
         type=click.Path(path_type=Path, dir_okay=False),
         help="Authorities to trust for it, besides the machine's own.",
     )
+    sole = click.option(
+        "--sole-for",
+        metavar="SITE",
+        help="Give what is made once to the machines of this site alone, whether --forward-to answers or not; its "
+        "instance then lets no other endpoint do so. Default: it has to answer.",
+    )
     ledger = click.option(
         "--ledger",
         metavar="URL",
@@ -67,20 +75,20 @@ def forward_options(command: Command) -> Command:
         type=click.Path(path_type=Path, dir_okay=False),
         help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
     )
-    for option in (password, ledger, authorities, token, url):
+    for option in (password, ledger, sole, authorities, token, url):
         command = option(command)
     return command
 
 
 def forwarding_of(given: dict[str, Any], spool: Path | None) -> Elsewhere | None:
     """What was given for these options, taken out of the others; raises `UsageError` where it cannot be meant."""
-    url, token, ca = (given.pop(name) for name in _NAMES)
+    url, token, ca, sole = (given.pop(name) for name in _NAMES)
     ledger, password = (given.pop(name) for name in _LEDGER)
     if ledger is not None or password is not None:
-        if ledger is None or url is not None or spool is None:
+        if ledger is None or url is not None or sole is not None or spool is None:
             raise UsageError("--ledger needs a --spool of this host to record in, and stands in place of --forward-to")
         return PostgresAddress.parse(ledger, password)
-    if url is None and token is None and ca is None:
+    if url is None and token is None and ca is None and sole is None:
         return None
     if url is None or token is None or spool is None:
         raise UsageError("--forward-to needs --forward-token, and a --spool of this host to record in")
@@ -91,7 +99,7 @@ def forwarding_of(given: dict[str, Any], spool: Path | None) -> Elsewhere | None
         token.read_bytes()
     except OSError as error:
         raise UsageError(f"--forward-token: {token} cannot be read: {error.strerror}") from None
-    return ForwardSettings(url=url, token=token, ca=ca)
+    return ForwardSettings(url=url, token=token, ca=ca, sole_for=sole)
 
 
 def arguments_of(forwarding: Elsewhere | None) -> list[str]:
@@ -102,7 +110,8 @@ def arguments_of(forwarding: Elsewhere | None) -> list[str]:
         password = ["--ledger-password", str(forwarding.password)] if forwarding.password is not None else []
         return ["--ledger", forwarding.url, *password]
     ca = ["--forward-ca", str(forwarding.ca.absolute())] if forwarding.ca is not None else []
-    return ["--forward-to", forwarding.url, "--forward-token", str(forwarding.token.absolute()), *ca]
+    sole = ["--sole-for", forwarding.sole_for] if forwarding.sole_for is not None else []
+    return ["--forward-to", forwarding.url, "--forward-token", str(forwarding.token.absolute()), *ca, *sole]
 
 
 @contextmanager
@@ -123,8 +132,10 @@ def recording_in(spool: Path | None, forwarding: Elsewhere | None) -> Iterator[R
             return
         from gitboot.serve.forwarding import ForwardedRecording, Forwarder
 
-        with closing(_elsewhere(forwarding)) as elsewhere, Forwarder(spool, elsewhere, DEADLINE_S):
-            yield ForwardedRecording(own, elsewhere, DEADLINE_S)
+        with closing(_elsewhere(forwarding)) as elsewhere:
+            alone = _alone(spool, elsewhere, forwarding)
+            with Forwarder(spool, elsewhere, DEADLINE_S, alone):
+                yield ForwardedRecording(own, elsewhere, DEADLINE_S, alone)
     finally:
         spooled.close()
 
@@ -140,6 +151,16 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None
 
     with closing(_elsewhere(shared)) as elsewhere, Forwarder(spool, elsewhere, DEADLINE_S):
         yield
+
+
+def _alone(spool: Path, elsewhere: SpoolElsewhere, forwarding: Elsewhere) -> Alone | None:
+    """What a site's boots are given by alone; of hosts that share a database each has to reach that."""
+    from gitboot.serve.alone import Alone
+    from gitboot.serve.forwarding import InstanceGrants, InstanceSpool
+
+    if not isinstance(elsewhere, InstanceSpool) or not isinstance(forwarding, ForwardSettings):
+        return None
+    return Alone(spool, InstanceGrants(elsewhere), forwarding.sole_for)
 
 
 def _elsewhere(forwarding: Elsewhere) -> SpoolElsewhere:

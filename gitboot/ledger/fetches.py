@@ -43,6 +43,7 @@ class SharedFetches:
         self._asked_s = -math.inf
         self.giver: str | None = None  # the lease, as it was last seen; None: nobody has had it
         self.forgotten = 0  # how often rows had been deleted by then
+        self.soles: Mapping[str, str] = {}  # nobody gives alone: each host has to reach the database
         self.failure: str | None = "it was not asked yet"  # why no question was answered the last time
 
     def given(self, server: str, offer: str, report: str | None, timeout_s: float) -> Given | None:  # noqa: ARG002

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from gitboot.observe.batches import ForwardedBatch
@@ -32,6 +32,10 @@ class SpoolElsewhere(Protocol):
     @property
     def forgotten(self) -> int:
         """How often it had forgotten something by then."""
+
+    @property
+    def soles(self) -> Mapping[str, str]:
+        """The sites whose boots one spool gives alone, as they were then, and which that is."""
 
     @property
     def failure(self) -> str | None:

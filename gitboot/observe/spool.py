@@ -53,6 +53,11 @@ def identity(folder: Path) -> str:
     return path.read_text().strip()
 
 
+def is_identity(text: str) -> bool:
+    """Whether a spool may be called so."""
+    return len(text) == 32 and set(text) <= set("0123456789abcdef")
+
+
 def aside(folder: Path) -> Path:
     """The folder for what endpoints keep in a spool and is not for the instance: it wakes nobody who watches that."""
     return folder / _ASIDE

@@ -11,11 +11,11 @@ from typing import Any, Final, Protocol
 from starlette.types import Receive, Scope
 
 from gitboot.canonical import canonical
-from gitboot.observe import batches, left
+from gitboot.observe import batches, left, soles
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import line_of, parse
+from gitboot.observe.spool import forgotten, identity, is_identity, line_of, parse
 from gitboot.render.paths import ContentType
 from gitboot.serve.body import whole_of
 from gitboot.serve.giving import Recorder
@@ -56,6 +56,8 @@ class Forwarded:
                     return await self._batch(rest, query_of(scope["query_string"]), content)
                 case "left":
                     return await self._left(rest, content)
+                case "sole" if not rest:
+                    return await self._sole(query_of(scope["query_string"]))
                 case "given" | "reported" | "record" if not rest:
                     return await self._asked(verb, query_of(scope["query_string"]), content)
         except (ValueError, RecursionError) as error:
@@ -83,6 +85,19 @@ class Forwarded:
         is_left = await asyncio.to_thread(left.accept, self._folder, spool, name, content)
         return HEARD if is_left else CONFLICT
 
+    async def _sole(self, query: Mapping[str, str]) -> Reply:
+        """Whether a site is the asker's alone; and what was given so far, of which it goes on."""
+        site, spool, folder = query.get("site", ""), query.get("spool", ""), self._folder
+        if not site or not is_identity(spool):
+            raise ValueError("a site, and the identity of a spool, are wanted")
+        if "release" in query:
+            await asyncio.to_thread(soles.release, folder, site, spool)
+            return HEARD
+        if not await asyncio.to_thread(soles.claim, folder, site, spool):
+            return _json({"given": None})
+        given = await asyncio.to_thread(lambda: b"".join(soles.given_lines(folder)).decode())
+        return _json({"given": given, "giver": identity(folder), "forgotten": forgotten(folder)})
+
     async def _asked(self, verb: str, query: Mapping[str, str], content: bytes) -> Reply:
         recorder = self._recorder
         if verb == "record":
@@ -99,7 +114,8 @@ class Forwarded:
                 said = {"reported": await recorder.reported(server, token)}
             case _:
                 raise ValueError("that is no question")
-        return _json({**said, "giver": recorder.giver, "forgotten": recorder.forgotten})
+        about = {"giver": recorder.giver, "forgotten": recorder.forgotten, "soles": dict(recorder.soles)}
+        return _json({**said, **about})
 
 
 _LONGEST_PLACE: Final = 12  # digits

@@ -36,7 +36,9 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import aside, files, identity, line_of, parse, spent
 from gitboot.phrases import in_one_line
 from gitboot.render.paths import Role, kind_of
+from gitboot.serve.alone import Alone, Claimed, SoleRecording
 from gitboot.serve.forwarded import FORWARDED
+from gitboot.serve.giving import Recorder
 from gitboot.serve.recording import Recording
 from gitboot.web import host_of, trusting
 
@@ -76,6 +78,7 @@ class InstanceSpool:
         self._asked_s = -math.inf  # when a question was put last, by a clock that only goes forward
         self.giver: str | None = None  # its identity, as the instance has said it last
         self.forgotten = 0  # how often it had forgotten something by then
+        self.soles: Mapping[str, str] = {}  # the sites whose boots one spool gives alone, likewise
         self.failure: str | None = "it was not asked yet"  # why no question was answered the last time
 
     def close(self) -> None:
@@ -103,16 +106,16 @@ class InstanceSpool:
 
     def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
         where = f"batch/{batch.writer}"
-        match self._sent(where, batch.lines, begin=str(batch.begin), files=",".join(there)):
+        match self.sent(where, batch.lines, begin=str(batch.begin), files=",".join(there)):
             case {"place": int(place)} if place >= 0:
                 return place
         raise NotTaken("what it answers is no place in a file")
 
     def leave(self, spool: str, name: str, content: bytes) -> None:
-        self._sent(f"left/{spool}/{name}", content)
+        self.sent(f"left/{spool}/{name}", content)
 
-    def _sent(self, verb: str, content: bytes, **query: str) -> Any:
-        """The same as `_send`, with time; raises `NotTaken` alone."""
+    def sent(self, verb: str, content: bytes, **query: str) -> Any:
+        """What it answers to what is sent from time to time: JSON, or None. Raises `NotTaken`."""
         try:
             return self._send(verb, content, _TIMEOUT_S, **query)
         except (OSError, HTTPError) as error:
@@ -146,6 +149,7 @@ class InstanceSpool:
         match self._asked(verb, canonical(question), timeout_s):
             case {"giver": str() | None as giver, "forgotten": int(forgotten), **said}:
                 self.giver, self.forgotten = giver, forgotten
+                self.soles = found if isinstance(found := said.pop("soles", None), dict) else {}
                 return {str(name): value for name, value in said.items()}
         self.failure = "what it answers is no answer"
         raise Unrecordable
@@ -170,11 +174,42 @@ _WHY: Final[Mapping[int, str]] = {
 }
 
 
+class InstanceGrants:
+    """Which sites' boots endpoints give alone, by the word of an instance."""
+
+    def __init__(self, instance: InstanceSpool) -> None:
+        self._instance = instance
+
+    def claim(self, site: str, spool: str) -> Claimed | None:
+        """Claim a site for the spool of this identity; None: it is another's. Raises `NotTaken`."""
+        match self._instance.sent("sole", b"", site=site, spool=spool):
+            case {"given": str(given), "giver": str(giver), "forgotten": int(forgotten)}:
+                return Claimed(giver, forgotten, given.encode())
+            case {"given": None}:
+                return None
+        raise NotTaken("what it answers says not who gives alone")
+
+    def release(self, site: str, spool: str) -> None:
+        """Claim it no more. Raises `NotTaken`."""
+        self._instance.sent("sole", b"", site=site, spool=spool, release="1")
+
+
 class ForwardedRecording:
     """Records as `Recording` does: in the instance's spool what is made once, in this host's all else."""
 
-    def __init__(self, own: Recording, instance: SpoolElsewhere, deadline_s: float) -> None:
-        self._own, self._instance, self._deadline_s = own, instance, deadline_s
+    def __init__(self, own: Recording, instance: SpoolElsewhere, deadline_s: float, alone: Alone | None = None) -> None:
+        self._own, self._instance, self._deadline_s, self._alone = own, instance, deadline_s, alone
+
+    def of(self, site: str | None) -> Recorder:
+        """Who records what the machines of a site are given: this host by itself where it gives alone."""
+        grant = self._alone.grant if self._alone is not None and site is not None else None
+        if self._alone is None or grant is None or grant.site != site:
+            return self
+        return SoleRecording(self._own, self._alone, grant)
+
+    @property
+    def soles(self) -> Mapping[str, str]:
+        return self._instance.soles
 
     @property
     def folder(self) -> Path:
@@ -183,7 +218,8 @@ class ForwardedRecording:
 
     @property
     def giver(self) -> str | None:
-        return self._instance.giver
+        grant = self._alone.grant if self._alone is not None and self._instance.giver is None else None
+        return grant.giver if grant is not None else self._instance.giver
 
     @property
     def forgotten(self) -> int:
@@ -191,7 +227,8 @@ class ForwardedRecording:
 
     @property
     def failure(self) -> str | None:
-        if self._own.failure is not None or self._instance.failure is None:
+        is_alone = self._alone is not None and self._alone.grant is not None
+        if self._own.failure is not None or self._instance.failure is None or is_alone:
             return self._own.failure
         return f"{self._instance.name} does not take it: {self._instance.failure}"
 
@@ -238,8 +275,8 @@ class Forwarder:
     nothing is lost and nothing counted twice, whichever of the two is started anew.
     """
 
-    def __init__(self, folder: Path, instance: SpoolElsewhere, deadline_s: float) -> None:
-        self._folder, self._instance, self._deadline_s = folder, instance, deadline_s
+    def __init__(self, folder: Path, instance: SpoolElsewhere, deadline_s: float, alone: Alone | None = None) -> None:
+        self._folder, self._instance, self._deadline_s, self._alone = folder, instance, deadline_s, alone
         self._places: dict[str, int] = {}  # by file: how far the instance has it
         self._left: dict[str, int] = {}  # by name: which version of it the instance has
         self._stopping = threading.Event()
@@ -263,6 +300,8 @@ class Forwarder:
                 lock = lock if lock is not None else _lock(self._folder)
                 if lock is not None:
                     self.send()
+                    if self._alone is not None:
+                        self._alone.ask()
                 pause_s, was_failing = _SENT_EVERY_S, False
             except (OSError, NotTaken) as error:
                 if not was_failing:
@@ -279,7 +318,7 @@ class Forwarder:
             writer = Writer(spool, path.stem)
             while (batch := next_batch(path, writer, self._places.get(path.name, 0))).lines:
                 self._places[path.name] = self._send(batch, names, path.stat().st_size)
-        for path in spent(self._folder, self._places):
+        for path in spent(self._folder, self._places) if self._alone is None or not self._alone.keeps else ():
             path.unlink(missing_ok=True)
         self._places = {path.name: self._places.get(path.name, 0) for path in there if path.exists()}
         self._send_left(spool)

@@ -45,6 +45,13 @@ class Recorder(Protocol):
     def forgotten(self) -> int:
         """How often it had forgotten something by then."""
 
+    @property
+    def soles(self) -> Mapping[str, str]:
+        """The sites whose boots only another spool may give, as they were then, and which that is."""
+
+    def of(self, site: str | None) -> Recorder:
+        """Who records what the machines of a site are given."""
+
     async def record(self, observation: Observation, giver: str | None = None) -> bool:
         """Whether it stands recorded within a deadline; what does not never will.
 
@@ -80,6 +87,7 @@ class Guarded:
     shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
     report: str | None = None  # the token by which the installer reports that is booted
     has_hop: bool = False  # whether who may be given it elsewhere can be sent on
+    site: str | None = None  # where the machine is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,14 +158,14 @@ class Giving:
             return Refusal(WhyNot.NOT_OPENED, f"the secret {name}: {error}")
 
     async def _not_on_record(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, token = self._recorder, asked.digest
+        recorder, token = self._recorder_of(asked), asked.digest
         if recorder is None or token is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
         try:
             is_done = await recorder.reported(asked.server, token)
         except Unrecordable:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
-        if self._is_another_giver(recorder):
+        if self._is_another_giver(recorder, asked):
             return _ANOTHER_GIVER
         if self._is_older(recorder):
             return _OLDER_TREE
@@ -189,14 +197,14 @@ class Giving:
         return None
 
     async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, offer = self._recorder, asked.offer
+        recorder, offer = self._recorder_of(asked), asked.offer
         if recorder is None or asked.digest is None or offer is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
         try:
             given = await recorder.given(asked.server, offer, asked.report)
         except Unrecordable:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
-        if self._is_another_giver(recorder):
+        if self._is_another_giver(recorder, asked):
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
             counts = self._why_not_counted(asked, asking) is None
@@ -210,9 +218,13 @@ class Giving:
             return None
         return _NOT_RECORDED
 
-    def _is_another_giver(self, recorder: Recorder) -> bool:
+    def _recorder_of(self, asked: Guarded) -> Recorder | None:
+        return self._recorder.of(asked.site) if self._recorder is not None else None
+
+    def _is_another_giver(self, recorder: Recorder, asked: Guarded) -> bool:
         """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
-        return self._tree.is_foreign or recorder.giver != self._tree.terms.giver
+        is_alone_elsewhere = asked.site is not None and asked.site in recorder.soles
+        return self._tree.is_foreign or is_alone_elsewhere or recorder.giver != self._tree.terms.giver
 
     def _is_older(self, recorder: Recorder) -> bool:
         """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
@@ -220,7 +232,8 @@ class Giving:
 
     async def _recorded(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
         """Whether a fetch stands recorded."""
-        if self._recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
+        recorder = self._recorder_of(asked)
+        if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
             return False
         observation = Observation(
             server=asked.server,
@@ -232,7 +245,7 @@ class Giving:
             log=log,
             up=self._tree.clock.up,
         )
-        return await self._recorder.record(observation, self._tree.terms.giver)
+        return await recorder.record(observation, self._tree.terms.giver)
 
     def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
         if self._census.terms != self._tree.terms:

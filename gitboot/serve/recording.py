@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
+from gitboot.observe.soles import soles
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
 
 _logger = logging.getLogger(__name__)
@@ -36,12 +37,17 @@ class Recording:
         self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
         self.giver: str | None = None  # the identity of the spool, as it was at the last look
         self.forgotten = 0  # how often it had forgotten something by then
+        self.soles: Mapping[str, str] = {}  # the sites whose boots another spool gives alone, likewise
         self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
 
     @property
     def folder(self) -> Path:
         """The spool."""
         return self._spool.folder
+
+    def of(self, site: str | None) -> Recording:  # noqa: ARG002 - for all
+        """Who records what the machines of a site are given."""
+        return self
 
     async def record(self, observation: Observation, giver: str | None = None) -> bool:  # noqa: ARG002 - it has one
         """Whether it stands recorded in time; what does not is taken back."""
@@ -50,7 +56,7 @@ class Recording:
         waited.add_done_callback(_retrieve)
         done, _ = await asyncio.wait([waited], timeout=self._deadline_s)
         if not done and written.cancel():
-            self._be_late()
+            self._note(TimeoutError())
             _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
             return False
         return self._stands(written, observation)
@@ -67,7 +73,7 @@ class Recording:
         """What the spool says, read by the thread that writes to it."""
 
         def look() -> _T:
-            self.giver, self.forgotten = identity(self._spool.folder), forgotten(self._spool.folder)
+            self._look()
             return ask()
 
         try:
@@ -89,7 +95,7 @@ class Recording:
             self._trial = None
             self._note(trial.exception())
         elif now_s - since_s > self._deadline_s:
-            self._be_late()
+            self._note(TimeoutError())
 
     async def settle(self) -> None:
         """Look, and wait within the deadline for what that shows."""
@@ -100,8 +106,12 @@ class Recording:
             await asyncio.wait([waited], timeout=self._deadline_s)
             self.look()
 
+    def _look(self) -> None:
+        folder = self._spool.folder
+        self.giver, self.forgotten, self.soles = identity(folder), forgotten(folder), soles(folder)
+
     def _try_out(self) -> None:
-        self.giver, self.forgotten = identity(self._spool.folder), forgotten(self._spool.folder)
+        self._look()
         try_out(self._spool.folder)
 
     def _stands(self, written: Future[None], observation: Observation) -> bool:
@@ -119,12 +129,9 @@ class Recording:
         if error is None:
             self._stood_s, self.failure = time.monotonic(), None
         elif isinstance(error, TimeoutError):
-            self._be_late()
+            self.failure = f"{self._spool.folder} takes nothing within {self._deadline_s:g} s"
         else:
             self.failure = f"{self._spool.folder} cannot be written: {getattr(error, 'strerror', None) or error}"
-
-    def _be_late(self) -> None:
-        self.failure = f"{self._spool.folder} takes nothing within {self._deadline_s:g} s"
 
 
 def _retrieve(written: asyncio.Future[None]) -> None:
