@@ -200,7 +200,8 @@ class Wire:
                 try:
                     server.connect(str(self._to))
                 except OSError:
-                    client.close()
+                    for each in (client, server):
+                        each.close()
                     continue
                 self._open += [client, server]
                 for one, other in ((client, server), (server, client)):

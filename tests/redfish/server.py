@@ -119,6 +119,7 @@ class RedfishServer:
             connection.settimeout(None)
         with self._lock:
             if self._closing.is_set():
+                connection.close()
                 raise ConnectionAbortedError
             self.connections += 1
             self._open.add(connection)
@@ -152,9 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def finish(self) -> None:
         self.server.redfish.closed(self.request)
-        super().finish()
-        _shut(self.request)
-        self.request.close()
+        try:
+            super().finish()
+        finally:
+            _shut(self.request)
+            self.request.close()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Keep silent: requests are recorded."""
