@@ -20,18 +20,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.cli import cli
+from gitboot.cli.handing import read_hand_over, taken
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
 from gitboot.instance.build import looked_at
 from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import assembled
+from gitboot.instance.requests import RECORDS
 from gitboot.instance.standing import Fetched
+from gitboot.ledger import machines, requests
 from gitboot.load import load
+from gitboot.model.scalars import Digest
+from gitboot.observe.observation import Observation
 from gitboot.plan import Cause, Phase
 from gitboot.resolve.decide import decide
+from gitboot.resolve.records import record_facts
 from tests.cases import for_each
 from tests.credentials import give_credentials
+from tests.doubles import note_fetch
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 from tests.generated import GeneratedFleet, fleets
 from tests.inprocess import in_process
@@ -53,14 +60,15 @@ def placed(**where: str) -> tuple[str, ...]:
     return tuple(server(name, f"site: {site}", "provision: 1") for name, site in sorted(where.items()))
 
 
-def fleet_of(ledgers: Mapping[str, str]) -> str:
+def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched") -> str:
     """A Fleet of both sites, of which these name ledgers."""
     said = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'"
         f"{f', ledger: {ledgers[site]}' if site in ledgers else ''}}}"
         for site in SITES
     )
-    return fleet(f"baseURL: 'http://boot.test', sites: [{', '.join(said)}]")
+    provisioning = f"provisioning: {{evidence: {evidence}}}"
+    return fleet(f"baseURL: 'http://boot.test', {provisioning}, sites: [{', '.join(said)}]")
 
 
 @dataclass
@@ -123,7 +131,64 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
     (event,) = country.instances["fra1"].told("ServerUnknown")
     assert event.facts["servers"] == ["web01"]
     country.push(*placed(web01="ams2", web02="fra1"))
-    assert country.planned("ams2")["web01"] == (Phase.DISK, Cause.PROVISIONED), "its first ledger knows it"
+    assert country.planned("ams2")["web01"] == UNKNOWN, (
+        "its first ledger does not know what the other one has made of it"
+    )
+    (event,) = country.instances["ams2"].told("ServerUnknown")
+    assert "the ledger saw this machine before, and nothing is recorded of it" in event.message
+
+
+def test_a_server_that_goes_and_comes_again_at_another_site_is_not_new_there(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    country.push(*placed(web02="fra1"))
+    country.push(*placed(web02="fra1"), message="Something else")
+    country.push(*placed(web01="fra1", web02="fra1"))
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    assert [each.facts["servers"] for each in country.instances["fra1"].told("ServerUnknown")] == [["web01"]]
+
+
+def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_there(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    world = country.instances["ams2"]
+    world.install("web01")
+    for site in ("fra1", "ams2"):
+        text = "---\n".join((fleet_of(country.ledgers), *BOOTS, *placed(web01=site, web02="fra1")))
+        country.repository.push({"fleet.yaml": text}, "Change")
+    world.turn()
+    assert country.planned("ams2")["web01"] == UNKNOWN
+    assert [each.facts["servers"] for each in world.told("ServerUnknown")] == [["web01"]]
+    assert machines.standing(world.parts.ledger) == {uuid_of("web01")}
+
+
+def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Country) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    board = server("web01", "site: fra1", "provision: 1").replace(uuid_of("web01"), uuid_of("its new board"))
+    country.push(board, *placed(web02="fra1"))
+    assert country.planned("fra1")["web01"] == UNKNOWN
+    assert "for a new motherboard" in country.instances["fra1"].told("ServerUnknown")[0].message
+
+
+def test_however_servers_move_each_number_is_installed_once(country: Country, lives: int) -> None:
+    """Each site looks when it will; a server that is unknown stays so, for nobody says what it has."""
+    draw = random.Random(2411)
+    where, provision = dict[str, str](), dict[str, int]()
+    installed: list[tuple[str, int]] = []
+    for step in range(30 * lives):
+        for name in sorted({f"web{step // 3 + draw.randint(0, 2):03}" for _ in range(2)}):
+            provision[name] = provision.get(name, 1) + (draw.random() < 0.15)
+            where[name] = draw.choice((*SITES, *SITES, "nowhere"))
+        here = {name: site for name, site in where.items() if site in SITES}
+        servers = (server(name, f"site: {site}", f"provision: {provision[name]}") for name, site in here.items())
+        said = "---\n".join((fleet_of(country.ledgers), *BOOTS, *servers, server("other", "site: fra1")))
+        country.repository.push({"fleet.yaml": said}, "Change")
+        for site in draw.sample(SITES, draw.randint(0, 2)):
+            world = country.instances[site]
+            world.turn()
+            due = [name for name, each in country.planned(site).items() if each == INSTALLS and where[name] == site]
+            world.install(*due)
+            installed += [(name, provision[name]) for name in due]
+    assert len(installed) == len(set(installed)) > 5
 
 
 def test_a_server_that_comes_and_moves_before_anybody_looks_is_installed_by_neither(country: Country) -> None:
@@ -188,6 +253,56 @@ def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(coun
     assert "is not unknown here" in str(said(*take).exception), "a second time it is refused"
     country.instances["fra1"].turn()
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
+
+
+def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Country, tmp_path: Path) -> None:
+    old, world = tmp_path / "ams2/state", country.instances["ams2"]
+    reported = fleet_of(country.ledgers, "Reported")
+
+    def push(site: str) -> None:
+        text = "---\n".join((reported, *BOOTS, *placed(web01=site, web02="fra1")))
+        country.repository.push({"fleet.yaml": text}, "Change")
+        country.turn()
+
+    push("ams2")
+    world.install("web01")
+    push("fra1")
+    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+    fetched = Observation(
+        server="web01", path="boot/v1/boot/web01/boot.ipxe", digest=Digest("0" * 64), client="10.0.0.7", at=world.now
+    )
+    note_fetch(world.parts.spool, fetched)
+    assert "what web01 fetched last is not taken in yet" in str(said("hand-over", "web01", "--state", old).exception)
+    world.turn()
+    assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
+
+
+def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
+    country: Country, tmp_path: Path
+) -> None:
+    """And a server that comes back is taken over by its first ledger, whatever that knew of it before."""
+    file, world = tmp_path / "web01.json", country.instances["ams2"]
+    country.push(*placed(web01="ams2", web02="fra1"))
+    world.install("web01")
+    for old, new in (SITES, SITES[::-1]):
+        country.push(*placed(web01=new, web02="fra1"))
+        file.write_text(said("hand-over", "web01", "--state", tmp_path / old / "state").stdout)
+        with looked_at(tmp_path / new / "state", at("20T12:00")) as look:
+            record = taken(read_hand_over(file), look)
+        item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
+        given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
+        world = country.instances[new]
+        requests.give(world.parts.ledger, world.now, "ada", RECORDS, given)  # and whoever gave it is killed
+        copy = tmp_path / f"{new} again"
+        for folder in ("state", "output"):
+            shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
+        with in_process(copy, country.repository.bare, site=new) as parts:
+            again = World(parts, country.repository, world.now)
+            again.turn()
+            assert shown(again.plan("web01")) == (Phase.DISK, Cause.PROVISIONED)
+        assert country.planned(new)["web01"] == UNKNOWN
+        world.turn()
+        assert country.planned(new)["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
 def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
@@ -294,8 +409,13 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
             alone = assembled(None, revision, map(sent, told(cold, site)))
             assert in_full(now.commit) == in_full(alone.commit)
             if before is not None:
-                come = {each.uuid for each in now.come}
-                assert not come & before.machines.keys(), "what was at another site is not new"
+                elsewhere = before.machines.keys() - known[site].machines.keys()
+                assert not {each.uuid for each in now.come} & elsewhere, "what was at another site is not new"
+                anywhere = {each.uuid for each in found.head.decided.repository.servers.values()}
+                assert {*now.moves.arrived} == elsewhere & now.commit.machines.keys()
+                assert {each.uuid: each for each in now.moves.departed} == {
+                    uuid: before.machines[uuid] for uuid in elsewhere - anywhere
+                }
             known[site] = now.commit
         whole, parts = known[None], [known[site] for site in (*SITES, "rest")]
         for of in ("decisions.servers", "decisions.networks", "machines", "labels"):

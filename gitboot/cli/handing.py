@@ -113,6 +113,7 @@ def taken(given: dict[str, Any], look: Look) -> Record:
             f"{look.commit.revision[:12]}: it may have been elsewhere between; hand it over again once both have "
             "accepted the same"
         )
-    if look.knowledge.recorded(decision.uuid) is not None or look.knowledge.overrides_of(decision.uuid):
+    standing = any(each.stays_behind for each in look.knowledge.overrides_of(decision.uuid))
+    if standing or look.knowledge.recorded(decision.uuid) is not None:
         raise UsageError(f"{server} is not unknown here: something is recorded of it; look at gitboot records show")
     return record_of(given["record"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Final
@@ -15,8 +15,9 @@ from gitboot.evaluate.evaluator import CommitPair, Foundation
 from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.frames import encode
 from gitboot.load import Id
-from gitboot.load.machines import machine
+from gitboot.load.machines import NO_MOVES, Moves, machine
 from gitboot.model.fleet import Output
+from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
 from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
@@ -144,6 +145,7 @@ def _result(difference: CommitPair, site: str | None) -> CommitEnd:
     uuids, uuids_before = {server.uuid: name for name, server in new.items()}, {each.uuid for each in old.values()}
     anywhere = _here(base, names, None).values() if base is not None else ()
     known = {each.uuid for each in anywhere}
+    moves = _moves(difference, old, uuids.keys()) if base is not None and site is not None else NO_MOVES
     selected = _sites(head, new)
     selected_before = _sites(base, old) if base is not None else {}
     fleetwide = _fleetwide(difference, site)
@@ -151,10 +153,24 @@ def _result(difference: CommitPair, site: str | None) -> CommitEnd:
         extent=difference.extent,
         fleetwide=fleetwide,
         come=tuple(sorted(name for uuid, name in uuids.items() if uuid not in known)),
+        moves=moves,
         gone=tuple(sorted(old.keys() - new.keys())),
         gone_machines=tuple(sorted(uuids_before - uuids.keys())),
         sites={name: each for name, each in selected.items() if each != selected_before.get(name)},
         gone_sites=tuple(sorted(selected_before.keys() - selected.keys())),
+    )
+
+
+def _moves(difference: CommitPair, old: Mapping[str, Server], here: Collection[SystemUuid]) -> Moves:
+    """Which of the machines that the base has elsewhere than at the site of ``old`` came there, or are nowhere now."""
+    base, head = difference.base, difference.head
+    assert base is not None  # noqa: S101 - who knows nothing is told all
+    before = _here(base, difference.servers, None)
+    elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
+    left = {each.uuid for each in _here(head, difference.servers, None).values()}
+    return Moves(
+        arrived=tuple(sorted(elsewhere.keys() & here)),
+        departed=tuple(machine(base.decided.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - left)),
     )
 
 

@@ -16,7 +16,7 @@ from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.evaluate.limits import Allowance
 from gitboot.frames import decoder
-from gitboot.load.machines import Machine
+from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
@@ -114,6 +114,7 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     extent: Extent
     fleetwide: FleetPart | None  # None: the base's
     come: tuple[str, ...]  # servers of machines that the base does not have
+    moves: Moves  # between the site that is asked for and the others, where it is asked for one
     gone: tuple[str, ...]  # servers
     gone_machines: tuple[SystemUuid, ...]  # that no server has any more
     sites: dict[str, str]  # by server, likewise

@@ -18,7 +18,7 @@ from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merg
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.load import Revision
-from gitboot.load.machines import BmcAccess
+from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
 from gitboot.problems.problem import Problem
@@ -89,6 +89,7 @@ class Attempt:
     accepted: Commit | None = None
     changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
+    moves: Moves = NO_MOVES  # of machines between sites, by them
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
@@ -238,6 +239,7 @@ class Accepting:
             attempt = self._accepted(found.reached, digests, found.introduced, events, at)
             attempt = replace(
                 attempt,
+                moves=found.moves,
                 let_in=found.let_in,
                 acknowledged=tuple(_heeded(found.hops)),
                 changed=tuple(_changed(found.hops)),

@@ -79,7 +79,9 @@ def _write(tx: Transaction, news: News) -> None:
     _write_facts(tx, news)
     if news.forgotten:
         records.forget(tx)
+    records.drop(tx, news.dropped)
     records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
+    machines.write(tx, news.departed, stand=False)
     machines.write(tx, news.machines, gone=news.gone)
     overrides.write(tx, news.overrides)
     switches.write(tx, news.switches)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.load import FleetRepository, Revision
-from gitboot.load.machines import Machine, machines
+from gitboot.load.machines import NO_MOVES, Machine, Moves, machines
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
@@ -75,6 +75,7 @@ class Evaluated:
     commit: Commit
     changes: Extent
     names: tuple[str, ...]  # of servers of machines that the base does not have
+    moves: Moves = NO_MOVES  # between the site of this instance and the others
 
     @property
     def come(self) -> tuple[Decision, ...]:

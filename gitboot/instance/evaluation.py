@@ -145,7 +145,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
             case wire.ServerParts(servers=servers):
                 parts.take(servers)
             case wire.CommitEnd() as result:
-                return Evaluated(commit=parts.commit(revision, result), changes=result.extent, names=result.come)
+                commit = parts.commit(revision, result)
+                return Evaluated(commit=commit, changes=result.extent, names=result.come, moves=result.moves)
             case wire.Refused(problems=problems, orders=orders):
                 raise InvalidRepository(problems, orders=orders)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):

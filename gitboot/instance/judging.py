@@ -17,7 +17,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
 from gitboot.load import Revision
-from gitboot.load.machines import BmcAccess, Machine
+from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count
 from gitboot.plan import Decision
@@ -70,6 +70,7 @@ class Advance:
     reached: Commit | None = None  # the newest that can be; None: none
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
+    moves: Moves = NO_MOVES  # by then
     let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
@@ -89,6 +90,7 @@ class _Walk:
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
     come: dict[int, tuple[Decision, ...]] = field(default_factory=dict)
+    moves: dict[int, Moves] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
     invalid: InvalidRepository | None = None  # why the newest says nothing
@@ -101,6 +103,17 @@ class _Walk:
         """With which provision number machines came by then, commit by commit."""
         for position in sorted(each for each in self.come if each <= reached):
             yield [(each.uuid, each.provision) for each in self.come[position]]
+
+    def moves_by(self, reached: int) -> Moves:
+        """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
+        arrived, departed = set[SystemUuid](), dict[SystemUuid, Machine]()
+        for position, commit in sorted(self.commits.items()):
+            if commit is not None and position in self.moves and position <= reached:
+                moves = self.moves[position]
+                arrived.update(moves.arrived)
+                departed |= {uuid: commit.machines[uuid] for uuid in moves.arrived}
+                departed |= {machine.uuid: machine for machine in moves.departed}
+        return Moves(arrived=tuple(sorted(arrived)), departed=tuple(departed.values()))
 
 
 class Judging:
@@ -146,13 +159,14 @@ class Judging:
                 need=self._need,
                 heeds_lines=heeds_lines,
             )
-        known = ahead.accepted.machines if ahead.accepted is not None else {}
+        known, moves = ahead.accepted.machines if ahead.accepted is not None else {}, walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
         return Advance(
             reached=reached,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
             hops=tuple(map(named, found.hops)),
-            introduced=introduced(known, walk.come_by(found.reached)),
+            introduced=introduced(known.keys() | moves.machines, walk.come_by(found.reached)),
+            moves=moves,
             candidate=candidate,
             invalid=walk.invalid,
             orders=walk.orders_after(found.reached),
@@ -171,7 +185,7 @@ class Judging:
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
                 walk.commits[position], walk.come[position], walk.invalid = found.commit, found.come, None
-                walk.orders[position] = found.commit.orders
+                walk.moves[position], walk.orders[position] = found.moves, found.commit.orders
             else:
                 walk.invalid = walk.faults[position] = found
                 if found.orders is not None:

@@ -82,7 +82,9 @@ class News:
     facts: Facts
     forgotten: bool  # nothing that was recorded before counts
     records: Mapping[SystemUuid, tuple[str, Record]]  # with the server's name
+    dropped: tuple[SystemUuid, ...]  # whose records count no more
     machines: tuple[Machine, ...]
+    departed: tuple[Machine, ...]  # that another site had, and nobody has
     gone: tuple[SystemUuid, ...]
     overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
     switches: tuple[tuple[SystemUuid, SwitchRecord], ...]
@@ -101,7 +103,7 @@ class News:
     def is_nothing(self) -> bool:
         lists: Iterable[Collection[object]] = (
             *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
-            *(self.approved, self.outcomes, self.events, self.switches),
+            *(self.approved, self.outcomes, self.events, self.switches, self.dropped, self.departed),
         )
         singles = (
             *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
@@ -144,6 +146,8 @@ class Learning:
         self.events: list[Event] = []
         self.machines: dict[SystemUuid, Machine] = {}
         self.gone: set[SystemUuid] = set()
+        self.departed: Mapping[SystemUuid, Machine] = {}
+        self.dropped: frozenset[SystemUuid] = frozenset()
         self.approved: list[Approval] = []
         self.used_up: tuple[str, ...] = ()
         self.outcomes: list[tuple[Request, str]] = []
@@ -167,7 +171,7 @@ class Learning:
         """What is recorded of a server, whether plans go by it or not."""
         if uuid in self.new_records:
             return self.new_records[uuid][1]
-        return None if self.forgotten else self.known.records.get(uuid)
+        return None if self.forgotten or uuid in self.dropped else self.known.records.get(uuid)
 
     def write_record(self, uuid: SystemUuid, server: str, record: Record) -> None:
         self.new_records[uuid] = server, record
@@ -216,8 +220,9 @@ class Learning:
         """What is known now."""
         known = self.known
         records = {} if self.forgotten else known.records
-        if self.new_records:
-            records = replaced(records, {uuid: record for uuid, (_, record) in self.new_records.items()})
+        if self.new_records or self.dropped:
+            new = {uuid: record for uuid, (_, record) in self.new_records.items()}
+            records = replaced(records, new, self.dropped.difference(new).intersection(records))
         judged = [uuid for uuid, each in self.new_pending.items() if not each]
         standing = known.standing
         if self.machines or self.gone:
@@ -228,7 +233,9 @@ class Learning:
             settled=self.settled,
             records=records,
             unseen=self.unseen,
-            machines=replaced(known.machines, self.machines) if self.machines else known.machines,
+            machines=replaced(known.machines, machines)
+            if (machines := {**self.departed, **self.machines})
+            else known.machines,
             standing=standing,
             overrides=replaced(known.overrides, self.new_overrides) if self.new_overrides else known.overrides,
             switches=replaced(known.switches, self.switches.new) if self.switches.new else known.switches,
@@ -249,7 +256,9 @@ class Learning:
             facts=self.facts,
             forgotten=self.forgotten,
             records=self.new_records,
+            dropped=tuple(sorted(self.dropped)),
             machines=tuple(self.machines.values()),
+            departed=tuple(self.departed.values()),
             gone=tuple(sorted(self.gone)),
             overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
             switches=tuple((uuid, record) for (uuid, _), record in self.switches.unstored.items()),

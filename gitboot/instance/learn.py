@@ -20,6 +20,7 @@ from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen
 from gitboot.instance.switching import carry_switches
 from gitboot.ledger.entries import Request
+from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.status import Event
@@ -46,6 +47,7 @@ class Batch:
     accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
+    moves: Moves = NO_MOVES  # of machines between this instance's site and the others, likewise
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
@@ -94,6 +96,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted
         learning.facts = replace(learning.facts, accepted=revision)
+        provisioning.let_go(learning, batch.moves)
         learning.decide()
     if batch.sightings is not None:
         _look(learning, batch.sightings, at)
@@ -102,7 +105,14 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     unseen = learning.unseen ^ knowledge.unseen
     if batch.keeping is not None and not learning.news(at).is_nothing:
         trust.refresh(learning, at, batch.up)
-    changed = {*learning.new_records, *learning.new_overrides, *learning.new_pending, *learning.switches.new, *unseen}
+    changed = {
+        *learning.new_records,
+        *learning.dropped,
+        *learning.new_overrides,
+        *learning.new_pending,
+        *learning.switches.new,
+        *unseen,
+    }
     if (learning.settled is None) != (knowledge.settled is None):
         changed |= learning.known.standing | learning.machines.keys()
     return Learnt(

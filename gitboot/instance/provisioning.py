@@ -13,7 +13,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.installing import attempted, failed, is_complete, started, taken_back
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, report_of, run_made, run_started
-from gitboot.load.machines import taken_over
+from gitboot.load.machines import Moves, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.policy import NetworkBoot
@@ -53,7 +53,8 @@ def settle(
     if doubt_of(learning.facts, decisions) is not None:
         learning.settled = None
         return
-    here = [decisions.servers[name] for name in sorted(changed) if name in decisions.servers]
+    back = (commit.machines[uuid].name for uuid in learning.dropped if uuid in commit.machines)
+    here = [decisions.servers[name] for name in sorted({*changed, *back}) if name in decisions.servers]
     _meet(learning, commit, here, introduced, at)
     standing = learning.known.standing
     if left is not None:
@@ -71,6 +72,14 @@ def settle(
     learning.settled = commit.revision
 
 
+def let_go(learning: Learning, moves: Moves) -> None:
+    """Know nothing more of machines that another site has had in the meantime, but that they are not new."""
+    learning.departed = {each.uuid: each for each in moves.departed if each.uuid not in learning.known.standing}
+    learning.dropped = frozenset(uuid for uuid in moves.machines if learning.record(uuid) is not None)
+    for uuid in learning.dropped:
+        learning.new_records.pop(uuid, None)
+
+
 def _meet(
     learning: Learning, commit: Commit, servers: list[Decision], introduced: Mapping[SystemUuid, int], at: datetime
 ) -> None:
@@ -79,7 +88,8 @@ def _meet(
     A new board that was seen already may be said to replace another one later.
     """
     seen, standing = learning.known.machines, learning.known.standing
-    new = [each for each in servers if each.uuid not in seen or each.replaces is not None]
+    back = learning.dropped
+    new = [each for each in servers if each.uuid not in standing or each.uuid in back or each.replaces is not None]
     new = [each for each in new if each.uuid not in learning.machines and learning.record(each.uuid) is None]
     _begin(learning, commit, new, introduced, at)
     here = {each.uuid: commit.machines[each.uuid] for each in servers}
@@ -92,8 +102,8 @@ def _begin(
     learning: Learning, commit: Commit, servers: list[Decision], introduced: Mapping[SystemUuid, int], at: datetime
 ) -> None:
     """Write the first records of servers, as far as it is known what is installed."""
-    machines = learning.known.machines.values()
-    others = taken_over([commit.machines[each.uuid] for each in servers], machines) if servers else {}
+    seen = {**learning.known.machines, **learning.departed} if servers else {}
+    others = taken_over([commit.machines[each.uuid] for each in servers], seen.values()) if servers else {}
     replaced = {each.replaces: learning.record(each.replaces) for each in servers if each.replaces is not None}
     records = {uuid: record for uuid, record in replaced.items() if record is not None}
     unknown: dict[str, list[str]] = {}
@@ -102,7 +112,7 @@ def _begin(
         found = newcomer(
             each,
             records=records,
-            seen=(),
+            seen=seen,
             introduced=introduced.get(each.uuid),
             carries=f"the {other[0]} {other[1]} of {other[2].name} ({other[2].uuid})" if other is not None else None,
         )

@@ -211,6 +211,7 @@ class Reconciler:
             keeping=before.keeping,
             up=heard.up,
             accepted=(accepted.revision, attempt.changes),
+            moves=attempt.moves,
             let_in=attempt.let_in,
             orders=attempt.orders,
             caught_up=knowledge.facts.gap and is_fetched and self._accepting.is_newest(attempt),

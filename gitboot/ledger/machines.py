@@ -22,7 +22,10 @@ def standing(store: Store) -> frozenset[SystemUuid]:
     return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
 
 
-def write(tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = ()) -> None:
-    """Replace what is known of these machines, and note which have left the fleet; what they were stays."""
+def write(tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = (), stand: bool = True) -> None:
+    """Replace what is known of these machines, and note which have left the fleet; what they were stays.
+
+    Not to ``stand``: the accepted commit does not have them.
+    """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
-    tx.replace("machines", ("uuid",), [(*rows.of_machine(each), 1) for each in machines])
+    tx.replace("machines", ("uuid",), [(*rows.of_machine(each), int(stand)) for each in machines])

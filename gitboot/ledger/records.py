@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from gitboot.ledger import rows
 from gitboot.ledger.store import Store, Transaction
@@ -32,6 +32,14 @@ def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) ->
     tx.executemany(
         "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", [(uuid, *rows.of_run(name, run)) for uuid, name, run in made]
     )
+
+
+def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
+    """Know nothing of these servers any more."""
+    if uuids:
+        tx.mark()
+        for table in ("records", "runs"):
+            tx.executemany(f"DELETE FROM {table} WHERE uuid = ?", [(uuid,) for uuid in uuids])  # noqa: S608 - constant
 
 
 def forget(tx: Transaction) -> None:

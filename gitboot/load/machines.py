@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from gitboot.load import FleetRepository
 from gitboot.load.identities import place_of
@@ -54,6 +55,21 @@ class Machine:
             yield "serial", self.serial.upper()
         if self.bmc is not None:
             yield "BMC", "".join(filter(None, self.bmc.place))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moves:
+    """Machines between one site and the others; what has become of them there, it cannot know."""
+
+    arrived: tuple[SystemUuid, ...] = ()  # from another site
+    departed: tuple[Machine, ...] = ()  # from another site, and perhaps out of the fleet
+
+    @property
+    def machines(self) -> frozenset[SystemUuid]:
+        return frozenset((*self.arrived, *(each.uuid for each in self.departed)))
+
+
+NO_MOVES: Final = Moves()
 
 
 def machines(repository: FleetRepository, names: Collection[str] | None = None) -> dict[SystemUuid, Machine]:
