@@ -30,7 +30,7 @@ class Instance:
     """An instance at ``folder``; what it costs at its first pass, and then with each commit."""
 
     def __init__(self, folder: Path, repository: Repository, fleet: Fleet) -> None:
-        self.output, self._state = folder / "output", folder / "state"
+        self.output, self._state, self._spool = folder / "output", folder / "state", folder / "spool"
         self._said = folder / "stderr"
         self._repository, self._fleet = repository, fleet
         self._commits = 0
@@ -39,7 +39,8 @@ class Instance:
     def command(self, *how: str) -> tuple[str, ...]:
         where = ("--out", str(self.output), "--state", str(self._state), "--poll", "3600")
         nowhere = ("--check-assets", "off")  # where its images are
-        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *ANYTHING, *how)
+        heard = ("--spool", str(self._spool))  # else nothing could prove a boot, and it would say so of each server
+        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *heard, *ANYTHING, *how)
 
     def begin(self) -> Cost:
         """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on.

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gitboot.instance.build import Outside, assembled, doubt_if_behind
+from gitboot.instance.build import Outside, assembled
 from gitboot.instance.inbox import Inbox
 from gitboot.instance.overrides import media_of
 from gitboot.instance.reconcile import Reconciler
@@ -152,8 +152,10 @@ class Life:
         ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
         if facts.is_behind(ledger):
             facts.doubt(ledger, "RestoredLedger")
+        outside = Outside(source=self.branch, evaluation=self.branch, target=self)
         if "ops/records.json" in self.shared:
-            doubt_if_behind(ledger, imported(self.shared["ops/records.json"].content, "ops/records.json"))
+            records = imported(self.shared["ops/records.json"].content, "ops/records.json")
+            outside = replace(outside, owner=facts.read(ledger).identity, records=records)
         settings = Settings(
             output=self.folder,
             state=self.folder,
@@ -166,7 +168,7 @@ class Life:
             assembled(
                 settings,
                 ledger,
-                Outside(source=self.branch, evaluation=self.branch, target=self),
+                outside,
                 tell=self._happened,
                 clock=lambda: self.now,
             )

@@ -397,6 +397,7 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
+    from gitboot.bounds import uncollected
     from gitboot.instance.build import running
     from gitboot.instance.loop import Audience, Bell, Loop
     from gitboot.instance.notifying import notifying
@@ -405,12 +406,13 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
     bell = Bell()
     with (
         telling(settings, bell.ring, patience_s=_LAST_TELLING_S) as verdicts,
-        running(settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts), lost=bell.end) as (
-            instance,
-            source,
-        ),
         ExitStack() as stack,
     ):
+        with uncollected():  # what is read of a ledger stays
+            acting = running(
+                settings, tell=tell, clock=_clock, wake=bell.ring, judged=_judged_by(verdicts), lost=bell.end
+            )
+            instance, source = stack.enter_context(acting)
         identity = instance.store.progress[0]
         forge = Witness(verdicts, source, identity) if verdicts is not None else None
         notices = stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=_LAST_TELLING_S))

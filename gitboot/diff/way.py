@@ -6,7 +6,7 @@ or not, and every merge is judged by what it changes itself, with the acknowledg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, TypeVar
@@ -173,14 +173,14 @@ class _Search:
                 yield hop
 
 
-def introduced(known: Iterable[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
+def introduced(known: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:
     """With which provision number each UUID came that is not ``known``: that of the first commit that has it.
 
     ``commits`` are the (UUID, provision number) of each valid first-parent commit since the accepted one, in order.
     """
-    before, found = frozenset(known), dict[U, int]()
+    found = dict[U, int]()
     for servers in commits:
         for uuid, provision in servers:
-            if uuid not in before:
+            if uuid not in known:
                 found.setdefault(uuid, provision)
     return found

@@ -45,7 +45,7 @@ from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Set
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
-from gitboot.ledger import facts, overrides, records, requests
+from gitboot.ledger import facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
 from gitboot.ledger.fetches import RecordedFetches
@@ -178,6 +178,9 @@ def assembled(
         site=settings.site,
     )
     knowledge = known(store)
+    if outside.owner == knowledge.facts.identity and _is_behind(knowledge, outside.records):
+        facts.doubt(store, "RestoredLedger")
+        knowledge = replace(knowledge, facts=facts.read(store))
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
     standing = Standing(
@@ -257,8 +260,6 @@ def running(
         tree = stack.enter_context(Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told))
         owner = tree.stamp.ledger if tree.stamp is not None else None
         records = records_of(settings.output)
-        if owner == ledger:
-            doubt_if_behind(store, records)
         _doubt_without_marks(store, settings, owner)
         laps = Laps()
         if evaluation_of is None:
@@ -482,11 +483,9 @@ def records_of(output: Path) -> Mapping[SystemUuid, Record]:
     return {}
 
 
-def doubt_if_behind(store: Store, published: Mapping[SystemUuid, Record]) -> None:
-    """Doubt a ledger that knows less than the tree that it published."""
-    set_before = overrides.read(store)
-    if ahead(published, records.read(store), lambda uuid: set_before.get(uuid, {}).keys()):
-        facts.doubt(store, "RestoredLedger")
+def _is_behind(knowledge: Knowledge, published: Mapping[SystemUuid, Record]) -> bool:
+    """Whether a ledger knows less than the tree that it published."""
+    return bool(ahead(published, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()))
 
 
 def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) -> None:

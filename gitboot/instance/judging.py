@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -99,10 +99,10 @@ class _Walk:
         """Those of the newest Fleet that is well formed, unless it is accepted."""
         return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
 
-    def come_by(self, reached: int) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """With which provision number machines came by then, commit by commit."""
+    def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
+        """With which provision number machines came by then, commit by commit, but for those that ``moved``."""
         for position in sorted(each for each in self.come if each <= reached):
-            yield [(each.uuid, each.provision) for each in self.come[position]]
+            yield [(each.uuid, each.provision) for each in self.come[position] if each.uuid not in moved]
 
     def moves_by(self, reached: int) -> Moves:
         """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
@@ -165,7 +165,7 @@ class Judging:
             reached=reached,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
             hops=tuple(map(named, found.hops)),
-            introduced=introduced(known.keys() | moves.machines, walk.come_by(found.reached)),
+            introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,
             invalid=walk.invalid,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import msgspec
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
@@ -41,6 +43,9 @@ def json_value(text: str) -> dict[str, Any]:
     return value
 
 
+_texts: Final[Callable[[str], list[str]]] = msgspec.json.Decoder(list[str]).decode
+
+
 def _or_none(at: datetime | None) -> str | None:
     return format_instant(at) if at else None
 
@@ -51,6 +56,7 @@ RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
     " overwritten_by, offered, answered, taken_back, attempts, released"
 )
+_NO_ATTEMPTS: Final = "[]"
 RUN: Final = "uuid, maintenance, run, made_at, window_end, seen"
 
 
@@ -82,7 +88,7 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         offered=offered,
         answered=answered,
         taken_back=taken_back,
-        attempts=tuple(map(attempt_of, json.loads(attempts))),
+        attempts=tuple(map(attempt_of, json.loads(attempts))) if attempts != _NO_ATTEMPTS else (),
         overwritten_by=overwritten_by,
         released=released,
     )
@@ -221,7 +227,7 @@ def machine(row: Sequence[Any]) -> Machine:
     return Machine(
         uuid=SystemUuid(uuid),
         name=name,
-        macs=tuple(MacAddress(mac) for mac in json.loads(macs)),
+        macs=tuple(map(MacAddress, _texts(macs))),
         serial=serial,
         bmc=BmcAccess(**json_value(bmc)) if bmc is not None else None,
     )

@@ -90,8 +90,11 @@ def ahead(
     return sorted(
         uuid
         for uuid, record in published.items()
-        if (before := _progress(record)) > (now := _progress(known.get(uuid)))
-        or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
+        if (record.consumed_key is not None or record != known.get(uuid))  # of nearly all there is nothing to find
+        and (
+            (before := _progress(record)) > (now := _progress(known.get(uuid)))
+            or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
+        )
     )
 
 
