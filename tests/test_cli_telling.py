@@ -72,4 +72,6 @@ def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
         == f"gitboot: there is no Git repository at {tmp_path}/nowhere.git: nothing was made; look how it is spelt\n"
         and list(tmp_path.iterdir()) == []
     )
+    typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o")
+    assert list(tmp_path.iterdir()) == [], "nor is anything made without --once"
     assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err

@@ -243,7 +243,7 @@ def running(
     a commit that is being evaluated is waited for. ``judged`` is told of each status, and how far the ledger had come
     then. ``evaluation_of`` a clone is a process of its own, and so is what fetches, if not a test's.
     """
-    _look_for_repository(settings)
+    look_for_repository(settings)
     with ExitStack() as stack:
         stack.enter_context(private(settings.state))
         if settings.spool is not None:
@@ -349,7 +349,7 @@ def _warned(tell: Tell, clock: Clock, message: str) -> None:
 @contextmanager
 def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
     """An instance over a copy of the state, with a target and BMCs that are only looked at."""
-    _look_for_repository(settings)
+    look_for_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
         if state.has_ledger(settings.state):
@@ -379,7 +379,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         yield instance, source, looked
 
 
-def _look_for_repository(settings: Settings) -> None:
+def look_for_repository(settings: Settings) -> None:
     """Raise `UsageError` where a first start names what is no repository here; a later one waits for it."""
     local = remote_of(settings.git).local
     with suppress(PermissionError):  # which is said where it is read

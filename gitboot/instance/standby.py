@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.errors import LedgerError, OperatorError, TryAgain
 from gitboot.instance import directory as state
-from gitboot.instance.build import fetched_apart, named_ledger
+from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.ledger.lease import Holder
@@ -40,6 +40,7 @@ class Standby:
 
     def __init__(self, settings: Settings, tell: Callable[[Event], None], clock: Callable[[], datetime]) -> None:
         self._settings, self._tell, self._clock = settings, tell, clock
+        look_for_repository(settings)  # before anything is made
         with private(settings.state):
             self.address = address_beside(named_ledger(settings))
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
