@@ -17,7 +17,10 @@ from subprocess import CalledProcessError
 
 import pytest
 
+from gitboot.instance.directory import LEDGER
 from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.store import mark_of, read_mark
+from gitboot.ledger.tables import TABLES
 from tests.failing_disk import fill, small_disk
 from tests.instance import Instance, begin, eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
@@ -98,6 +101,35 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
         eventually(lambda: status()["records"] == {"Provisioned": 2})
         for host in hosts.hosts:
             host.stop()
+
+
+def test_who_has_stood_by_knows_a_backup_of_the_database_for_one(rack: Rack, server: PostgresServer) -> None:
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        tables = [table for table in (*TABLES, "fetches") if table != "spool"]
+        server.sql(
+            "CREATE SCHEMA backup; "
+            + "; ".join(f"CREATE TABLE backup.{table} AS TABLE {hosts.schema}.{table}" for table in tables)
+        )
+        assert "flatcar-1" in boots(web, hosts.one)
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+        eventually(lambda: status()["records"] == {"Provisioned": 1})
+        come, noted = (mark_of(host.state / LEDGER) for host in hosts.hosts)
+        eventually(lambda: read_mark(noted) == read_mark(come))
+        hosts.one.kill()
+        server.sql(
+            "; ".join(
+                f"DELETE FROM {hosts.schema}.{table}; INSERT INTO {hosts.schema}.{table} TABLE backup.{table}"
+                for table in tables
+            )
+        )
+        assert hosts.taken_over(1) is hosts.two
+        status = hosts.two.instance.status  # type: ignore[union-attr]
+        eventually(lambda: "RestoredLedger" in {each["reason"] for each in status()["conditions"]})
+        assert "flatcar-1" not in boots(web, hosts.two)
+        assert web.times_set == 1
 
 
 def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(

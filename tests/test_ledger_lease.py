@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from gitboot.cli import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.ledger import evidence, facts
+from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.lease import Holder, Lease, LeaseKeeper
 from gitboot.ledger.naming import PostgresAddress, address_beside
@@ -139,6 +141,65 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(path: Path, p
             assert lost.wait(10)
             with pytest.raises(LeaseLost, match="another instance acts"):
                 ledger.database.lease.check()
+
+
+def test_a_copy_of_a_machine_or_of_its_state_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, copy = tmp_path / "state", tmp_path / "copy"
+    state.mkdir()
+    ours = Holder.of(state)
+    assert Holder.of(state) == ours, "however often it is started"
+    shutil.copytree(state, copy)
+    assert Holder.of(copy).id != ours.id
+    (tmp_path / "boot_id").write_text("another\n")
+    monkeypatch.setattr(lease_module, "_BOOT_ID", tmp_path / "boot_id")
+    assert Holder.of(state).id != ours.id, "a machine that was restored beside itself has started, too"
+
+
+def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_it(
+    path: Path, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a virtual machine whose host had no room on its disk: to its own clock no time has passed."""
+    with held(path, replace_seconds(ONE, 60)) as (ledger, lease):
+        assert ledger.database.lease is not None
+        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lambda: None) as keeper:
+            keeper.check()
+            schema = address(path).url.rpartition("%3D")[2]
+            postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+            ledger.database.lease.check()
+            with pytest.raises(LeaseLost, match="another instance acts"):
+                keeper.check()
+            with pytest.raises(LeaseLost, match="another instance acts"):
+                ledger.database.lease.check()
+
+
+def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:
+    nowhere = PostgresAddress(url="postgresql://nobody@127.0.0.1:1/none?sslmode=disable")
+    with held(path, replace_seconds(ONE, 60)) as (ledger, _):
+        assert ledger.database.lease is not None
+        keeper = LeaseKeeper(ledger.database.lease, PostgresRenewing(nowhere), lambda: None)
+        with pytest.raises(LeaseLost, match="it cannot be asked whether another instance acts"):
+            keeper.check()
+
+
+def change(ledger: Store, revision: str) -> None:
+    """Something that a backup must have, to be as good."""
+    with ledger.writing() as tx:
+        facts.accept(tx, revision)
+        tx.mark()
+
+
+def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgres_server: PostgresServer) -> None:
+    with held(path, replace_seconds(ONE, 60)) as (ledger, _):
+        for revision in ("c0ffee", "decade"):
+            change(ledger, revision)
+        schema = address(path).url.rpartition("%3D")[2]
+        postgres_server.sql(f"UPDATE {schema}.facts SET value = '1' WHERE name = 'changes'")
+        for _ in range(2):
+            with pytest.raises(LedgerError, match="or a backup was put in its place"):
+                change(ledger, "facade")
+        assert facts.read(ledger).accepted == "decade"
+        with pytest.raises(LedgerError, match="or a backup was put in its place"):
+            ledger.read_back()
 
 
 def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path) -> None:

@@ -201,7 +201,7 @@ def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tm
                 records.write(tx, [(WEB01, "web01", Record(provision=provision))])
         Path(f"{path}-wal").write_bytes(b"")
         shutil.copyfile(older, path)
-        with pytest.raises(LedgerError, match="the disk has lost what it had synced"):
+        with pytest.raises(LedgerError, match="its disk has lost what it had synced"):
             ledger.read_back()
 
 

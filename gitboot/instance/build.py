@@ -116,6 +116,9 @@ class Instance:
     store: Store
 
 
+Fence = Callable[[], None]  # raises where another instance may act, right before anything is changed at a BMC
+
+
 def _nobody_else() -> None:
     """The fence of whoever is alone with a state directory."""
 
@@ -158,6 +161,7 @@ def assembled(
     laps: Laps | None = None,
     listener: WorkListener | None = None,
     shared: RecordedFetches | None = None,
+    fence: Fence = _nobody_else,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
@@ -167,7 +171,6 @@ def assembled(
     held = store.database.lease
     spool = SharedSpool(shared, held.lease) if shared is not None and held is not None else None
     inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool)
-    fence = held.check if held is not None else _nobody_else
     bmcs = (bmcs_of or partial(pool_of, fence=fence))(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(
         store,
@@ -252,7 +255,7 @@ def running(
         stack.enter_context(state.locked(settings.state))
         store = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
-        shared = stack.enter_context(_kept(store, lost))
+        shared, fence = stack.enter_context(_kept(store, lost))
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
         listener = WorkListener(partial(_told_how_far, left, tell, clock))
@@ -311,22 +314,23 @@ def running(
                 laps=laps,
                 listener=listener,
                 shared=shared,
+                fence=fence,
             )
         )
         yield instance, source
 
 
 @contextmanager
-def _kept(store: Store, lost: Callable[[], None]) -> Iterator[RecordedFetches | None]:
-    """A ledger that other hosts share, as long as the block runs; None: nobody does."""
+def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetches | None, Fence]]:
+    """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart."""
     held, address = store.database.lease, address_beside(store.path)
     if held is None or address is None:
-        yield None
+        yield None, _nobody_else
         return
     from gitboot.ledger.postgresql import PostgresRenewing
 
-    with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost):
-        yield shared
+    with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
+        yield shared, keeper.check
 
 
 def named_ledger(settings: Settings) -> Path:

@@ -15,6 +15,7 @@ from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
+from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.model.scalars import format_instant
 from gitboot.source import Source
 from gitboot.status import Condition, Event, Status
@@ -80,7 +81,17 @@ class Standby:
                 raise
             return "LedgerFailed", str(error)
         self.is_patient = True
+        if other is not None:
+            self._note_progress(looking.progress())
         return ("StandingBy", f"the instance {other} acts by {looking.name}") if other is not None else None
+
+    def _note_progress(self, found: tuple[str, int] | None) -> None:
+        """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""
+        path = mark_of(self._settings.state / state.LEDGER)
+        before = read_mark(path)
+        if found is not None and (before is None or (before[0] == found[0] and before[1] < found[1])):
+            with suppress(OSError):
+                write_mark(path, *found)
 
     def fail(self, error: LedgerError) -> None:
         """Note that the ledger could not be read once the lease was taken: it is waited for."""

@@ -23,6 +23,7 @@ SECONDS: Final = 15.0
 SHARE: Final = 5  # of them, until it is renewed where no transaction does
 _LAST_S: Final = 1.0  # for a renewal that is under way at the end
 _HOLDER: Final = "holder"  # in STATE
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Holder(NamedTuple):
@@ -34,11 +35,16 @@ class Holder(NamedTuple):
 
     @classmethod
     def of(cls, state: Path, seconds: float = SECONDS) -> Self:
-        """The one whose state directory this is; a copy of that on another host is another. Raises OSError."""
+        """The one whose state directory this is, since this machine has started; a copy of either is another.
+
+        A machine that was cloned, or restored beside itself, has the same name and the same files. Raises OSError.
+        """
         path, host = state / _HOLDER, socket.gethostname()
         if not path.exists():
             write_whole(path, f"{token_hex(16)}\n".encode())
-        return cls(f"{path.read_text().strip()}@{host}", f"{host}:{state.absolute()}", seconds)
+        started = _BOOT_ID.read_text().strip().replace("-", "")
+        id = f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{host}"
+        return cls(id, f"{host}:{state.absolute()}", seconds)
 
 
 class Lease(NamedTuple):
@@ -93,6 +99,7 @@ class LeaseKeeper:
 
     def __init__(self, held: HeldLease, renewing: Renewing, on_lost: Callable[[], None]) -> None:
         self._held, self._renewing, self._on_lost = held, renewing, on_lost
+        self._asking = threading.Lock()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -107,11 +114,29 @@ class LeaseKeeper:
     def _run(self) -> None:
         while not self._ending.wait(self._held.seconds / SHARE):
             try:
-                self._renewing.renew(self._held)
+                self._renew()
             except LeaseLost:
                 self._on_lost()
                 break
-        self._renewing.close()
+        with self._asking:
+            self._renewing.close()
+
+    def check(self) -> None:
+        """Raise `LeaseLost` unless the server says, now, that nobody else has it; from any thread.
+
+        The clock of a virtual machine that its host has stopped knows nothing of that: it is not enough to look at.
+        """
+        self._held.check()
+        if not self._renew():
+            raise LeaseLost(f"{self._held.name}: it cannot be asked whether another instance acts by this ledger")
+
+    def _renew(self) -> bool:
+        """Renew it, unless that was done by another thread since this was called; say whether it is renewed."""
+        until_s = now_s() + self._held.seconds
+        with self._asking:
+            if self._held.until_s < until_s:
+                self._renewing.renew(self._held)
+        return self._held.until_s >= until_s
 
 
 def now_s() -> float:

@@ -13,7 +13,7 @@ from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
-from gitboot.ledger.store import Store, open_database
+from gitboot.ledger.store import Store, mark_of, open_database
 
 
 def open_ledger(path: Path) -> Store:
@@ -95,7 +95,7 @@ def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:
 
 def _copy_mark(path: Path, to: Path) -> None:
     with suppress(FileNotFoundError):
-        shutil.copyfile(path.with_suffix(".mark"), to.with_suffix(".mark"))
+        shutil.copyfile(mark_of(path), mark_of(to))
 
 
 def set_aside(path: Path) -> Path:

@@ -44,6 +44,7 @@ _RENEW: Final = f"UPDATE lease SET until = {_TAKEN_UNTIL} WHERE holder = %(holde
 _GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
 _WHO_HOLDS: Final = "SELECT place FROM lease"
 _OTHERS: Final = "SELECT place FROM lease WHERE until > clock_timestamp() AND holder <> %s"
+_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 
@@ -222,6 +223,15 @@ class PostgresRenewing:
             self.close()
             raise LedgerError(f"{self._address.name}: the ledger cannot be read ({in_one_line(error)})") from error
         return rows[0][0] if rows else None
+
+    def progress(self) -> tuple[str, int] | None:
+        """The ledger's identity, and how many changes it holds; None where that cannot be read now."""
+        try:
+            found: dict[str, str] = dict(self._live().execute(_PROGRESS).fetchall())
+            return found["identity"], int(found.get("changes", 0))
+        except (psycopg.Error, LedgerError, LookupError, ValueError):
+            self.close()
+            return None
 
     def _live(self) -> psycopg.Connection[Row]:
         if self._connection is None:

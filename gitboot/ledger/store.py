@@ -81,6 +81,7 @@ class Store:
                 yield tx
                 if tx.is_marked:
                     changes = self._count_change()
+                    _refuse_older(database.name, self._written, (changes[0], changes[1] - 1))
                 database.commit()
             except BaseException as error:
                 self.is_suspect |= database.may_have_lost(error)
@@ -103,10 +104,7 @@ class Store:
         """
         with self._lock:
             self.database.reopen()
-        identity, changes = self._read_progress()
-        if self._written is not None and (identity, changes) < self._written:
-            lost = f"the disk has lost what it had synced ({changes} changes of {self._written[1]})"
-            raise LedgerError(f"{self.database.name}: {lost}; restore a backup, on another disk")
+        _refuse_older(self.database.name, self._written, self._read_progress())
         self.is_suspect = False
 
     def rows(self, query: str, *parameters: Any) -> list[Row]:
@@ -141,7 +139,7 @@ class Store:
 
     @property
     def _mark_path(self) -> Path:
-        return self.path.with_suffix(".mark")
+        return mark_of(self.path)
 
     def _count_change(self) -> tuple[str, int]:
         rows = self.database.execute("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')")
@@ -166,6 +164,21 @@ def open_database(path: Path, *, synchronous: bool = True, reads_only: bool = Fa
 
         return PostgresDatabase(address, synchronous=synchronous, reads_only=reads_only)
     return ReadOnlySqlite(path) if reads_only else SqliteDatabase(path, synchronous=synchronous)
+
+
+def _refuse_older(name: str, written: tuple[str, int] | None, found: tuple[str, int]) -> None:
+    """What counted as written has to be there still."""
+    if written is not None and (found[0] != written[0] or found[1] < written[1]):
+        lost = f"its disk has lost what it had synced ({found[1]} changes of {written[1]}), or a backup was put in its"
+        raise LedgerError(
+            f"{name}: {lost} place; end gitboot, restore the newest copy on a disk that keeps it, and start anew: what "
+            "is installed is asked for then"
+        )
+
+
+def mark_of(ledger: Path) -> Path:
+    """Where it is noted how far a ledger has come."""
+    return ledger.with_suffix(".mark")
 
 
 def read_mark(path: Path) -> tuple[str, int] | None:
