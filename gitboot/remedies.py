@@ -17,7 +17,7 @@ _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = "gitboot records clock --state STATE --reason '…'"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
 _ACT: Final = "provisioning: {ledger: LEDGER}  # in the Fleet, where this instance is to act"
-_ADOPT: Final = "gitboot records begin OUTPUT/ops/records.json --state STATE  # or: adopt"
+_ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {

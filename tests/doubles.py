@@ -27,7 +27,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
-from gitboot.render.page import PageFiles
+from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
 from gitboot.source.line import Merge
@@ -117,7 +117,7 @@ class Taking:
         complete: bool,
         commit: str,
         at: datetime,
-        page: PageFiles,
+        parts: PartFiles,
     ) -> Published:
         if self.full:
             raise PublishError("no space left on device")
@@ -150,6 +150,11 @@ class Gate:
 
     def close(self) -> None:
         self.bmcs.close()
+
+
+def published_records(output: Path) -> bytes:
+    """All that a published tree says of what is known of provisioning."""
+    return b"".join(path.read_bytes() for path in sorted((output / "ops" / "records").glob("*.json")))
 
 
 def note_fetch(spool: Path, observation: Observation) -> None:

@@ -20,6 +20,8 @@ import pygit2
 from gitboot.cli.instance import request
 from gitboot.instance.directory import has_ledger
 from gitboot.instance.requests import BEGIN
+from gitboot.publish.recorded import read_records
+from gitboot.resolve.records import record_facts
 from tests.preloaded import Command
 from tests.serving import LOADER
 
@@ -127,7 +129,8 @@ def begin(state: Path, records: str | Path) -> None:
     eventually(lambda: has_ledger(state))
     facts: dict[str, Any] = {"how": str(records)}
     if records not in ("fresh", "adopt", "as-recorded"):
-        facts = {"how": "records", "items": json.loads(Path(records).read_bytes())["items"]}
+        items = [{"uuid": uuid, **record_facts(record)} for uuid, record in read_records(Path(records)).items()]
+        facts = {"how": "records", "items": items}
     request(state, BEGIN, facts)
 
     def is_known() -> bool:

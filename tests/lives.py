@@ -29,7 +29,7 @@ from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
 from gitboot.render.keyed import NO_KEYS
-from gitboot.render.page import PageFiles
+from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import imported
@@ -80,6 +80,7 @@ class Life:
     branch: Branch = field(init=False)
     servers: dict[str, PublishedServer] = field(default_factory=dict)  # as they were published last
     shared: Files = field(default_factory=dict)
+    parts: PartFiles = AS_IT_WAS
     backup: int | None = None  # how much had happened when it was made
 
     spool: SpoolFile = field(init=False)  # of its endpoints, which outlive it
@@ -153,8 +154,9 @@ class Life:
         if facts.is_behind(ledger):
             facts.doubt(ledger, "RestoredLedger")
         outside = Outside(source=self.branch, evaluation=self.branch, target=self)
-        if "ops/records.json" in self.shared:
-            records = imported(self.shared["ops/records.json"].content, "ops/records.json")
+        files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
+        if self.shared:
+            records = {uuid: known for each in files for uuid, known in imported(each.content, RECORDS).items()}
             outside = replace(outside, owner=facts.read(ledger).identity, records=records)
         settings = Settings(
             output=self.folder,
@@ -214,7 +216,7 @@ class Life:
         complete: bool,
         commit: str,
         at: datetime,
-        page: PageFiles,
+        parts: PartFiles,
     ) -> Published:
         if self.fate.dead:
             raise Crash
@@ -226,6 +228,7 @@ class Life:
             if files is not None:
                 self.servers[name] = parse(files[state_path(name)].content)
         self.shared = self.shared if shared is None else shared
+        self.parts = self.parts.then(parts)
         turns = (turn for each in self.servers.values() for path in each.paths.values() for turn in path)
         for digest in {Digest(turn.digest) for turn in turns if turn.digest is not None}:
             if (offer := evidence.offered(self.instance.ledger, digest)) is not None:

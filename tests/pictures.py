@@ -12,7 +12,7 @@ from gitboot.observe.undescribed import UnknownMachines, inventoried, render_unk
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.render.page import PAGE
+from gitboot.render.parts import PAGE
 from gitboot.render.schedule import RenderedState
 from tests.browser import Browser, browser
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server

@@ -26,7 +26,7 @@ from gitboot.publish.directory import Directory, Published
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.page import AS_IT_WAS, PageFiles
+from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.schedule import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
@@ -83,7 +83,7 @@ class Fleet:
     shared: Files
     provisioning: Provisioning = field(default_factory=Provisioning)
     endpoint: str | None = None
-    page: PageFiles = AS_IT_WAS
+    parts: PartFiles = AS_IT_WAS
 
     @property
     def files(self) -> dict[str, File]:
@@ -119,7 +119,7 @@ def planned(
         shared=shared_files(decisions),
         provisioning=spec.provisioning,
         endpoint=spec.endpoint,
-        page=Planned(repository=loaded, decisions=decisions, at=now, records={}).page(servers),
+        parts=Planned(repository=loaded, decisions=decisions, at=now, records={}).page(servers),
     )
 
 
@@ -149,7 +149,7 @@ class Site:
             known = forgotten_next(self.spool, taken or {})
             given_on = terms_of(fleet.provisioning, identity(self.spool), endpoint=fleet.endpoint, forgotten=known)
             shared = {**fleet.shared, **terms.render(given_on)}
-            return directory.publish(files, shared, complete=True, commit=commit, at=at, page=fleet.page)
+            return directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
 
     def say(self, status: Mapping[str, Any]) -> None:
         """Leave the instance's word on itself."""

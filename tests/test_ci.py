@@ -457,7 +457,8 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
     at = datetime.now(UTC).isoformat()
     status = {"applied": {"commit": "f" * 40}, "at": at, "conditions": []}
     (ops / "status.json").write_text(json.dumps(status))
-    (ops / "records.json").write_bytes(exported({}))
+    (ops / "records").mkdir()
+    (ops / "records" / "00.json").write_bytes(exported({}))
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "gh").write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\n')  # what GitHub's runners have

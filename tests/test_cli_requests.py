@@ -19,6 +19,8 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.observe.stopped import WORD
+from gitboot.publish.recorded import read_records
+from gitboot.resolve.records import exported
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually
 from tests.rack import Blade, Done, Rack, boots, condition, typed, until_condition
@@ -125,7 +127,7 @@ def test_a_person_at_a_terminal_is_asked(rack: Rack, monkeypatch: pytest.MonkeyP
 
 
 def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
-    document = json.loads((rack.output / "ops" / "records.json").read_bytes())
+    document = json.loads(exported(read_records(rack.output / "ops" / "records")))
     document["items"][0]["image"] = "flatcar-2"
     document["items"].append({**document["items"][0], "uuid": uuid_of("a stray")})
     file = rack.folder / "told.json"
@@ -141,7 +143,7 @@ def test_records_are_imported_whole_and_strays_are_counted(rack: Rack) -> None:
     [
         ("garbage", "not exported records"),
         ("[]", "not exported records"),
-        ('{"items": [{"uuid": "x"}]}', "take ops/records.json of a published tree"),
+        ('{"items": [{"uuid": "x"}]}', "take ops/records of a published tree"),
         ('{"items": []}', "has no server of the accepted commit"),
         (None, "cannot be read: No such file or directory"),
     ],
@@ -441,7 +443,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 
 def type_on(state: Path, ended: Rack, command: str) -> Done:
-    words = [str(ended.output / "ops" / "records.json") if word == "FILE" else word for word in command.split()]
+    words = [str(ended.output / "ops" / "records") if word == "FILE" else word for word in command.split()]
     done = typed(*words, "--state", state)
     assert "Traceback" not in done.err
     return done

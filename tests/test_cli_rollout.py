@@ -106,7 +106,7 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     assert site.git("diff", "--name-only", f"HEAD..{name}") == "streams/stable.yaml"
     assert (site.git("status", "--porcelain"), site.git("rev-parse", "HEAD")) == ("", head)
 
-    again = site.advance(records=site.output / "ops/records.json")
+    again = site.advance(records=site.output / "ops/records")
     assert (again.code, again.out.splitlines()[-1]) == (0, f"is on the branch {name} already: nothing is written")
     alone = site.advance("--no-commit", "-o", "json")
     assert (alone.code, alone.json["proposal"]["branch"]) == (0, None)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli.exit import Exit
+from tests.doubles import published_records
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually, running
 from tests.rack import BASE_URL, PASSWORD, Blade, Rack, boots, condition, until_condition
@@ -271,7 +272,7 @@ def test_a_lost_ledger_leaves_the_tree_alone_until_it_is_told_what_is_installed(
             assert (refused.code, "gitboot records begin" in refused.err) == (Exit.USAGE, True)
             refused = rack.typed("records", "begin", "fresh", "--yes")
             assert (refused.code, "fresh is for a new ledger" in refused.err) == (Exit.USAGE, True)
-    with rack.running(records=rack.output / "ops" / "records.json") as instance:
+    with rack.running(records=rack.output / "ops" / "records") as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         until_condition(instance, "Published", status=True, reason="Published")
         assert record(rack, web) == (1, "Operator")
@@ -284,7 +285,7 @@ def test_a_lost_ledger_may_be_told_that_all_is_installed(rack: Rack) -> None:
     with rack.running(records="adopt") as instance:
         until_condition(instance, "RecordsKnown", status=True, reason="Known")
         assert [boots(instance, blade) for blade in (web, db)] == ["disk", "disk"]
-        assert (rack.output / "ops" / "records.json").read_bytes().count(b"Adopted") == 2
+        assert published_records(rack.output).count(b"Adopted") == 2
     assert (web.machine.writes, db.machine.writes) == ([], [])
 
 
@@ -292,14 +293,14 @@ def test_e10_records_of_last_week_are_refused_where_the_tree_knows_better(rack: 
     web = rack.add("web01", provision=1)
     rack.push()
     rack.once(*rack.spooling, records="fresh")
-    last_week = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "last-week.json")
+    last_week = shutil.copytree(rack.output / "ops" / "records", rack.folder / "last-week")
     rack.said("records", "set", "web01", "provisioned", *REASON)
     rack.once(*rack.spooling)
     shutil.rmtree(rack.state)
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     refused = rack.typed("records", "begin", last_week, "--yes")
     assert (refused.code, "the published tree knows more, of 1 server: web01" in refused.err) == (Exit.USAGE, True)
-    rack.said("records", "begin", rack.output / "ops" / "records.json")
+    rack.said("records", "begin", rack.output / "ops" / "records")
     assert rack.once(*rack.spooling).code == Exit.FINE
     assert (record(rack, web), web.times_set) == ((1, "Operator"), 1)  # by the first instance, before it was told
 
@@ -331,13 +332,13 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, m
         ):
             ledger.backup(copy)
         install(instance, web)
-        eventually(lambda: b"Fetched" in (rack.output / "ops" / "records.json").read_bytes())
+        eventually(lambda: b"Fetched" in published_records(rack.output))
     for left in rack.state.glob("ledger.sqlite*"):
         left.unlink()
     shutil.copy(backup, rack.state / "ledger.sqlite")
     if mark == "went too":
         (rack.state / "ledger.mark").unlink()
-    kept = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "kept.json")
+    kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
         until_condition(instance, "RecordsKnown", status=False, reason="RestoredLedger")
         assert (boots(instance, web), web.times_set) == ("disk", 1)
@@ -350,7 +351,7 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, m
 def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
     web, _ = installed(rack)
     (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)
-    kept = shutil.copy(rack.output / "ops" / "records.json", rack.folder / "kept.json")
+    kept = shutil.copytree(rack.output / "ops" / "records", rack.folder / "kept")
     with rack.running() as instance:
         assert (rack.state / "ledger.sqlite.damaged-1").exists()
         until_condition(instance, "RecordsKnown", status=False, reason="DamagedLedger")

@@ -21,13 +21,16 @@ from gitboot.instance.patrol import Patrol
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import requests
 from gitboot.load import Revision
+from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import identity
 from gitboot.plan import Record
 from gitboot.publish.index import shard_path
+from gitboot.publish.recorded import OLDER, read_records, records_in
 from gitboot.publish.resuming import ALL, suspects
+from gitboot.render.parts import RECORDS
 from gitboot.render.paths import Kind, identity_of
-from gitboot.resolve.records import record_facts
+from gitboot.resolve.records import exported, record_facts, shard_of
 from gitboot.source import Source
 from tests.doubles import note_fetch
 from tests.evaluated import Here
@@ -274,6 +277,21 @@ def left(tmp_path: Path) -> tuple[Path, Repository]:
     return tmp_path, repository
 
 
+def test_a_tree_of_an_older_version_has_its_records_read_and_is_brought_up(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    output, known = folder / "output", records_in(folder / "output")
+    assert set(known) == {SystemUuid(uuid_of(name)) for name in NAMES}
+    shards = {path: path.read_bytes() for path in (output / RECORDS).iterdir()}
+    assert len(shards) > 1
+    shutil.rmtree(output / RECORDS)
+    (output / OLDER).write_bytes(exported(known))
+    assert records_in(output) == read_records(output / OLDER) == known
+    with in_process(folder, repository.bare) as parts:
+        for _ in range(2):
+            reconcile(parts)
+    assert {path: path.read_bytes() for path in (output / RECORDS).iterdir()} == shards
+
+
 def reconcile(parts: Parts) -> None:
     parts.source.fetch()
     parts.reconciler.reconcile(NOON, fetched=Fetched(), wait=True)
@@ -399,7 +417,7 @@ HARMED = {
     f"boot/v1/boot/{mac_of('web00').replace(':', '-')}/boot.ipxe": "web00",
     "ops/servers/web00.json": "web00",
     shard_path(identity_of(Kind.MAC, mac_of("web00").replace(":", "-"))): "web00",
-    "ops/records.json": ALL,
+    f"ops/records/{shard_of(SystemUuid(uuid_of('web00')))}.json": ALL,
 }
 
 

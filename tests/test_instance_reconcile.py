@@ -28,8 +28,9 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
+from gitboot.publish.recorded import records_in
 from gitboot.remedies import with_state
-from gitboot.render.page import PageFiles
+from gitboot.render.parts import PartFiles
 from gitboot.render.schedule import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
@@ -39,7 +40,7 @@ from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
-from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, server
+from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, server, uuid_of
 from tests.instance import Repository, git
 from tests.serving import rendered_states
 from tests.test_run import images_in
@@ -73,13 +74,13 @@ class Brittle:
         complete: bool,
         commit: str,
         at: datetime,
-        page: PageFiles,
+        parts: PartFiles,
     ) -> Published:
         self.calls += 1
         self.shared = shared
         if self.full:
             raise PublishError("no space left on device")
-        return self.target.publish(servers, shared, complete=complete, commit=commit, at=at, page=page)
+        return self.target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return self.target.dated(path, file, at)
@@ -632,7 +633,7 @@ def test_a_tree_of_another_ledger_is_left_alone_and_the_endpoint_answers(
     with Instance(tmp_path) as instance:
         instance.reconcile(OPEN)
         assert instance.condition("Published") == (False, "ForeignTree")
-        line = f"gitboot records begin {instance.output}/ops/records.json --state STATE  # or: adopt"
+        line = f"gitboot records begin {instance.output}/ops/records --state STATE  # or: adopt"
         assert instance.remedy("Published") == line
         assert (instance.boots(OPEN), instance.published) == ("memtest-7", "flatcar-1")
 
@@ -655,7 +656,7 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
         standing = instance.reconciler.standing
         assert standing.commit is not None and instance.condition("Published")[0]
         terms = Terms(giver=identity(instance.spool), forgotten=forgotten(instance.spool))
-        for path, file in shared(standing.plans, standing.commit, standing.knowledge, terms).items():
+        for path, file in shared(standing.plans, standing.commit, terms).items():
             assert (instance.output / path).read_bytes() == file.content, path
         return instance.target.shared is not None
 
@@ -674,8 +675,10 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
         instance.spool,
         Observation(server="web01", path=ENTRY, digest=plan.digest, client="10.0.0.7", at=BEFORE.replace(minute=7)),
     )
-    assert is_made(8)  # what is known of it
+    assert is_made(8)  # the spool has forgotten what was taken in
+    assert records_in(instance.output) == instance.reconciler.standing.knowledge.records
     assert is_made(9, {"07.yaml": ""})
+    assert uuid_of("web02") not in records_in(instance.output)
 
 
 # What was fetched

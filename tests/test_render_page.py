@@ -12,7 +12,8 @@ import pytest
 
 from gitboot.instance.directory import LeftStatus
 from gitboot.publish.tree import verify
-from gitboot.render.page import DATA, PAGE
+from gitboot.render.page import DATA
+from gitboot.render.parts import PAGE
 from gitboot.status import ChangedArea, Status
 from tests.fleets import at, fleet, profile, server
 from tests.instance import Repository, git

@@ -17,7 +17,7 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA, MADE_OF
-from gitboot.render.page import PAGE as FOLDER
+from gitboot.render.parts import PAGE as FOLDER
 from gitboot.serve.operatorspage import PAGE
 from gitboot.serve.pages import MOST
 from tests import plain

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.observe.spool import take
+from tests.doubles import published_records
 from tests.fleets import SEED, policy, server
 from tests.instance import Repository, eventually, is_program, running
 from tests.preloaded import Heard
@@ -153,7 +154,7 @@ def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Re
     spool = tmp_path / "state" / "spool"
     with running(repository.bare, tmp_path, records="fresh") as instance:
         eventually(lambda: "(Network)" in instance.get(ENTRY).text)
-        eventually(lambda: b"Fetched" in (tmp_path / "output/ops/records.json").read_bytes())
+        eventually(lambda: b"Fetched" in published_records(tmp_path / "output"))
         assert len(list(spool.glob("*.jsonl"))) == 1, "its writer lives"
         assert [event["type"] for event in instance.events].count("Provisioned") == 1
     with running(repository.bare, tmp_path) as instance:

@@ -15,7 +15,9 @@ from gitboot.errors import HostUnreachable, UsageError
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision, Record
-from gitboot.resolve.records import RECORDS, imported, record_of
+from gitboot.publish.recorded import OLDER, read_records
+from gitboot.render.parts import RECORDS
+from gitboot.resolve.records import record_of
 
 if TYPE_CHECKING:
     from urllib.request import OpenerDirector
@@ -84,8 +86,11 @@ class TreeInformant:
         return found if isinstance(found, dict) else {}
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        file = self.folder / RECORDS
-        known = imported(_content(file), str(file))
+        records = self.folder / RECORDS
+        try:
+            known = read_records(records if records.is_dir() else self.folder / OLDER)
+        except OSError as error:
+            raise _unreadable(records, error) from None
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
 
 
@@ -121,18 +126,23 @@ class ApiInformant:
 
 
 def informant_at(where: str, token: Path | None, ca_bundle: Path | None) -> Informant:
-    """The instance behind a URL of its API, a directory that it publishes, or an ``ops/records.json`` of one."""
+    """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
     if "://" in where:
         from gitboot.web import opener
 
         headers = {"Authorization": f"Bearer {_content(token).decode().strip()}"} if token is not None else {}
         return ApiInformant(where.rstrip("/"), opener(ca_bundle), headers)
     path = Path(where)
-    return TreeInformant(path.parent.parent if path.parts[-2:] == Path(RECORDS).parts else path)
+    is_records = path.parts[-2:] in (Path(RECORDS).parts, Path(OLDER).parts)
+    return TreeInformant(path.parent.parent if is_records else path)
 
 
 def _content(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: OSError) -> UsageError:
+    return UsageError(f"{file} cannot be read: {error.strerror}")

@@ -22,15 +22,16 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
 from gitboot.plan import BootPlan, Cause, Decision, Record
+from gitboot.publish.recorded import read_records
 from gitboot.render.formats import server_files
-from gitboot.render.page import PageFiles
 from gitboot.render.page.shards import page_files
+from gitboot.render.parts import PartFiles
 from gitboot.render.schedule import About, RenderedState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
-from gitboot.resolve.records import first_records, imported
+from gitboot.resolve.records import first_records
 from gitboot.resolve.sites import site_of
 from gitboot.resolve.whereabouts import fleet_facts, written
 from gitboot.source import open_snapshot
@@ -65,10 +66,10 @@ class Planned:
             for name, decision in self.decisions.servers.items()
         }
 
-    def page(self, states: Mapping[str, RenderedState]) -> PageFiles:
+    def page(self, states: Mapping[str, RenderedState]) -> PartFiles:
         """The page of all of them; nothing of one, where none is asked for."""
         if Output.PAGES not in self.decisions.outputs:
-            return PageFiles(is_whole=True)
+            return PartFiles(is_whole=True)
         shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
         return page_files(states, self.decisions.revision, shown)
 
@@ -114,7 +115,7 @@ def known_records(decisions: Decisions, records: str | None) -> dict[SystemUuid,
         return {}
     if records not in ("fresh", "adopt"):
         try:
-            return imported(Path(records).read_bytes(), records)  # who is not in it is unknown, as to `gitboot run`
+            return read_records(Path(records))  # who is not in it is unknown, as to `gitboot run`
         except OSError as error:
             raise UsageError(f"--records {records}: {error.strerror}; give fresh, adopt or a file") from None
     new = first_records(decisions.servers.values(), {}, adopt_all=records == "adopt")
@@ -153,8 +154,8 @@ records_option = click.option(
     "--records",
     metavar="fresh|adopt|FILE",
     help="What is known of provisioning: fresh (servers with provision 1 or more are not installed yet), adopt "
-    "(all are), or an exported records.json; servers that it lacks are unknown. Default: nothing, and unknown never "
-    "installs.",
+    "(all are), or exported records (ops/records of a published tree); servers that they lack are unknown. Default: "
+    "nothing, and unknown never installs.",
 )
 
 

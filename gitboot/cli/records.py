@@ -71,9 +71,10 @@ def begin(what: str, state: Path, yes: bool) -> None:
     """Say once what is installed, to a ledger that cannot know: a new, restored, foreign or damaged one.
 
     fresh: no server that wants provision 1 or more is installed; only a new ledger takes it. adopt: every server is
-    installed as Git wants it now. as-recorded: what the ledger says is right, as after a move of OUTPUT. FILE: what an
-    ops/records.json says; servers that it does not have stay unknown, and one that knows less than the published tree
-    is refused. It shows which servers are installed by it, and asks. A ledger in no doubt is not changed.
+    installed as Git wants it now. as-recorded: what the ledger says is right, as after a move of OUTPUT. FILE: exported
+    records, as the folder ops/records of a published tree; servers that it does not have stay unknown, and what knows
+    less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
+    is not changed.
     """
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import BEGIN
@@ -164,12 +165,12 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
 
 
 @command.command("import", context_settings=_SETTINGS)
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("file", type=click.Path(path_type=Path))
 @state_option
 @_reason_option
 @bounded
 def import_records(file: Path, state: Path, reason: str) -> None:
-    """Replace what is known of the servers in FILE, an ops/records.json, all or none of them."""
+    """Replace what is known of the servers in FILE, exported records, all or none of them."""
     from gitboot.cli.instance import looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import RECORDS
@@ -234,10 +235,10 @@ def take_over(file: Path, state: Path, reason: str) -> None:
 
 def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
     from gitboot.errors import UsageError
-    from gitboot.resolve.records import imported
+    from gitboot.publish.recorded import read_records
 
     try:
-        return imported(file.read_bytes(), str(file))
+        return read_records(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 

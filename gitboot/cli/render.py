@@ -46,7 +46,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
             complete=True,
             commit=fleet.decisions.revision,
             at=fleet.at,
-            page=fleet.page(states),
+            parts=fleet.page(states),
         )
     finally:
         target.close(and_forget_lock=True)

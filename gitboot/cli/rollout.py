@@ -78,7 +78,7 @@ def command() -> None:
     "--records",
     required=True,
     metavar="URL|OUTPUT|FILE",
-    help="Who knows: the URL of the instance's API, the directory that it publishes, or the ops/records.json in that.",
+    help="Who knows: the URL of the instance's API, the directory that it publishes, or the ops/records in that.",
 )
 @click.option(
     "--api-token", type=click.Path(path_type=Path, dir_okay=False), help="The file with a token that the API wants."

@@ -101,7 +101,7 @@ def _check(
         raise UsageError(
             f"the published tree knows more, of {count(len(lacking), 'server')}: "
             f"{some([names.get(uuid, uuid) for uuid in lacking])}; take "
-            "ops/records.json of that tree"
+            "ops/records of that tree"
         )
 
 

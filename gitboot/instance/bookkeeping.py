@@ -42,7 +42,7 @@ def _of_another_site(about: Facts, site: str | None) -> str:
     return (
         f"the ledger {about.identity} has acted for {acted}, and is to act for {asked}: what it has published and set "
         f"would be withdrawn. Start it for {acted} again; or give another --state and --out, and say there what is "
-        "installed (gitboot records begin FILE, an ops/records.json)"
+        "installed (gitboot records begin, with the ops/records of a published tree)"
     )
 
 

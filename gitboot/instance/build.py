@@ -63,8 +63,9 @@ from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS, UNKNOWN
+from gitboot.publish.recorded import records_in
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.resolve.records import RECORDS, ahead, imported
+from gitboot.resolve.records import ahead
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
 from gitboot.source.bringing import CLONE
@@ -262,7 +263,7 @@ def running(
         heir_of, told = (lambda: facts.read(store).heir_of), listener.of(Work.PUBLISH)
         tree = stack.enter_context(Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told))
         owner = tree.stamp.ledger if tree.stamp is not None else None
-        records = records_of(settings.output)
+        records = records_in(settings.output)
         _doubt_without_marks(store, settings, owner)
         laps = Laps()
         if evaluation_of is None:
@@ -479,14 +480,6 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
     return keys
 
 
-def records_of(output: Path) -> Mapping[SystemUuid, Record]:
-    """What the tree at ``output`` knows of servers; nothing where there is none."""
-    path = output / RECORDS
-    with suppress(OSError, UsageError):
-        return imported(path.read_bytes(), str(path))
-    return {}
-
-
 def _is_behind(knowledge: Knowledge, published: Mapping[SystemUuid, Record]) -> bool:
     """Whether a ledger knows less than the tree that it published."""
     return bool(ahead(published, knowledge.records, lambda uuid: knowledge.overrides.get(uuid, {}).keys()))
@@ -685,4 +678,4 @@ def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
 
 def _known_and_published(store: Store) -> Knowledge:
     output = facts.read(store).output
-    return replace(known(store), published=records_of(Path(output)) if output is not None else {})
+    return replace(known(store), published=records_in(Path(output)) if output is not None else {})

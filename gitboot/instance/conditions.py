@@ -35,10 +35,10 @@ from gitboot.timekeeping import Keeping
 _BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {
     "NewLedger": f"{_BEGIN} fresh (none is), adopt (all are), or a file of exported records",
-    "RestoredLedger": f"{_BEGIN} with a file of exported records (ops/records.json of the published tree), adopt (all "
+    "RestoredLedger": f"{_BEGIN} with exported records (ops/records of the published tree), adopt (all "
     "is as Git wants it), or as-recorded (the ledger is right)",
-    "ForeignLedger": f"choose another --out, or {_BEGIN} with ops/records.json of that tree, or adopt",
-    "DamagedLedger": f"{_BEGIN} with ops/records.json of the published tree, or adopt (all is as Git wants it)",
+    "ForeignLedger": f"choose another --out, or {_BEGIN} with ops/records of that tree, or adopt",
+    "DamagedLedger": f"{_BEGIN} with ops/records of the published tree, or adopt (all is as Git wants it)",
 }
 _KEPT: Final = {
     Keeping.SYNCHRONISED: "a time service keeps it right",

@@ -16,7 +16,7 @@ from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.publish.directory import Published
-from gitboot.render.page import PageFiles
+from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.branch import OwnedBranch, authorship_of
@@ -54,10 +54,10 @@ class Followed:
         complete: bool,
         commit: str,
         at: datetime,
-        page: PageFiles,
+        parts: PartFiles,
     ) -> Published:
         """As the target does."""
-        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, page=page)
+        done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._followers.publish()
         return done
 

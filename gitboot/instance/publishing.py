@@ -24,14 +24,13 @@ from gitboot.plan import Boot, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
-from gitboot.render.page import PageFiles
 from gitboot.render.page.shards import page_files
-from gitboot.render.paths import ContentType
+from gitboot.render.parts import AS_IT_WAS, PartFiles
+from gitboot.render.recordfiles import Members, changed_members, members_of, record_files
 from gitboot.render.schedule import RenderedState, ServerState, rendered
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
-from gitboot.resolve.records import RECORDS, exported
 from gitboot.status import Event
 from gitboot.stoppage import Halt
 
@@ -51,11 +50,11 @@ class Target(Protocol):
         complete: bool,
         commit: str,
         at: datetime,
-        page: PageFiles,
+        parts: PartFiles,
     ) -> Published:
         """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
 
-        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``page`` has
+        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``parts`` has
         not. Raises `PublishError`.
         """
 
@@ -97,17 +96,16 @@ def published(
         name: rendered(state, commit.decisions, keys) if state is not None else None for name, state in planned.items()
     }
     versions = {name: _versions(state) for name, state in states.items() if state is not None}
+    recorded, changed = _recorded(before, plans, commit, knowledge, owed)
     try:
         _note_offers(before, states, versions, target, store, at, knowledge.facts.sequence)
         done = target.publish(
             {name: state.files if state is not None else None for name, state in states.items()},
-            shared(plans, commit, knowledge, terms)
-            if _shares_other(before, plans, commit, knowledge, owed) or before.terms != terms
-            else None,
+            shared(plans, commit, terms) if _shares_other(before, plans, commit) or before.terms != terms else None,
             complete=not before.complete,
             commit=commit.revision,
             at=at,
-            page=_page(before, plans, commit, owed),
+            parts=_parts(before, plans, commit, knowledge, recorded, changed, owed),
         )
         if before.applied is None:
             with store.writing() as tx:
@@ -123,28 +121,63 @@ def published(
         plans=plans,
         terms=terms,
         in_doubt=knowledge.settled is None,
+        recorded=recorded,
         owed=frozenset(),
         versions=replaced(before.versions, versions, owed - versions.keys()),
         events=events,
     )
 
 
-def shared(plans: Plans, commit: Commit, knowledge: Knowledge, terms: Terms) -> Files:
-    """The files that are no server's own. While the ledger is in doubt, the records stay as they were published."""
-    states = plans.servers.values()
-    known = {state.decision.uuid: state.record for state in states if state.record is not None}
-    records = known if knowledge.settled is not None else knowledge.published
+def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
+    """The files that are no server's own, but for those in parts."""
     decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
-    return {**shared_files(decisions), **render(terms), RECORDS: File(exported(records), ContentType.JSON)}
+    return {**shared_files(decisions), **render(terms)}
 
 
-def _page(before: TargetState, plans: Plans, commit: Commit, owed: Collection[str]) -> PageFiles:
-    """The page, as far as it is another than the one that the target holds."""
+def _recorded(
+    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
+) -> tuple[Members, frozenset[SystemUuid] | None]:
+    """Whose records are published, and which of them are others than the target holds; None: it holds none of these.
+
+    While the ledger is in doubt, they stay as they were published.
+    """
+    in_doubt = knowledge.settled is None
+    if in_doubt:
+        same = before.complete and before.in_doubt and before.recorded is not None
+        return members_of(knowledge.published), frozenset() if same else None
+
+    def has_record(uuid: SystemUuid) -> bool:
+        return uuid in commit.machines and knowledge.record(uuid) is not None
+
+    if not before.complete or before.in_doubt:
+        return members_of(filter(has_record, commit.machines)), None
+    if before.recorded is None:  # gone on from: it may hold others than were kept, of whoever is in question
+        states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
+        found = frozenset(each.decision.uuid for pair in states for each in pair)
+        return members_of(filter(has_record, commit.machines)), found if all(states) else None  # whose was it?
+    pairs = [[_known(each.servers.get(name)) for each in (before.plans, plans)] for name in owed]
+    changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
+    return changed_members(before.recorded, changed, has_record), changed
+
+
+def _parts(
+    before: TargetState,
+    plans: Plans,
+    commit: Commit,
+    knowledge: Knowledge,
+    recorded: Members,
+    changed: Collection[SystemUuid] | None,
+    owed: Collection[str],
+) -> PartFiles:
+    """The page and the records, as far as they are others than those that the target holds."""
     held = before.plans.commit if before.complete else None
-    if Output.PAGES not in commit.decisions.outputs:
-        return PageFiles(is_whole=held is None or Output.PAGES in held.decisions.outputs)
-    is_there = held is not None and Output.PAGES in held.decisions.outputs
-    return page_files(plans.servers, commit.revision, commit.shown, owed if is_there else None)
+    has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, held))
+    is_whole = held is None or changed is None or has_page != had_page
+    page, record = AS_IT_WAS, knowledge.record if knowledge.settled is not None else knowledge.published.get
+    if has_page:
+        page = page_files(plans.servers, commit.revision, commit.shown, None if is_whole else owed)
+    records = record_files(recorded, record, None if is_whole else changed)
+    return PartFiles(files={**page.files, **records.files}, gone=page.gone | records.gone, is_whole=is_whole)
 
 
 def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] | None:
@@ -156,17 +189,10 @@ def _unknown(plans: Plans, decisions: Decisions) -> Mapping[Architecture, Boot] 
     return {each: boot for each, boot in boots if not boot.lacks(absent)} or None
 
 
-def _shares_other(
-    before: TargetState, plans: Plans, commit: Commit, knowledge: Knowledge, owed: Collection[str]
-) -> bool:
+def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
     """Whether anything that files of the whole fleet are made of is another than in those that the target holds."""
     held = before.plans
-    if (
-        held.commit is None
-        or held.stop is not plans.stop
-        or not before.complete
-        or before.in_doubt != (knowledge.settled is None)
-    ):
+    if held.commit is None or held.stop is not plans.stop or not before.complete:
         return True
     old, new = held.commit.decisions, commit.decisions
     return (
@@ -176,7 +202,6 @@ def _shares_other(
             is_of_hosts(new.outputs)
             and any(old.networks.get(name) != new.networks.get(name) for name in changed_by(held.commit, commit))
         )
-        or any(_known(held.servers.get(name)) != _known(plans.servers.get(name)) for name in owed)
     )
 
 

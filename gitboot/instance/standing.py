@@ -18,6 +18,7 @@ from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.refused import NotGiven
 from gitboot.plan import InstallAttempt, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
+from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling
@@ -42,6 +43,7 @@ class TargetState:
     complete: bool = False  # whether all files have stood there since this process began
     plans: Plans = field(default_factory=Plans)  # whose files it holds
     in_doubt: bool = False  # whether its records are those of before, for nobody knew better
+    recorded: Members | None = None  # whose records it has; None: of all that there are, by ``plans``
     terms: Terms | None = None  # on which endpoints give boots, as it holds them
     owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
     versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path

@@ -15,7 +15,7 @@ from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import Shard, index_of, shard_path
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
 from gitboot.publish.tree import Tree, is_bare, is_record
-from gitboot.render.page import AS_IT_WAS, PageFiles, is_of_page
+from gitboot.render.parts import AS_IT_WAS, PartFiles, is_of_part
 from gitboot.render.paths import is_content
 from gitboot.render.state import Listed, outline, server_of, state_path
 from gitboot.render.tree import File, Files
@@ -30,23 +30,23 @@ class Publication:
     """What a publication is to bring a tree to."""
 
     servers: Mapping[str, Files | None]  # those that may have changed; None: the server is gone
-    shared: Files | None  # the files that are no server's, but for the page's; None: as they are
+    shared: Files | None  # the files that are no server's, but for those in parts; None: as they are
     complete: bool  # whether these are all servers
-    page: PageFiles = AS_IT_WAS  # of the page, those that may have changed
+    parts: PartFiles = AS_IT_WAS  # of those in parts, what may have changed
 
     def __iter__(self) -> Iterator[Files]:
         """The files of each server, and those that are no server's."""
-        yield from (files for files in (*self.servers.values(), self.shared, self.page.files) if files is not None)
+        yield from (files for files in (*self.servers.values(), self.shared, self.parts.files) if files is not None)
 
     def shares(self, before: Mapping[str, Listed]) -> dict[str, Listed]:
         """The files that are no server's from now on, by what they were."""
         kept = {
             path: each
             for path, each in before.items()
-            if (self.shared is None and not is_of_page(path))
-            or (not self.page.is_whole and is_of_page(path) and path not in self.page.gone)
+            if (self.shared is None and not is_of_part(path))
+            or (not self.parts.is_whole and is_of_part(path) and path not in self.parts.gone)
         }
-        given = {**(self.shared or {}), **self.page.files}
+        given = {**(self.shared or {}), **self.parts.files}
         return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in given.items()}}
 
 
@@ -165,8 +165,8 @@ class _Decision:
                 self._take_leave(server)
             else:
                 self._look_at(server, files, digest)
-        if self._wanted.shared is not None or not self._wanted.page.is_as_it_was:
-            self._look_at_shared({**(self._wanted.shared or {}), **self._wanted.page.files})
+        if self._wanted.shared is not None or not self._wanted.parts.is_as_it_was:
+            self._look_at_shared({**(self._wanted.shared or {}), **self._wanted.parts.files})
 
     def _listed(self) -> Iterator[tuple[str, str | None]]:
         """Each server in question, with the digest that the manifest has of its state."""

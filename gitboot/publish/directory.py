@@ -24,7 +24,8 @@ from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, now_named
 from gitboot.publish.room import check_room
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
-from gitboot.render.page import AS_IT_WAS, INDEX, SAID, PageFiles, script_of
+from gitboot.render.page import INDEX, SAID, script_of
+from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
 
 
@@ -139,12 +140,12 @@ class Directory:
         complete: bool,
         commit: str,
         at: datetime,
-        page: PageFiles = AS_IT_WAS,
+        parts: PartFiles = AS_IT_WAS,
     ) -> Published:
         """Bring the files of these servers, and the shared ones, to what they are to be; say what was done.
 
-        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``page``
-        has what is shared by operators who look at the page, as far as it may have changed. The
+        A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``parts``
+        has what is shared as well, and made anew piece by piece, as far as it may have changed. The
         first publication of a process has to be ``complete``: these are then all servers, whatever the tree holds
         besides goes, and what does not have its size is made good. Later ones are given what may have changed, and no
         other server costs anything. Publishing the same files twice writes nothing.
@@ -161,7 +162,7 @@ class Directory:
             self._begin_anew()
         elif self._owed is not None and finish(self._disk):
             self._tree = Tree(self._disk)
-        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, page=page))
+        wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, parts=parts))
         self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         try:
@@ -237,10 +238,10 @@ def would_change(
     ledger: str,
     at: datetime,
     heir_of: str | None = None,
-    page: PageFiles = AS_IT_WAS,
+    parts: PartFiles = AS_IT_WAS,
 ) -> Published:
     """What a complete publication would do, without doing any of it. Raises as it does."""
-    wanted = Publication(servers=servers, shared=shared, complete=True, page=page)
+    wanted = Publication(servers=servers, shared=shared, complete=True, parts=parts)
     if not root.exists():
         paths = sorted(path for files in wanted for path in files)
         return Published(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
@@ -258,7 +259,7 @@ def _joined(owed: Publication | None, wanted: Publication) -> Publication:
         owed,
         servers={**owed.servers, **wanted.servers},
         shared=owed.shared if wanted.shared is None else wanted.shared,
-        page=owed.page.then(wanted.page),
+        parts=owed.parts.then(wanted.parts),
     )
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.publish.directory import Published, would_change
-from gitboot.render.page import AS_IT_WAS, PageFiles
+from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
 
 
@@ -18,7 +18,7 @@ class Looked:
         self._root, self._ledger, self._heir_of = root, ledger, heir_of
         self._servers: dict[str, Files] = {}
         self._shared: Files = {}
-        self._page = AS_IT_WAS
+        self._parts = AS_IT_WAS
         self.seen = Published(written=(), withdrawn=(), expired=(), unchanged=0)
 
     @property
@@ -38,7 +38,7 @@ class Looked:
         complete: bool,
         commit: str,  # noqa: ARG002 - as a Directory has it
         at: datetime,
-        page: PageFiles,
+        parts: PartFiles,
     ) -> Published:
         """Say what all that was given so far would do."""
         if complete:
@@ -49,7 +49,7 @@ class Looked:
             else:
                 self._servers[server] = files
         self._shared = self._shared if shared is None else shared
-        self._page = self._page.then(page)
+        self._parts = self._parts.then(parts)
         self.seen = would_change(
             self._servers,
             self._shared,
@@ -57,6 +57,6 @@ class Looked:
             ledger=self._ledger,
             at=at,
             heir_of=self._heir_of,
-            page=self._page,
+            parts=self._parts,
         )
         return self.seen

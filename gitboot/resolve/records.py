@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
+from zlib import crc32
 
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
@@ -17,8 +18,6 @@ from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen
 from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")
-
-RECORDS: Final = "ops/records.json"  # of a published tree
 
 
 def first_records(
@@ -125,8 +124,13 @@ def drift(decision: Decision, record: Record | None) -> dict[str, str]:
     return found
 
 
+def shard_of(uuid: SystemUuid) -> str:
+    """In which of the files of a published tree its record is; UUIDs of one maker begin alike."""
+    return f"{crc32(uuid.encode()) & 0xFF:02x}"
+
+
 def exported(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Records as ``ops/records.json`` has them, and as ``gitboot records begin FILE`` reads them."""
+    """Records as a file of ``ops/records`` has them, and as ``gitboot records begin FILE`` reads them."""
     items = [{"uuid": uuid, **record_facts(record)} for uuid, record in sorted(records.items())]
     return canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
@@ -138,9 +142,7 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
         return {parse_uuid(item["uuid"]): record_of(item) for item in items}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
-        raise UsageError(
-            f"{path}: not exported records ({reason}); take ops/records.json of a published tree"
-        ) from None
+        raise UsageError(f"{path}: not exported records ({reason}); take ops/records of a published tree") from None
 
 
 def record_facts(record: Record) -> dict[str, Any]:

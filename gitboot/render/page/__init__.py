@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.render.tree import Files
+from gitboot.render.parts import PAGE
 
-PAGE: Final = "ops/pages/"
 DATA: Final = f"{PAGE}data/"
 INDEX: Final = f"{PAGE}index.html"
 # What no manifest lists: the instance's word on itself, and the machines that no document describes.
@@ -37,37 +35,6 @@ MADE_OF: Final[Mapping[str, str]] = {
 def static(name: str) -> bytes:
     """One of the files that the page is made of."""
     return Path(__file__).with_name(name).read_bytes()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PageFiles:
-    """The page's files that are no server's own."""
-
-    files: Files = field(default_factory=dict)
-    gone: frozenset[str] = frozenset()  # paths that there were
-    is_whole: bool = False  # whether it has no others
-
-    @property
-    def is_as_it_was(self) -> bool:
-        return not (self.files or self.gone or self.is_whole)
-
-    def then(self, later: PageFiles) -> PageFiles:
-        """Both of them, the later one last."""
-        if later.is_whole:
-            return later
-        return PageFiles(
-            files={path: file for path, file in {**self.files, **later.files}.items() if path not in later.gone},
-            gone=(self.gone - later.files.keys()) | later.gone,
-            is_whole=self.is_whole,
-        )
-
-
-AS_IT_WAS: Final = PageFiles()
-
-
-def is_of_page(path: str) -> bool:
-    """Whether a file that is no server's is the page's."""
-    return path.startswith(PAGE)
 
 
 def script_of(name: str, content: bytes) -> bytes:

@@ -12,7 +12,8 @@ from zlib import crc32
 
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
-from gitboot.render.page import DATA, FORMAT, MADE_OF, PAGE, SCRIPT, PageFiles, script_of, static
+from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, static
+from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
@@ -28,7 +29,7 @@ def page_files(
     revision: str,
     shown: bytes | None,
     changed: Collection[str] | None = None,
-) -> PageFiles:
+) -> PartFiles:
     """The page of these servers, as far as it is another where ``changed`` are; None: all of it.
 
     ``shown`` is what the commit says of streams and windows, as JSON.
@@ -44,7 +45,7 @@ def page_files(
         **(json.loads(shown) if shown is not None else {}),
     }
     made_of = {f"{PAGE}{name}": File(static(name), content_type) for name, content_type in MADE_OF.items()}
-    return PageFiles(
+    return PartFiles(
         files={**made_of, f"{DATA}fleet.js": File(script_of("fleet", canonical(facts)), SCRIPT), **shards},
         gone=frozenset(_path(each) for each in wanted if each not in members),
         is_whole=changed is None,

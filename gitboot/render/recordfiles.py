@@ -1,0 +1,56 @@
+"""What is known of provisioning as static files: in shards, so that what one server has booted makes one file anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Record
+from gitboot.render.parts import RECORDS, PartFiles
+from gitboot.render.paths import ContentType
+from gitboot.render.tree import File
+from gitboot.resolve.records import exported, shard_of
+
+Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty
+
+
+def members_of(machines: Iterable[SystemUuid]) -> Members:
+    """In which shards the records of these are."""
+    found: dict[str, set[SystemUuid]] = {}
+    for uuid in machines:
+        found.setdefault(shard_of(uuid), set()).add(uuid)
+    return {shard: frozenset(each) for shard, each in sorted(found.items())}
+
+
+def changed_members(
+    before: Members, changed: Collection[SystemUuid], has_record: Callable[[SystemUuid], bool]
+) -> Members:
+    """The same where ``changed`` have a record by now, or none any more."""
+    now = dict(before)
+    for uuid in changed:
+        shard = shard_of(uuid)
+        others = now.pop(shard, frozenset()) - {uuid}
+        if here := others | {uuid} if has_record(uuid) else others:
+            now[shard] = here
+    return now
+
+
+def record_files(
+    members: Members, record: Callable[[SystemUuid], Record | None], changed: Collection[SystemUuid] | None
+) -> PartFiles:
+    """The files of the shards that have, or had, one of ``changed``; None: of all."""
+    shards = sorted(members if changed is None else {shard_of(uuid) for uuid in changed})
+    return PartFiles(
+        files={_path(each): _file(members[each], record) for each in shards if each in members},
+        gone=frozenset(_path(each) for each in shards if each not in members),
+        is_whole=changed is None,
+    )
+
+
+def _file(machines: Iterable[SystemUuid], record: Callable[[SystemUuid], Record | None]) -> File:
+    known = {uuid: found for uuid in machines if (found := record(uuid)) is not None}
+    return File(exported(known), ContentType.JSON)
+
+
+def _path(shard: str) -> str:
+    return f"{RECORDS}{shard}.json"
