@@ -29,6 +29,7 @@ from gitboot.instance.planning import ImageFile, Plans, about
 from gitboot.instance.standing import Standing, TargetState
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
+from gitboot.load.merged import replaced
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import BootFile, BootPlan, InstallAttempt, Record, Run
 from gitboot.publish.resuming import ALL, Inventory
@@ -166,7 +167,7 @@ class Bookmark:
             knowledge=replace(fresh.knowledge, settled="", unseen=kept.known.unseen),
             plans=plans,
             publication=publication,
-            unplanned=_differing(kept.known, _known(fresh.knowledge)),
+            unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),
         )
 
     def keep(self, standing: Standing, planned: int, at: datetime) -> None:
@@ -192,7 +193,10 @@ class Bookmark:
         if not (found := self._patrol.found()):
             return publication
         return replace(
-            publication, complete=publication.complete and ALL not in found, owed=publication.owed | (found - {ALL})
+            publication,
+            complete=publication.complete and ALL not in found,
+            owed=publication.owed | (found - {ALL}),
+            versions=replaced(publication.versions, {}, found & publication.versions.keys()),  # of another date then
         )
 
     def _read(self) -> _KeptStanding | None:
@@ -231,6 +235,15 @@ def _known(knowledge: Knowledge) -> _Known:
 def _differing(then: _Known, now: _Known) -> frozenset[SystemUuid]:
     pairs = ((then.records, now.records), (then.done, now.done))
     return frozenset(uuid for old, new in pairs for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid))
+
+
+def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
+    """The machines that are others in the ledger than in a commit, which may be older than its accepted one."""
+    if commit.revision == knowledge.facts.accepted:
+        return frozenset()
+    here, book = commit.machines, knowledge.machines
+    others = (uuid for uuid, each in here.items() if book.get(uuid) != each)
+    return frozenset(here.keys() ^ knowledge.standing).union(others)
 
 
 # As bytes

@@ -228,7 +228,7 @@ class Reconciler:
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
             introduced=attempt.introduced,
             changed=changed_by(settled, accepted) | unplanned,
-            left=left_by(settled, accepted),
+            left=left_by(settled, accepted) if knowledge.settled else None,
             begun=before.plans.begun.keys() | unplanned,
             fetched=fetches_of(self._store, heard.spooled, before.keys),
             taken=heard.spool,
