@@ -126,6 +126,11 @@ class Pair:
         epoch, _, place = told.partition(" ")
         return (int(epoch), Path(place.partition(":")[2]).parent.name) if told else None
 
+    @property
+    def last_epoch(self) -> int:
+        """The number of the lease, whether it has run out or not."""
+        return int(self.server.sql(f"SELECT epoch FROM {self.schema}.lease"))
+
     def acting(self) -> Host | None:
         """The host that has the lease and answers machines."""
         if (lease := self.lease()) is None:

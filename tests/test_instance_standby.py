@@ -6,6 +6,7 @@ import logging
 import random
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections import Counter
@@ -21,6 +22,7 @@ from gitboot.instance.directory import LEDGER
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.ledger.tables import TABLES
+from gitboot.observe.stopped import WORD
 from tests.failing_disk import fill, small_disk
 from tests.instance import Instance, begin, eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
@@ -62,13 +64,44 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert str(hosts.one.state) in hosts.two.condition["message"]
         assert hosts.two.url == ""
         told = typed("status", "--state", hosts.two.state)
+        assert "stands by\n" in told.out
         assert "StandingBy" in told.out
+        assert "servers" not in told.out
+        assert f"{socket.gethostname()}:{hosts.one.state} acts" in " ".join(
+            typed("doctor", "--state", hosts.two.state).out.split()
+        )
+        for command in TYPED:
+            refused = typed(*command, "--state", hosts.two.state)
+            assert refused.code == 64, refused
+            assert f"type it on {socket.gethostname()}, with --state {hosts.one.state}" in " ".join(refused.err.split())
+            assert "Traceback" not in refused.err
+        assert typed("records", "show", "--state", hosts.one.state).code == 0
+        stopped = typed("stop", "--reason", "a test", "--state", hosts.two.state)
+        assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
+        word = hosts.two.state / "spool" / WORD
+        assert word.exists(), "endpoints of that host obey"
+        assert typed("start", "--state", hosts.two.state).code == 8
+        assert not word.exists()
         epoch = hosts.lease()[0]  # type: ignore[index]
         hosts.one.stop()
         assert hosts.lease() is None or hosts.lease()[0] > epoch, "it is given back at once"  # type: ignore[index]
         assert hosts.taken_over(epoch) is hosts.two
         assert web.times_set == 1
+        suspended = ("suspend", "--until", "2100-01-01T00:00Z", "--reason", "a test", "--state")
+        assert typed(*suspended, hosts.one.state).code == 64, "also where nothing runs: it would write beside who acts"
         hosts.two.stop()
+        assert typed(*suspended, hosts.one.state).code == 0, "nobody acts: it has the lease while it writes"
+        assert hosts.lease() is None
+        assert hosts.last_epoch == epoch + 2
+
+
+TYPED = (
+    ("records", "show"),
+    ("records", "set", "web01", "pending", "--reason", "a test"),
+    ("bmc", "get"),
+    ("approve", "ab" * 32, "--guard", "maxReinstalls", "--reason", "a test"),
+    ("resume",),
+)
 
 
 def boots(web: Blade, host: Host) -> str:

@@ -33,10 +33,13 @@ def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> N
     """
     from gitboot.cli.instance import request
     from gitboot.errors import StaleDigest
+    from gitboot.instance.acting import check_acts
     from gitboot.instance.directory import read_status
     from gitboot.instance.requests import APPROVE
 
-    held = read_status(state)["attempted"].get("held")
+    status = read_status(state)
+    check_acts(state)
+    held = status["attempted"].get("held")
     if held is None:
         raise StaleDigest("no commit is held: there is nothing to acknowledge")
     if held["digest"] != digest:

@@ -59,7 +59,9 @@ def command(
 
 def _findings(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
     from gitboot.cli.instance import looked_at
+    from gitboot.errors import HeldByAnother
     from gitboot.instance import examining
+    from gitboot.instance.acting import check_acts
     from gitboot.instance.directory import has_ledger, running
     from gitboot.source import LIBGIT2_VERSION, features
     from gitboot.timekeeping import keeping
@@ -70,6 +72,11 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
         return
     yield from examining.of_state(state)
     if not state.is_dir() or not has_ledger(state):
+        return
+    try:
+        check_acts(state)
+    except HeldByAnother as error:
+        yield from examining.of_standing_by(error)
         return
     with looked_at(state, now()) as look:
         yield from examining.of_the_ledger(look, running(state))

@@ -16,11 +16,13 @@ from gitboot.cli.choosing import meant_by
 from gitboot.cli.operator import operator
 from gitboot.errors import UsageError
 from gitboot.instance import build
+from gitboot.instance.acting import check_acts
 from gitboot.instance.build import Look, carried_out
 from gitboot.instance.commit import Commit
 from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, running
 from gitboot.instance.requests import REFUSED
 from gitboot.ledger import requests
+from gitboot.ledger.lease import Holder
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
@@ -82,15 +84,19 @@ def chosen(names: Collection[str], look: Look, selector: str | None = None) -> f
 def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
 
-    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused.
+    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused,
+    `HeldByAnother` where another host acts.
     """
     if not has_ledger(state):
         raise never_ran(state)
+    check_acts(state)
     process = running(state)
     with ExitStack() as stack:
         if process is None:
             stack.enter_context(locked(state))
         ledger = stack.enter_context(open_ledger(state / LEDGER))
+        if process is None:
+            ledger.database.hold(Holder.of(state))  # another may come to act meanwhile
         number = requests.give(ledger, datetime.now(UTC), operator(), what, facts)
         if process is None:
             carried_out(ledger, commit, datetime.now(UTC))

@@ -15,20 +15,21 @@ from gitboot.cli.inputs import now, state_option
 @state_option
 def command(state: Path) -> None:
     """Let the instance on STATE and its endpoints offer boots again, and say which servers boot from the network."""
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of
+    from gitboot.errors import HeldByAnother
     from gitboot.instance.requests import START
-    from gitboot.instance.stops import released, stop_of
     from gitboot.observe.stopped import take_back
     from gitboot.phrases import count, some
 
-    at = now()
-    with looked_at(state, at) as instance:
-        commit, knowledge = instance.commit, instance.knowledge
-        without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
-        before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
-        names = released(commit, knowledge, at, before, after)
-    missed = list(done_in(folders_of(state), take_back))  # first: the instance would take it over once more
+    found = folders_of(state)
+    try:
+        names = _released(state)
+    except HeldByAnother as error:  # what endpoints here were told is taken back here
+        for each in (*done_in(found, take_back), f"the instance was not told, only endpoints here: {error}"):
+            click.echo(f"gitboot: {each}", err=True)
+        raise SystemExit(Exit.PARTIAL) from None
+    missed = list(done_in(found, take_back))  # first: the instance would take it over once more
     click.echo(request(state, START, {}))
     if names:
         click.echo(f"{count(len(names), 'server')} to boot from the network now: {some(names)}")
@@ -36,3 +37,16 @@ def command(state: Path) -> None:
         click.echo(f"gitboot: {each}: boots stay stopped there, and at the instance", err=True)
     if missed:
         raise SystemExit(Exit.PARTIAL)
+
+
+def _released(state: Path) -> tuple[str, ...]:
+    """Servers that boot from the network again, as the instance on ``state`` sees it."""
+    from gitboot.cli.instance import looked_at
+    from gitboot.instance.stops import released, stop_of
+
+    at = now()
+    with looked_at(state, at) as instance:
+        commit, knowledge = instance.commit, instance.knowledge
+        without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
+        before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
+        return released(commit, knowledge, at, before, after)

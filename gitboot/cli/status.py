@@ -62,6 +62,10 @@ def command(
 def _as_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     runs = click.style(f"running, process {process}", fg="green") if process else click.style("not running", fg="red")
+    if any(each["reason"] == "StandingBy" for each in status["conditions"]):  # what there is, the one that acts says
+        return "\n".join(
+            [f"gitboot    {runs}{', stands by' if process else ''}", "", *_conditions(status["conditions"], state)]
+        )
     problems = status["attempted"]["problems"]
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:

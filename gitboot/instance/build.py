@@ -22,6 +22,7 @@ from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, Ledg
 from gitboot.forge import Project
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
+from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, write, write_events
 from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit, commit_of
@@ -637,6 +638,7 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
 
     if not state.has_ledger(directory):
         raise state.never_ran(directory)
+    check_acts(directory)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
         copy_ledger(directory / state.LEDGER, copy / state.LEDGER, in_use=state.running(directory) is not None)

@@ -12,7 +12,7 @@ from typing import Final
 from gitboot.assets.fetching import WebFetcher
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
-from gitboot.errors import BmcNotTrusted, GitbootError, UsageError
+from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.instance.build import Look
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
@@ -65,6 +65,11 @@ def of_the_clock(keeping: Keeping) -> Examination:
             yield _doubtful("clock", "the kernel does not say who keeps it", "chronyc tracking  # or: timedatectl")
         case _:
             yield _wrong("clock", "no time service keeps it right: nothing is set at BMCs", "timedatectl set-ntp true")
+
+
+def of_standing_by(found: HeldByAnother) -> Examination:
+    """That another host acts by the ledger, where the rest can be looked at."""
+    yield _fine("ledger", str(found))
 
 
 def of_state(state: Path) -> Examination:

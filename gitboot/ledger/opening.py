@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +11,7 @@ from typing import NamedTuple
 from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
+from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
 from gitboot.ledger.store import Store, mark_of, open_database
@@ -59,6 +60,17 @@ def described(path: Path) -> AtAGlance:
         found: dict[str, str] = dict(database.execute("SELECT name, value FROM facts"))
         lease = None if database.is_local else _lease(database)
         return AtAGlance(database.name, found["identity"], int(found.get("changes", 0)), counted_rows(database), lease)
+
+
+def acting_instead(path: Path, holder: Callable[[], Holder]) -> str | None:
+    """Where the instance is that acts by the ledger, in place of ``holder``; None: none does, or it is a file."""
+    if address_beside(path) is None:
+        return None
+    with closing(open_database(path, reads_only=True)) as database, database.reading():
+        rows = database.execute(
+            "SELECT place FROM lease WHERE until > clock_timestamp() AND holder <> ?", (holder().id,)
+        )
+    return str(rows[0][0]) if rows else None
 
 
 def _lease(database: Database) -> tuple[int, str, bool] | None:
