@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from gitboot.ledger.naming import PostgresAddress
 from tests.instance import Instance, children, eventually
-from tests.postgresqls import PostgresServer
+from tests.postgresqls import PostgresServer, postgresql
 from tests.rack import Rack
 
 LEASE_S: Final = 2
@@ -63,6 +65,9 @@ class Host:
     @property
     def reason(self) -> str | None:
         return self.condition.get("reason")
+
+    def told_of(self, type: str) -> bool:
+        return any(event["type"] == type for event in self.events)
 
     def start(self) -> None:
         places = ("--out", self.folder / "output", "--state", self.state, "--listen", "127.0.0.1:0")
@@ -165,19 +170,95 @@ def pair(
             host.kill()
 
 
-class Wire:
-    """A TCP connection to a server that can be cut: nothing goes through, and neither side is told."""
+class Links(Protocol):
+    """How both hosts reach the server of their ledger; a link that is cut swallows what is sent, and tells nobody."""
 
-    def __init__(self, socket_of: Path) -> None:
-        self._to, self.is_cut = socket_of, False
+    def address(self, schema: str, host: int) -> PostgresAddress:
+        """By which the first host, or the second one, reaches it."""
+
+    def may_cut(self, host: int) -> bool: ...
+    def cut(self, host: int) -> None: ...
+    def join(self, host: int) -> None: ...
+
+
+@contextmanager
+def apart() -> Iterator[tuple[PostgresServer, Links]]:
+    """A server in a network of its own, with a cable to each host; where none can be made, one by a wire of ours."""
+    with ExitStack() as stack:
+        if (cables := Cables.laid(stack)) is not None:
+            made = postgresql("listen_addresses=*", network=cables.network, lets_in=("198.18.0.0/15",))
+            yield stack.enter_context(made), cables
+        else:
+            server = stack.enter_context(postgresql())
+            yield server, stack.enter_context(Wire(server))
+
+
+@dataclass(frozen=True)
+class Cables:
+    """A network namespace with a link to this one for each host."""
+
+    network: str
+    addresses: tuple[str, ...]  # of the other ends
+
+    @classmethod
+    def laid(cls, stack: ExitStack) -> Self | None:
+        """None: it takes a right that this process has not."""
+        name = f"gitboot-{os.getpid()}-ledger"
+        if shutil.which("ip") is None or not _done("ip", "netns", "add", name):
+            return None
+        stack.callback(_done, "ip", "netns", "delete", name)
+        found = []
+        for number in range(2):
+            here, there = f"gb{os.getpid()}-{number}", f"eth{number}"
+            ours, theirs = (f"198.18.{os.getpid() % 256}.{4 * number + end}" for end in (1, 2))
+            for command in (
+                f"ip link add {here} type veth peer name {there} netns {name}",
+                f"ip address add {ours}/30 dev {here}",
+                f"ip link set {here} up",
+                f"ip -n {name} address add {theirs}/30 dev {there}",
+                f"ip -n {name} link set {there} up",
+            ):
+                assert _done(*command.split()), command
+            found.append(theirs)
+        return cls(name, tuple(found))
+
+    def address(self, schema: str, host: int) -> PostgresAddress:
+        return _by_tcp(schema, f"{self.addresses[host]}:5432")
+
+    def may_cut(self, _: int) -> bool:
+        return True
+
+    def cut(self, host: int) -> None:
+        assert _done("ip", "-n", self.network, "link", "set", f"eth{host}", "down")
+
+    def join(self, host: int) -> None:
+        assert _done("ip", "-n", self.network, "link", "set", f"eth{host}", "up")
+
+
+def _done(*command: str) -> bool:
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _by_tcp(schema: str, place: str) -> PostgresAddress:
+    options = f"sslmode=disable&options=-csearch_path%3D{schema}"
+    return PostgresAddress(url=f"postgresql://postgres@{place}/postgres?{options}")
+
+
+class Wire:
+    """TCP connections of the second host that a thread carries, until they are cut; the first one has the socket."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server, self._to, self.is_cut = server, server.folder / "socket" / ".s.PGSQL.5432", False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self._joined = threading.Condition()
 
-    @property
-    def port(self) -> int:
-        port: int = self._listening.getsockname()[1]
-        return port
+    def address(self, schema: str, host: int) -> PostgresAddress:
+        port = self._listening.getsockname()[1]
+        return _by_tcp(schema, f"127.0.0.1:{port}") if self.may_cut(host) else self._server.address(schema)
+
+    def may_cut(self, host: int) -> bool:
+        return host == 1
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._accept, daemon=True).start()
@@ -185,14 +266,14 @@ class Wire:
 
     def __exit__(self, *_: object) -> None:
         self._listening.close()
-        self.join()
+        self.join(1)
         for each in self._open:
             each.close()
 
-    def cut(self) -> None:
+    def cut(self, _: int) -> None:
         self.is_cut = True
 
-    def join(self) -> None:
+    def join(self, _: int) -> None:
         with self._joined:
             self.is_cut = False
             self._joined.notify_all()

@@ -18,16 +18,18 @@ from subprocess import CalledProcessError
 
 import pytest
 
+from gitboot.evaluate.__main__ import KEPT
+from gitboot.evaluate.shelf import WORTH
 from gitboot.instance.directory import LEDGER
-from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.ledger.tables import TABLES
 from gitboot.observe.stopped import WORD
 from tests.failing_disk import fill, small_disk
+from tests.fleets import server as described
 from tests.instance import Instance, begin, eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
 from tests.rack import Blade, Rack, typed
-from tests.standbys import LEASE_S, Host, Pair, Wire, pair
+from tests.standbys import LEASE_S, Host, Links, Pair, apart, pair
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 150  # what was recorded while the server went is set a minute later, when it is seen not to stand
@@ -109,6 +111,26 @@ def boots(web: Blade, host: Host) -> str:
     assert host.instance is not None
     web.machine.run_through()
     return host.instance.get(web.entry).text
+
+
+def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
+    rack: Rack, server: PostgresServer
+) -> None:
+    """So that only the ledger is to be read, and files are to be made, when it takes over."""
+    rack.add("web01")
+    many = [f"web{number:04}" for number in range(WORTH)]
+    rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: (hosts.two.state / KEPT).exists())
+        rack.repository.push({"web0000.yaml": "kind: Server\n"})
+        eventually(lambda: hosts.one.told_of("Refused"))
+        lease = hosts.lease()
+        assert (lease is not None, hosts.two.reason) == (True, "StandingBy")
+        hosts.one.kill()
+        assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
+        states = hosts.two.folder / "output" / "ops" / "servers"
+        eventually(lambda: len(list(states.glob("*.json"))) == WORTH + 1)
 
 
 def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(
@@ -203,16 +225,12 @@ def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
 def test_whatever_befalls_them_each_installation_is_set_once(rack: Rack, lives: int) -> None:
     """Killed, paused, ended, cut off from the server, which is killed, too: at random, while a server is installed."""
     chance = random.Random(2027)
-    with postgresql() as server, Wire(server.folder / "socket" / ".s.PGSQL.5432") as wire:
-        here = server.address()
-        schema = here.url.rpartition("%3D")[2]
-        by_wire = PostgresAddress(
-            url=f"postgresql://postgres@127.0.0.1:{wire.port}/postgres?options=-csearch_path%3D{schema}&sslmode=disable"
-        )
-        with pair(rack, server, here, by_wire) as hosts:
+    with apart() as (server, links):
+        schema = server.new_schema()
+        with pair(rack, server, *(links.address(schema, each) for each in range(2))) as hosts:
             web = rack.add("web01", provision=1)
             begun(rack, hosts)
-            befalls = Befalling(rack, hosts, wire, web, chance)
+            befalls = Befalling(rack, hosts, links, web, chance)
             for number in range(2, 4 + lives):
                 befalls.one_installation(number)
             assert sum(befalls.counted.values()) == lives + 2
@@ -225,7 +243,7 @@ class Befalling:
 
     rack: Rack
     hosts: Pair
-    wire: Wire
+    links: Links
     web: Blade
     chance: random.Random
     counted: Counter[str] = field(default_factory=Counter)
@@ -272,7 +290,8 @@ class Befalling:
     def fates(self, acting: Host) -> tuple[Callable[[Host], None], ...]:
         """What may befall."""
         common = (self.killed, self.ended, self.paused, self.paused_for_a_moment, self.server_killed, self.disconnected)
-        return (*common, self.read_only, self.cut_off) if acting is self.hosts.two else (*common, self.read_only)
+        cutting = (self.cut_off,) if self.links.may_cut(self.hosts.hosts.index(acting)) else ()
+        return (*common, self.read_only, *cutting)
 
     def killed(self, host: Host) -> None:
         epoch = self.epoch
@@ -298,11 +317,11 @@ class Befalling:
         time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
         host.resume()
 
-    def cut_off(self, _: Host) -> None:
-        epoch = self.epoch
-        self.wire.cut()
+    def cut_off(self, host: Host) -> None:
+        epoch, number = self.epoch, self.hosts.hosts.index(host)
+        self.links.cut(number)
         self.hosts.taken_over(epoch)
-        self.wire.join()
+        self.links.join(number)
 
     def server_killed(self, _: Host) -> None:
         self.hosts.server.stop(signal.SIGQUIT)

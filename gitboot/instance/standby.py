@@ -8,9 +8,11 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.errors import LedgerError, OperatorError, TryAgain
+from gitboot.errors import GitbootError, LedgerError
 from gitboot.instance import directory as state
 from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
+from gitboot.instance.commit import Commit
+from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.ledger.lease import Holder
@@ -50,8 +52,8 @@ class Standby:
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
         """Wait while another instance has the lease; False: the end was asked for meanwhile.
 
-        Who comes first once it is free, takes it. What the remote has is fetched meanwhile, so that the commit that
-        goes on is there when nobody else is.
+        Who comes first once it is free, takes it. What the remote has is fetched and evaluated meanwhile, so that the
+        commit that goes on is there when nobody else is.
         """
         if self.address is None:
             return True
@@ -60,7 +62,7 @@ class Standby:
         with ExitStack() as stack:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
-            stack.enter_context(_fetching(self._settings))
+            stack.enter_context(_following(self._settings))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
                 end.wait(LOOK_S)
@@ -110,21 +112,34 @@ class Standby:
 
 
 @contextmanager
-def _fetching(settings: Settings) -> Iterator[None]:
-    """Fetch again and again until the block ends; what fails is tried again, and told once this instance acts."""
-    ended = threading.Event()
+def _following(settings: Settings) -> Iterator[None]:
+    """Fetch what the remote has, and evaluate it, again and again until the block ends.
 
-    def fetch(source: Source) -> None:
+    What was found out of a commit stands in the state directory then, and is most of what a first tree takes. What
+    fails is tried again, and told once this instance acts.
+    """
+    ended, woken = threading.Event(), threading.Event()
+    evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site)
+    evaluation.on_answer = woken.set
+
+    def follow(source: Source) -> None:
+        commit: Commit | None = None
         while not ended.is_set():
-            with suppress(TryAgain, OperatorError):
-                source.fetch()
-            ended.wait(settings.poll_s)
+            woken.clear()
+            with suppress(GitbootError):
+                newest = source.fetch()
+                if commit is None or newest != commit.revision:
+                    evaluated = evaluation.evaluate(newest, commit)
+                    commit = evaluated.commit if evaluated is not None else commit
+            woken.wait(settings.poll_s)
 
-    with fetched_apart(settings, settings.state) as source:
-        thread = threading.Thread(target=fetch, args=(source,), name="fetch", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-    thread.join()  # its fetcher has been ended
+    with closing(evaluation):
+        with fetched_apart(settings, settings.state) as source:
+            thread = threading.Thread(target=follow, args=(source,), name="follow", daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                woken.set()
+        thread.join()  # its fetcher has been ended
