@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
@@ -18,6 +19,7 @@ from typing import Final
 import pytest
 
 from gitboot.ledger.naming import PostgresAddress, note_address
+from tests.preloaded import join
 
 _USER: Final = "postgres"  # it does not run as root
 _SCHEMAS: Final = count(1)
@@ -44,6 +46,7 @@ class PostgresServer:
     folder: Path
     settings: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
+    network: str | None = None  # the namespace that it is in, where it has one of its own
 
     @property
     def port(self) -> str:
@@ -70,9 +73,14 @@ class PostgresServer:
     def start(self) -> None:
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder / 'socket'}", *self.settings)
         command = [str(_program("postgres")), "-D", str(self.folder / "data"), *(f"--{each}" for each in settings)]
-        log = (self.folder / "log").open("ab")
-        self.process = subprocess.Popen(command, stdout=log, stderr=log, user=_who(), cwd=self.folder)
-        log.close()
+        with (self.folder / "log").open("ab") as log, ThreadPoolExecutor(1) as thread:
+
+            def begin() -> subprocess.Popen[bytes]:
+                if self.network is not None:
+                    join(os.open(f"/run/netns/{self.network}", os.O_RDONLY))  # this thread alone
+                return subprocess.Popen(command, stdout=log, stderr=log, user=_who(), cwd=self.folder)
+
+            self.process = thread.submit(begin).result()
         self.until_ready()
 
     def until_ready(self) -> None:
@@ -91,6 +99,11 @@ class PostgresServer:
         self.sql("ALTER SYSTEM SET synchronous_standby_names = '*'")
         self.sql("SELECT pg_reload_conf()")
         return other
+
+    def let_in(self, network: str) -> None:
+        """Believe whoever comes from there, from the next start on."""
+        with (self.folder / "data" / "pg_hba.conf").open("a") as rules:
+            rules.write(f"host all all {network} trust\n")
 
     def tls(self, certificate: Path, key: Path, port: int) -> None:
         """Listen at a port as well from the next start on, encrypted, and by password."""
@@ -137,11 +150,14 @@ class PostgresServer:
         )
         return done.stdout.strip()
 
+    def new_schema(self) -> str:
+        schema = f"ledger_{os.getpid()}_{next(_SCHEMAS)}"
+        self.sql(f"CREATE SCHEMA {schema}")
+        return schema
+
     def address(self, schema: str | None = None) -> PostgresAddress:
         """That of a new ledger, or of the one in a schema."""
-        if schema is None:
-            schema = f"ledger_{os.getpid()}_{next(_SCHEMAS)}"
-            self.sql(f"CREATE SCHEMA {schema}")
+        schema = schema or self.new_schema()
         options = f"-csearch_path%3D{schema}"
         return PostgresAddress(url=f"postgresql://{_USER}@/postgres?host={self.folder / 'socket'}&options={options}")
 
@@ -165,13 +181,17 @@ def public_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def postgresql(*settings: str, folder: Path | None = None) -> Iterator[PostgresServer]:
+def postgresql(
+    *settings: str, folder: Path | None = None, network: str | None = None, lets_in: tuple[str, ...] = ()
+) -> Iterator[PostgresServer]:
     """A server that runs until the block ends, in a folder that its user may enter, and which is gone then."""
     if programs() is None and "CI" not in os.environ:
         pytest.skip("needs postgresql: scripts/install-packages")
     with public_folder() as made:
-        server = PostgresServer((folder or made) / "postgresql", settings)
+        server = PostgresServer((folder or made) / "postgresql", settings, network=network)
         server.make()
+        for each in lets_in:
+            server.let_in(each)
         server.start()
         try:
             yield server
