@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import pygit2
 
-from benchmarks import artifacts, bmcs, endpoint, evaluation, frames, serving
+from benchmarks import artifacts, bmcs, endpoint, evaluation, frames, serving, takeover
 from benchmarks.cost import Cost, median, of_command, so_far
 from benchmarks.fleet import name_of
 from benchmarks.floors import floor
@@ -270,6 +270,14 @@ ROWS: Final = (
         floor="Git reads every object of the repository",
         goal="≤ 3 s of CPU at 100,000",
         measure=_restart,
+        writes=True,
+    ),
+    Row(
+        name="takeover",
+        title="A host that stands by takes over from one that was killed",
+        floor="",
+        goal="≤ 30 s",
+        measure=takeover.take_over,
         writes=True,
     ),
     Row(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.cost import ROUNDS, Cost, between, last_words, median, of_command, so_far
 from benchmarks.fleet import Fleet
@@ -29,7 +30,9 @@ Edit = Callable[[Fleet, int], list[tuple[str, bytes | None]]]  # the files of a 
 class Instance:
     """An instance at ``folder``; what it costs at its first pass, and then with each commit."""
 
-    def __init__(self, folder: Path, repository: Repository, fleet: Fleet) -> None:
+    def __init__(self, folder: Path, repository: Repository, fleet: Fleet, *more: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self._more = more
         self.output, self._state, self._spool = folder / "output", folder / "state", folder / "spool"
         self._said = folder / "stderr"
         self._repository, self._fleet = repository, fleet
@@ -40,7 +43,7 @@ class Instance:
         where = ("--out", str(self.output), "--state", str(self._state), "--poll", "3600")
         nowhere = ("--check-assets", "off")  # where its images are
         heard = ("--spool", str(self._spool))  # else nothing could prove a boot, and it would say so of each server
-        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *heard, *ANYTHING, *how)
+        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *heard, *ANYTHING, *self._more, *how)
 
     def begin(self) -> Cost:
         """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on.
@@ -55,15 +58,51 @@ class Instance:
     @contextmanager
     def running(self, *how: str) -> Iterator[Cost]:
         """From its start on; what that cost, until it had published what there was to publish."""
-        (self._state / "status.json").unlink(missing_ok=True)
         began = time.perf_counter()
-        with self._said.open("wb") as said, subprocess.Popen(self.command(*how), stderr=said) as self._process:
-            try:
-                self._until_applied(None)
-                found = so_far(self._process.pid)
-                yield Cost(cpu_s=found.cpu_s, wall_s=found.wall_s - began, peak_mib=found.peak_mib)
-            finally:
-                self._process.terminate()
+        try:
+            self.start(*how)
+            found = self.published()
+            yield Cost(cpu_s=found.cpu_s, wall_s=found.wall_s - began, peak_mib=found.peak_mib)
+        finally:
+            self.end()
+
+    def start(self, *how: str) -> None:
+        """Begin, and wait for nothing."""
+        (self._state / "status.json").unlink(missing_ok=True)
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(self.command(*how), stderr=said)
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """What it has started ends with it."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait()
+            self._process = None
+
+    def published(self) -> Cost:
+        """What it has cost so far, once it has published what there is to publish."""
+        assert self._process is not None
+        self._until_applied(None)
+        return so_far(self._process.pid)
+
+    def spent(self) -> Cost:
+        """What it has cost so far."""
+        assert self._process is not None
+        return so_far(self._process.pid)
+
+    def stands_by(self) -> None:
+        """Wait until it says that another one acts."""
+        assert self._process is not None
+        while not any(each["reason"] == "StandingBy" for each in self._said_of_itself().get("conditions", ())):
+            assert self._process.poll() is None, last_words(self._said.read_bytes())
+            time.sleep(0.05)
+
+    def _said_of_itself(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self._state / "status.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found
 
     def resident_kib(self) -> int:
         """What the instance itself holds in memory, without its evaluator."""
@@ -96,9 +135,7 @@ class Instance:
         return median(costs[1:])
 
     def _applied(self) -> str | None:
-        try:
-            status = json.loads((self._state / "status.json").read_bytes())
-        except FileNotFoundError:
+        if not (status := self._said_of_itself()):
             return None
         if problems := status["attempted"]["problems"]:
             raise AssertionError(problems)
