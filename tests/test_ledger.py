@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -118,9 +118,11 @@ def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
     return tuple(overrides.read(ledger).get(uuid, {}).values())
 
 
-def opened(path: Path) -> AbstractContextManager[Store]:
+@contextmanager
+def opened(path: Path) -> Iterator[Store]:
     """The ledger as an instance opens it."""
-    return opened_ledger(path, lambda _: None, lambda: NOON)
+    with opened_ledger(path, lambda _: None, lambda: NOON) as (ledger, _):
+        yield ledger
 
 
 @BOTH

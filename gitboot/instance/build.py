@@ -164,10 +164,12 @@ def assembled(
     listener: WorkListener | None = None,
     shared: RecordedFetches | None = None,
     fence: Fence = _nobody_else,
+    read: Knowledge | None = None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
 
-    ``wake`` is called when a job has ended, from its thread.
+    ``wake`` is called when a job has ended, from its thread. ``read``: what the ledger knows, but for its facts, where
+    that was read already.
     """
     words = Words(*folders(settings.output, settings.spool))
     held = store.database.lease
@@ -182,7 +184,7 @@ def assembled(
         spool=settings.spool,
         site=settings.site,
     )
-    knowledge = known(store)
+    knowledge = replace(read, facts=facts.read(store)) if read is not None else known(store)
     if outside.owner == knowledge.facts.identity and _is_behind(knowledge, outside.records):
         facts.doubt(store, "RestoredLedger")
         knowledge = replace(knowledge, facts=facts.read(store))
@@ -255,7 +257,7 @@ def running(
             check_spool_rights(settings.spool)
         _look_at_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
-        store = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
+        store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         shared, fence = stack.enter_context(_kept(store, lost))
         ledger = facts.read(store).identity
@@ -317,6 +319,7 @@ def running(
                 listener=listener,
                 shared=shared,
                 fence=fence,
+                read=read,
             )
         )
         yield instance, source
@@ -361,7 +364,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         if state.has_ledger(settings.state):
             in_use = state.running(settings.state) is not None
             copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
-        store = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
+        store, read = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
         has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
@@ -381,7 +384,9 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             trust=trust_of(settings.trust, source, copy / _KEYS),
         )
         settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
-        instance = stack.enter_context(assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True))
+        instance = stack.enter_context(
+            assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True, read=read)
+        )
         yield instance, source, looked
 
 
@@ -414,21 +419,38 @@ def _named_as(spool: Path | None, empty: Path) -> Path | None:
 
 
 @contextmanager
-def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[Store]:
-    """The ledger at ``path``; a damaged one is set aside, and what the new one cannot know is in doubt."""
-    try:
-        store = open_ledger(path)
-    except DamagedLedger as error:
-        aside = set_aside(path)
-        tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
-        store = open_ledger(path)
-        facts.doubt(store, "DamagedLedger")
+def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
+    """The ledger at ``path``, and what it knows; where it is damaged, a new one, which is in doubt.
+
+    One that other hosts share is read once the lease is taken, and none of them sets it aside.
+    """
+    if address_beside(path) is not None:
+        store, read = Store.open(path), None
+    else:
+        try:
+            store, read = _read_through(path)
+        except DamagedLedger as error:
+            aside = set_aside(path)
+            tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
+            store, read = _read_through(path)
+            facts.doubt(store, "DamagedLedger")
     with store:
         if facts.is_behind(store):
             facts.doubt(store, "RestoredLedger")
         if store.mark is None:
             store.write_mark(*store.progress)
-        yield store
+        yield store, read
+
+
+def _read_through(path: Path) -> tuple[Store, Knowledge]:
+    """A ledger whose every book was read; raises `DamagedLedger`."""
+    store = Store.open(path)
+    try:
+        requests.read(store)
+        return store, known(store)
+    except BaseException:
+        store.close()
+        raise
 
 
 @contextmanager
