@@ -18,8 +18,7 @@ from subprocess import CalledProcessError
 
 import pytest
 
-from gitboot.evaluate.__main__ import KEPT
-from gitboot.evaluate.shelf import WORTH
+from gitboot.evaluate.shelf import KEPT, WORTH
 from gitboot.instance.directory import LEDGER
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.ledger.tables import TABLES

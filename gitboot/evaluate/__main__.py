@@ -31,7 +31,7 @@ def main(state: str, parent: str) -> None:
     asked, answers = as_child_of(parent)
     reader = Reader(Path(state))
     answering = _Answering(answers)
-    shelf = Shelf(Path(state, KEPT), b"", _warn)
+    shelf = Shelf.of_instance(Path(state), _warn)
 
     def counted(revision: Revision, previous: Snapshot | None) -> Snapshot:
         snapshot = reader.snapshot(revision, previous)
@@ -53,7 +53,6 @@ def _warn(text: str) -> None:
     sys.stderr.write(f"gitboot: {text}\n")
 
 
-KEPT: Final = "evaluated.snapshot"  # in STATE; its key is of no use: who writes there can do anything
 _FILES: Final = 1000  # between two words on how many were read
 _YOUNG: Final = 1  # what was made before is frozen
 

@@ -13,6 +13,7 @@ from gitboot.evaluate.evaluator import Basis, Evaluator
 from gitboot.evaluate.kept import from_bytes, to_bytes
 from gitboot.load import BlobId
 
+KEPT: Final = "evaluated.snapshot"  # in STATE
 WORTH: Final = 500  # files of a fleet: to read fewer anew takes less than to look whether this file counts
 _SHARE: Final = 8  # one server in so many decided anew: then the next process is better off with a new file
 
@@ -26,6 +27,11 @@ class Shelf:
     def __init__(self, path: Path, key: bytes, warn: Callable[[str], None]) -> None:
         self._path, self._key, self._warn = path, key, warn
         self._since = 0  # how many servers were decided for since the file was written or read
+
+    @classmethod
+    def of_instance(cls, state: Path, warn: Callable[[str], None]) -> Shelf:
+        """The one in a state directory; it has no key that is of any use: who writes there can do anything."""
+        return cls(state / KEPT, b"", warn)
 
     def take(self, read: Callable[[BlobId], bytes]) -> Basis | None:
         """What lies there; ``read`` reads the fleet's files."""

@@ -655,8 +655,8 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
     ``begun`` is called with how many files its commit has, before that is read.
     """
     # Only here: who runs has decisions made by its evaluator, and needs no templates.
-    from gitboot.load import load
-    from gitboot.resolve.decide import decide
+    from gitboot.evaluate.evaluator import Evaluator
+    from gitboot.evaluate.shelf import Shelf
 
     if not state.has_ledger(directory):
         raise state.never_ran(directory)
@@ -669,9 +669,11 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         except LedgerError as error:  # of the copy, whose path says nothing to anyone
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = accepted_snapshot(directory)
-        begun(len(snapshot.blobs))
-        repository = load(snapshot)
-        commit = commit_of(repository, decide(repository)).at_site(facts.read(store).site or None)
+        shelf = Shelf.of_instance(directory, lambda _: None)  # whose instance says what is wrong with it
+        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, kept=lambda _: shelf.take(snapshot.read))
+        evaluated = evaluator.evaluate(snapshot.revision, None).head
+        whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
+        commit = whole.at_site(facts.read(store).site or None)
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
         seen = read_sightings(directory / state.ARTIFACTS)
         knowledge = replace(learn(_known_and_published(store), batch, at).knowledge, sightings=seen)

@@ -1,0 +1,83 @@
+"""What commands go by that look into an instance: its accepted commit, by what its evaluator has kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gitboot.caches import read_cache, write_cache
+from gitboot.evaluate.shelf import KEPT, WORTH
+from gitboot.instance.build import looked_at
+from gitboot.instance.commit import Commit
+from gitboot.instance.evaluation import Evaluation
+from tests.fleets import SEED, at, server
+from tests.inprocess import in_process
+from tests.instance import Repository, eventually
+from tests.test_instance_edges import World
+
+NOON = at("20T12:00")
+# In a decision, as msgpack: what it says, and what none does.
+BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
+
+
+@dataclass(frozen=True)
+class Site:
+    """An instance that has accepted a commit large enough to be kept."""
+
+    world: World
+    state: Path
+
+    def look(self) -> Commit:
+        with looked_at(self.state, NOON) as look:
+            return look.commit
+
+    def firmware(self) -> dict[str, str]:
+        return {name: each.firmware for name, each in self.look().decisions.servers.items()}
+
+    def keep(self) -> Path:
+        """What an evaluator keeps of it."""
+        evaluation = Evaluation(self.state, waits=True)
+        try:
+            evaluation.evaluate(self.look().revision, None)
+            eventually((self.state / KEPT).exists)
+        finally:
+            evaluation.close()
+        return self.state / KEPT
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    repository = Repository.create(tmp_path / "git")
+    notes = {f"notes/{number}.txt": "of a large fleet" for number in range(WORTH)}
+    repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)} | notes)
+    with in_process(tmp_path, repository.bare, initial="fresh") as parts:
+        world = World(parts, repository, NOON)
+        world.turn()
+        yield Site(world, tmp_path / "state")
+
+
+def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
+    kept = site.keep()
+    content = read_cache(kept, b"")
+    assert isinstance(content, bytes) and BELIEVED[0] in content
+    write_cache(kept, b"", content.replace(*BELIEVED))  # what nothing else would come to shows that it was believed
+    before = kept.stat()
+    assert site.firmware() == {"web01": "BIOS"}
+    site.world.repository.push({"web02.yaml": server("web02", "role: web")})
+    site.world.turn()
+    assert site.firmware() == {"web01": "BIOS", "web02": "UEFI"}  # by what differs from what is kept
+    assert kept.stat() == before
+
+
+@pytest.mark.parametrize("spoil", [lambda kept: kept.unlink(), lambda kept: kept.write_bytes(kept.read_bytes()[:-1])])
+def test_where_nothing_is_kept_that_counts_all_is_read(
+    site: Site, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    kept = site.keep()
+    whole = site.look()
+    spoil(kept)
+    assert site.look() == whole and site.firmware() == {"web01": "UEFI"}
+    assert capfd.readouterr().err == ""  # the instance itself says what is wrong with it
