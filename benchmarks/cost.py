@@ -114,4 +114,5 @@ def _peak_mib(pid: int) -> float:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    _, told, peak = status.partition("VmHWM:")
+    return int(peak.split()[0]) / 1024 if told else 0.0  # one that has ended, and is not waited for yet, has none

@@ -215,6 +215,39 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path) ->
         lease.check()
 
 
+def test_a_transaction_may_last_longer_than_the_lease(path: Path) -> None:
+    took: list[str] = []
+
+    def take(store: Store) -> None:
+        with pytest.raises(HeldByAnother):
+            store.database.hold(TWO)
+        took.append("asked")
+
+    with held(path, ONE) as (one, _), open_ledger(path) as two:
+        waiting = threading.Thread(target=take, args=(two,))
+        with one.writing() as tx:
+            waiting.start()
+            facts.accept(tx, "c0ffee")
+            time.sleep(2 * ONE.seconds)
+        waiting.join()
+        assert took == ["asked"], "who waits for it sees that it is renewed"
+        assert one.database.lease is not None
+        one.database.lease.check()
+
+
+def test_what_is_rolled_back_has_renewed_nothing(path: Path) -> None:
+    with held(path, ONE) as (one, _):
+        time.sleep(ONE.seconds)
+        with pytest.raises(LookupError), one.writing() as tx:
+            facts.accept(tx, "c0ffee")
+            raise LookupError
+        assert one.database.lease is not None
+        with pytest.raises(LeaseLost, match="could not be renewed for"):
+            one.database.lease.check()
+        with open_ledger(path) as two:
+            two.database.hold(TWO)
+
+
 # What endpoints give
 
 

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, Row
-from gitboot.ledger.lease import HeldLease, Holder, Lease, now_s
+from gitboot.ledger.lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.sqlite import too_new
 from gitboot.ledger.tables import NUMBERED, POSTGRESQL, SHARED, VERSION
@@ -65,6 +65,8 @@ class PostgresDatabase(Database):
         for table in NUMBERED
     )
 
+    _renewed_s = 0.0  # by the transaction that there is: when that was asked for
+
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
         self._open = partial(_opened, address, synchronous=synchronous, reads_only=reads_only)
@@ -81,20 +83,31 @@ class PostgresDatabase(Database):
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         if found := list(rows):
-            same, marks = " AND ".join(f"{key} = ?" for key in keys), ", ".join("?" * len(found[0]))
-            self.executemany(f"DELETE FROM {table} WHERE {same}", [row[: len(keys)] for row in found])  # noqa: S608
-            last = {tuple(row[: len(keys)]): row for row in found}  # as one would replace the other
-            self.executemany(f"INSERT INTO {table} VALUES ({marks})", last.values())  # noqa: S608
+            last = {_storable(row[: len(keys)]): row for row in found}  # as one would replace the other
+            columns = [list(column) for column in zip(*last, strict=True)]
+            types = ("bigint[]" if isinstance(column[0], int) else "text[]" for column in columns)
+            those = f"unnest({', '.join(f'%s::{each}' for each in types)}) AS those ({', '.join(keys)})"
+            same = " AND ".join(f"{table}.{key} = those.{key}" for key in keys)
+            connection = self._live()
+            connection.execute(f"DELETE FROM {table} USING {those} WHERE {same}", columns)  # noqa: S608
+            with connection.cursor().copy(f"COPY {table} FROM STDIN") as copy:
+                for row in last.values():
+                    copy.write_row(_storable(row))
 
     def begin(self) -> None:
         connection = self._live()
         connection.execute("BEGIN")
         connection.execute(_ONE_WRITER)
         if self.lease is not None:
-            _renew(connection, self.lease)
+            self._renewed_s = _renew(connection, self.lease)
 
     def commit(self) -> None:
+        """After a long transaction the lease is renewed once more: while that went on, nobody else could."""
+        if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
+            self._renewed_s = _renew(self._connection, self.lease)
         self._connection.execute("COMMIT")
+        if self.lease is not None:
+            self.lease.renewed(self._renewed_s)
 
     def rollback(self) -> None:
         if self._connection.closed or self._connection.broken:
@@ -180,12 +193,15 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
         raise too_new(name, version)
 
 
-def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> None:
-    """Renew a lease, with the transaction that there is; raises `LeaseLost` where another has it."""
+def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> float:
+    """Renew a lease, with the transaction that there is, and say when that was asked for.
+
+    Raises `LeaseLost` where another has it.
+    """
     asked_s = now_s()
     if connection.execute(_RENEW, {**held.lease._asdict(), "seconds": held.seconds}).fetchone() is None:
         raise held.lost()
-    held.renewed(asked_s)
+    return asked_s
 
 
 def connected(address: PostgresAddress) -> psycopg.Connection[Row]:
@@ -204,7 +220,7 @@ class PostgresRenewing:
 
     def renew(self, held: HeldLease) -> None:
         try:
-            _renew(self._live(), held)
+            held.renewed(_renew(self._live(), held))
         except (psycopg.Error, LedgerError) as error:
             if isinstance(error, LeaseLost):
                 raise
