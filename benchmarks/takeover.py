@@ -34,8 +34,9 @@ def take_over(place: Place) -> Figure:
         costs = []
         for _ in range(place.rounds + 2):  # each acts for the first time in one of them
             two.start()
-            two.stands_by()
-            one.settle()
+            for each in (one, two):
+                each.settle()
+            two.stands_by()  # an instance that lives keeps its lease
             before = two.spent()
             one.end(signal.SIGKILL)
             costs.append(between(before, two.published()))
