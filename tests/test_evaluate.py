@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -290,7 +291,8 @@ def test_a_commit_over_which_evaluators_are_killed_is_refused(
 
         def refused() -> tuple[str, ...] | None:
             for process in evaluators(os.getpid()):
-                os.kill(process, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process, signal.SIGKILL)
             try:
                 evaluation.evaluate(revision, None)
             except InvalidRepository as error:

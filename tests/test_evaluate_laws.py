@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
+from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
@@ -251,13 +252,19 @@ def in_full(commit: Commit) -> tuple[object, ...]:
 def on_page(commit: Commit) -> tuple[object, ...]:
     """What the page says of it besides; where a server is written, in which documents.
 
-    On which lines is said of the commit that last said it, which is another where all is told at once.
+    In which files and on which lines is said of the commit that last said it, which is another where all is told at
+    once (`exactly`).
     """
     written = {
-        name: (each.stream, each.joins, each.kept, [line[:-1] for line in each.lines])
+        name: (each.stream, each.joins, each.kept, [line[:-2] for line in each.lines])
         for name, each in commit.written.items()
     }
     return written, commit.shown
+
+
+def exactly(commit: Commit) -> dict[tuple[str, str], list[list[Any]]]:
+    """Where the page says that each server is written, by the commit of which that is said."""
+    return {(each.revision, name): each.lines for name, each in commit.written.items()}
 
 
 @LAWS
@@ -274,6 +281,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
     assert isinstance(found, CommitPair)
     base = assembled(None, revision, map(sent, told(found))).commit
     base_cold = by_itself(history, revision)
+    places = exactly(base)
     for other in others * 2:
         tree = base_tree
         for _ in range(draw.randint(1, 2)):
@@ -286,7 +294,10 @@ def test_a_commit_is_the_same_however_it_was_come_to(
         assert isinstance(base_cold, CommitPair)
         new = assembled(base, revision, map(sent, told(found))).commit
         assert in_full(new) == in_full(commit_by_itself(cold))
-        assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
+        all_told = assembled(None, revision, map(sent, told(cold))).commit
+        assert on_page(new) == on_page(all_told)
+        places |= exactly(all_told)
+        assert exactly(new).items() <= places.items()
         assert found.head.decided.repository.origins == cold.head.decided.repository.origins
         old_side, new_side = base_cold.head.decided, cold.head.decided
         whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)

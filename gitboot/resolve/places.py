@@ -12,7 +12,7 @@ Step = str | int
 class Places:
     """Where the documents of a repository say what they say; what many servers share is looked up once.
 
-    Without ``lines`` no document is read: what is told is only in which file each is.
+    Without ``lines`` no document is read, and nothing is told of files: two commits say the same in the same documents.
     """
 
     def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
@@ -23,7 +23,7 @@ class Places:
     def of(self, resource: Id, *path: Step) -> tuple[str, Place]:
         """The file of a resource, and the place in it of what ``path`` leads to."""
         if not self._lines:
-            return self.repository.origins[resource].path, Place(0, 0)
+            return "", Place(0, 0)
         if resource.kind == "Server":
             return self.repository.place(resource, *path)
         if (found := self._known.get((resource, path))) is None:

@@ -14,7 +14,7 @@ _MOST: Final = 20  # commits that are remembered of a server
 class Written:
     """Where one server's fields are written. It decides nothing: the same fields may be written elsewhere."""
 
-    revision: str  # in which the lines are these; later ones may have moved them
+    revision: str  # in which the files and lines are these; later ones may have moved them
     stream: str | None  # whose images its policy follows
     joins: int | None  # at which percentage the stream's rollout reaches it; None: it is there, or there is none
     kept: str | None  # the pin or hold that keeps it where it is
