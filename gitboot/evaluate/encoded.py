@@ -5,52 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from gitboot.load.merged import replaced
+from gitboot.load.merged import made, replaced
 
 V = TypeVar("V")
 
 
-class _Held(Generic[V]):
-    """A value, or still its bytes; commits that share it decode it once."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: bytes | V) -> None:
-        self.value = value
-
-
 class Encoded(Mapping[str, V], Generic[V]):
-    """Values by name; each is decoded once, when it is first looked at."""
+    """Values by name; each is decoded once, when it is first looked at, for all commits that share it by then."""
 
-    def __init__(self, held: Mapping[str, _Held[V]], decode: Callable[[bytes], V]) -> None:
+    def __init__(self, held: Mapping[str, bytes | V], decode: Callable[[bytes], V]) -> None:
         self._held, self._decode = held, decode
 
     @classmethod
     def of(cls, values: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
         """Values that are bytes still, in the order of their names."""
-        held: dict[str, _Held[V]] = {name: _Held(each) for name, each in values.items()}
-        return cls(held, decode)
+        return cls(dict(values), decode)
 
     def encoded(self, encode: Callable[[V], bytes]) -> dict[str, bytes]:
         """All of them as bytes again."""
-        held = ((name, each.value) for name, each in self._held.items())
-        return {name: value if isinstance(value, bytes) else encode(value) for name, value in held}
+        return {name: each if isinstance(each, bytes) else encode(each) for name, each in self._held.items()}
 
     def replaced(self, changed: Mapping[str, V], gone: Collection[str]) -> Encoded[V]:
         """The same with these values, which are none to be decoded, instead or besides."""
-        return Encoded(replaced(self._held, {name: _Held(each) for name, each in changed.items()}, gone), self._decode)
+        return Encoded(replaced(self._held, changed, gone), self._decode)
 
     def having(self, changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:
         """The same with these values instead or besides, by name; the same object where nothing is another."""
         if not changed and not gone:
             return self
-        return Encoded(replaced(self._held, {name: _Held(each) for name, each in changed.items()}, gone), self._decode)
+        return Encoded(replaced(self._held, changed, gone), self._decode)
 
     def __getitem__(self, name: str) -> V:
         held = self._held[name]
-        if isinstance(held.value, bytes):
-            held.value = self._decode(held.value)
-        return held.value
+        if isinstance(held, bytes):
+            held = self._decode(held)
+            made(self._held, name, held)
+        return held
 
     def __contains__(self, name: object) -> bool:
         return name in self._held

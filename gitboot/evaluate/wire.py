@@ -50,7 +50,7 @@ class Counted(msgspec.Struct, frozen=True, tag=True):
     files: int
 
 
-class ServerPart(msgspec.Struct, frozen=True, kw_only=True):
+class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """What a commit says of one server, where that is not what the base says; None: the same."""
 
     name: str

@@ -205,17 +205,18 @@ class _Assembly:
 
     def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
-            self._touched.append(server.name)
-            if server.decision is not None:
-                self._decisions[server.name] = server.decision
-            if server.network is not None:
-                self._networks[server.name] = server.network
-            if server.machine is not None:
-                self._machines[server.machine.uuid] = server.machine
-            if server.labels is not None:
-                self._labels[server.name] = server.labels
-            if server.written is not None:
-                self._written[server.name] = server.written
+            name = server.name
+            self._touched.append(name)
+            if (decision := server.decision) is not None:
+                self._decisions[name] = decision
+            if (network := server.network) is not None:
+                self._networks[name] = network
+            if (machine := server.machine) is not None:
+                self._machines[machine.uuid] = machine
+            if (labels := server.labels) is not None:
+                self._labels[name] = labels
+            if (written := server.written) is not None:
+                self._written[name] = written
 
     def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)

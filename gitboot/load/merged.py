@@ -31,6 +31,8 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
         over.pop(key, None)
         if key in base:
             without.add(key)
+    if not base:
+        return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
     come = tuple(sorted(key for key in over if key not in base))
     # Each further change copies what lies above, and now and then what lies below: together that is least at the root.
     # What is no dictionary may have its values still to make.
@@ -40,6 +42,15 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
     for key in without:
         del flat[key]
     return dict(sorted(flat.items())) if come else flat
+
+
+def made(mapping: Mapping[K, V], key: K, value: V) -> None:
+    """Put a value that was made by need where the one that it is made of lies, for whoever shares it, too."""
+    holding = mapping
+    if isinstance(mapping, Overlay):
+        holding = mapping.over if key in mapping.over else mapping.base
+    assert isinstance(holding, dict)  # noqa: S101 - what has its values still to make
+    holding[key] = value
 
 
 def differing(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
