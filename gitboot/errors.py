@@ -9,6 +9,7 @@
     │   │   └── SubpathMissing      the newest commit has no such folder; perhaps the next one has
     │   ├── BmcUnreachable          no answer, or not one that can be used
     │   ├── BmcBusy                 the BMC answered: not now
+    │   │   └── BmcChanged          what was to be written rests on a reading that is old
     │   └── HostUnreachable         a web server, an endpoint or a forge, gave no answer that can be used
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
@@ -70,6 +71,10 @@ class BmcBusy(TryAgain):
     def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
         self.retry_after_s = retry_after_s  # what the BMC asked for
         super().__init__(message)
+
+
+class BmcChanged(BmcBusy):
+    """A BMC is not as it was read: nothing is written."""
 
 
 class HostUnreachable(TryAgain):

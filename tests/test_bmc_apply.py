@@ -86,7 +86,7 @@ def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) ->
         ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
         ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
         ("changed since it was read", Status(status=412), Outcome.WAITING, State.WITHDRAWN, "412"),
-        ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.CONFIRMED, "412"),
+        ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.SET_BY_ANOTHER, "412"),
         (
             "someone set another meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),

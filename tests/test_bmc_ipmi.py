@@ -39,7 +39,7 @@ from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
 from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
-from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.load import load
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
@@ -143,6 +143,16 @@ def test_boot_flags_as_the_standard_has_them(
     assert machine.flags.hex(" ") == flags
     assert machine.keeps_valid == 0x1F  # not for a minute, and not for one kind of reset alone
     assert _override(machine.flags[0], machine.flags[1]) == fitted
+
+
+@needs_ipmitool
+def test_what_another_has_set_since_it_was_read_is_not_written_over(
+    machine: IpmiMachine, bmc: IpmiConnection, off: Observed
+) -> None:
+    machine.flags[:] = bytes.fromhex("a008000000")
+    with pytest.raises(BmcChanged, match="has changed since it was read"):
+        bmc.set_override(INSTALL, off)
+    assert machine.flags.hex() == "a008000000"
 
 
 @needs_ipmitool

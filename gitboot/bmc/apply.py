@@ -33,12 +33,13 @@ from gitboot.bmc.override import (
     needs_firmware_uri,
     needs_slots,
     next_step,
+    overtaken,
     refused,
 )
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.bmc.throw import throw
-from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 
 if TYPE_CHECKING:
     from gitboot.bmc.driver import Driver
@@ -145,13 +146,17 @@ def bring_about(
                     if record.override.enabled is Enabled.ONCE:
                         seen = bmc.with_clock(seen, clock)
                     record = replace(record, marks=seen.marks)
+                    known = tuple(records.values())
                     keep(record)
                     try:
                         bmc.set_override(record.override, seen)
                     except (BmcRejected, BmcBusy) as error:
                         # A refusal alone proves nothing: what it left behind is read.
                         seen = bmc.observe()
-                        keep(refused(record, seen).record)
+                        came_to = refused(record, seen)
+                        if isinstance(error, BmcChanged) and job.wanted is not None:
+                            came_to = overtaken(record, seen, job.wanted, known)
+                        keep(came_to.record)
                         if isinstance(error, BmcBusy):
                             raise
                         return done(Outcome.STALLED, str(error))

@@ -21,10 +21,10 @@ from uuid import UUID
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, stands
+from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, has_changed, stands
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.transport import AddressRefused, Reach
-from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 
 # IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
@@ -101,9 +101,14 @@ class IpmiConnection:
         return seen
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
-        """Write the boot flags, unless they are as wanted. That the BMC took them does not say that it keeps them."""
+        """Write the boot flags, unless they are as wanted, or the BMC has changed since: then `BmcChanged`.
+
+        That the BMC took them does not say that it keeps them.
+        """
         if stands(wanted, seen):
             return
+        if has_changed(seen, self.observe()):
+            raise BmcChanged(f"{self._address}: the BMC has changed since it was read")
         self.reach.fence()
         _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
         _answered(written)

@@ -359,6 +359,29 @@ def refused(record: OverrideRecord, observed: Observed) -> Confirm:
     return Confirm(record=replace(record, state=state, marks=marks_beside(observed, record)))
 
 
+def overtaken(
+    record: OverrideRecord, observed: Observed, wanted: Wanted, before: Collection[OverrideRecord]
+) -> Confirm:
+    """Tell what a `Set` came to that was not sent, or refused, because the BMC was not any more as it was read.
+
+    ``before`` are the server's records without that of the `Set`; if none is of its reason, another instance may
+    have been faster, which has set the same.
+    """
+    first = replace(wanted, is_first=wanted.is_first and not before)
+    is_new = all(each.reason != record.reason for each in before)
+    if is_new and _is_set_by_another(first, record.override, observed):
+        return Confirm(record=replace(record, state=State.SET_BY_ANOTHER))
+    return refused(record, observed)
+
+
+def has_changed(seen: Observed, now: Observed) -> bool:
+    """Whether anything on which a step rests is another in a later reading; the clock always is."""
+    return (seen.override, seen.power, seen.in_post, seen.marks) != (
+        *(now.override, now.power, now.in_post),
+        now.marks.with_clock_of(seen.marks),
+    )
+
+
 def stands(override: Override, observed: Observed) -> bool:
     """Tell whether ``override`` is what the BMC shows, as far as it shows it."""
     seen = observed.override

@@ -25,7 +25,7 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
-from gitboot.bmc.override import Observed, Override
+from gitboot.bmc.override import Observed, Override, has_changed
 from gitboot.bmc.payload import Resource, observe, read_clock, reset_types
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
@@ -37,7 +37,7 @@ from gitboot.bmc.transport import (
     RedirectedElsewhere,
     tls_context,
 )
-from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 
 _ROOT = "/redfish/v1/"
 _MAX_REDIRECTS = 3  # within the BMC: a missing slash, a version
@@ -69,7 +69,7 @@ MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] =
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
 
-_BUSY = frozenset({409, 412, 423, 429, 503})
+_BUSY = frozenset({409, 423, 429, 503})
 _NEVER = frozenset({501, 505})
 
 
@@ -147,12 +147,15 @@ class BmcConnection:
         return replace(seen, marks=read_clock(seen.marks, manager, clock()))
 
     def set_override(self, wanted: Override, seen: Observed) -> None:
-        """Write what differs from ``seen``, unless the BMC has changed since: then `BmcBusy`.
+        """Write what differs from ``seen``, unless the BMC has changed since: then `BmcChanged`.
 
-        ``wanted`` is to be fitted to the BMC before. That the BMC accepted it does not say that it keeps it.
+        One without ETags is read once more: what happens between that and the request is not seen. ``wanted`` is to
+        be fitted to the BMC before. That the BMC accepted it does not say that it keeps it.
         """
         boot = boot_patch(wanted, seen)
         if boot:
+            if seen.etag is None and has_changed(seen, self.observe()):
+                raise BmcChanged(f"PATCH {self._address}{seen.settings}: the BMC has changed since it was read")
             self._send("PATCH", seen.settings, {"Boot": boot}, seen.etag)
 
     def with_reset_types(self, seen: Observed) -> Observed:
@@ -228,6 +231,8 @@ class BmcConnection:
             return BmcRejected(f"{request}: {status}: the BMC refuses the user name or password of credentials{name}")
         said = json.dumps(error.body) if error.body else ""
         message = f"{request}: {status} {_detail(error.detail or said or 'without a reason')}"
+        if status == HTTPStatus.PRECONDITION_FAILED:
+            return BmcChanged(message, retry_after_s=_seconds(self._retry_after))
         if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
             return BmcBusy(message, retry_after_s=_seconds(self._retry_after))
         return BmcRejected(message) if status in _NEVER else MEANING[type(error)](message)

@@ -297,7 +297,7 @@ class Machine:
             if not isinstance(boot, dict):
                 return refusal(400, "Base.1.18.MalformedJSON", "expected an object with Boot")
             refused = (
-                self._precondition(resource["@odata.etag"], if_match)
+                self._precondition(resource.get("@odata.etag"), if_match)
                 or self._not_in_post(boot)
                 or self._not_here(boot, to_settings)
                 or self._not_so(boot)
@@ -440,11 +440,13 @@ class Machine:
         return boot
 
     def _tagged(self, body: Json) -> Json:
+        if not self.profile.etag:
+            return body
         digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:8]
         return body | {"@odata.etag": f'W/"{digest}"' if self.profile.weak_etag else f'"{digest}"'}
 
-    def _precondition(self, etag: str, if_match: str | None) -> Answer | None:
-        if if_match is None:
+    def _precondition(self, etag: str | None, if_match: str | None) -> Answer | None:
+        if etag is None or if_match is None:
             if self.profile.if_match_required:
                 return refusal(428, "Base.1.18.PreconditionRequired", "the request needs If-Match")
             return None

@@ -68,6 +68,7 @@ class Profile:
     overrides: Overrides = Overrides.SYSTEM
     required: frozenset[str] = frozenset()  # of ENABLED, TARGET, MODE: what every PATCH must have
     off_without_none: bool = False  # refuses the target None
+    etag: bool = True
     weak_etag: bool = False
     etag_in_header: bool = True  # or only as @odata.etag
     if_match_required: bool = False  # 428 without one

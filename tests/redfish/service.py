@@ -143,7 +143,7 @@ def _reset(machine: Machine, content: Any) -> Answer:
 
 
 def _shown(machine: Machine, body: Json) -> Answer:
-    headers = {"ETag": body["@odata.etag"]} if machine.profile.etag_in_header else {}
+    headers = {"ETag": body["@odata.etag"]} if "@odata.etag" in body and machine.profile.etag_in_header else {}
     return Answer(status=200, body=body, headers=headers)
 
 
