@@ -6,6 +6,7 @@ that what is loaded from it can be compared with it.
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -15,8 +16,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, Union, get_args, g
 
 import yaml
 from hypothesis import strategies as st
-from pydantic import BeforeValidator, TypeAdapter, WithJsonSchema
-from pydantic.fields import FieldInfo
+from pydantic import TypeAdapter
 
 from gitboot.load import KINDS, Resource
 from gitboot.model import scalars
@@ -26,6 +26,7 @@ from gitboot.model.policy import BootProfileSpec, Window
 from gitboot.model.scalars import format_instant
 from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
+from gitboot.model.structure import Scalar, alias_of
 
 Document: TypeAlias = dict[str, Any]
 Strategy: TypeAlias = st.SearchStrategy[Any]
@@ -141,7 +142,7 @@ def fields(hint: Any, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]
     """Every field below a type that is a scalar with a parser of its own: ("spec.sites[].name", parse_name)."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        parsers = [each.func for each in arguments[1:] if isinstance(each, BeforeValidator)]
+        parsers = [each.parse for each in arguments[1:] if isinstance(each, Scalar)]
         yield from ((path, parser) for parser in parsers)
         yield from () if parsers else fields(arguments[0], path)
     elif origin is tuple:
@@ -151,36 +152,32 @@ def fields(hint: Any, path: str = "") -> Iterator[tuple[str, Callable[..., Any]]
     elif origin in (Union, types.UnionType):
         for each in arguments:
             yield from fields(each, path)
-    elif hasattr(hint, "__pydantic_fields__"):
+    elif dataclasses.is_dataclass(hint):
         hints = get_type_hints(hint, include_extras=True)
-        for name, field in hint.__pydantic_fields__.items():
-            yield from fields(hints[name], f"{path}.{field.alias}".removeprefix("."))
+        for field in dataclasses.fields(hint):
+            yield from fields(hints[field.name], f"{path}.{alias_of(field)}".removeprefix("."))
 
 
 def _scalar(metadata: tuple[Any, ...]) -> Strategy | None:
     for each in metadata:
-        if isinstance(each, BeforeValidator) and each.func in _SCALARS:
-            return _SCALARS[each.func]
-        if isinstance(each, WithJsonSchema) and each.json_schema and "enum" in each.json_schema:
-            return st.sampled_from(each.json_schema["enum"])
+        if isinstance(each, Scalar) and each.parse in _SCALARS:
+            return _SCALARS[each.parse]
+        if isinstance(each, Scalar) and each.schema and "enum" in each.schema:
+            return st.sampled_from(each.schema["enum"])
     return None
 
 
 def _struct(struct: Any) -> Strategy:
     """Any mapping of a structure's fields; those that are optional are there or not."""
     hints = get_type_hints(struct, include_extras=True)
-    fields: Mapping[str, FieldInfo] = struct.__pydantic_fields__
-    drawn = {str(field.alias): _of(hints[name], _least(field)) for name, field in fields.items()}
-    required = {str(field.alias) for field in fields.values() if field.is_required()}
+    fields = dataclasses.fields(struct)
+    drawn = {alias_of(field): _of(hints[field.name], field.metadata.get("min_length", 0)) for field in fields}
+    required = {alias_of(field) for field in fields if field.default is field.default_factory is dataclasses.MISSING}
     strategy = st.fixed_dictionaries(
         {alias: each for alias, each in drawn.items() if alias in required},
         optional={alias: each for alias, each in drawn.items() if alias not in required},
     )
     return strategy.map(_FITTING[struct]) if struct in _FITTING else strategy
-
-
-def _least(field: FieldInfo) -> int:
-    return max((each.min_length for each in field.metadata if hasattr(each, "min_length")), default=0)
 
 
 # What fields ask of each other: each function makes of a mapping one that its structure takes.

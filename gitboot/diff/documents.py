@@ -9,7 +9,7 @@ from typing import Any
 
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.load import FleetRepository, Id, Resource
-from gitboot.load.schemas import adapter
+from gitboot.model.structure import written
 
 
 class Fate(StrEnum):
@@ -73,4 +73,4 @@ def _fields(old: Resource | bytes, new: Resource | bytes) -> tuple[FieldChange, 
 
 def plain(resource: Resource) -> Any:
     """A resource as it is written in YAML."""
-    return adapter(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
+    return written(resource)

@@ -6,14 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from pydantic import ValidationError
-
 from gitboot.document import Value
 from gitboot.load.findings import Finding, Wording, findings
 from gitboot.load.resources import KINDS, Id, Resource
 from gitboot.load.schemas import adapter
 from gitboot.model.envelope import API_VERSION
 from gitboot.model.scalars import Malformed, parse_name, shown
+from gitboot.model.structure import read
 from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 
@@ -34,6 +33,16 @@ def checked(value: dict[str, Value]) -> Resource | Broken:
     kind = str(kind)
     if version != API_VERSION:
         return Broken(findings=(Finding(("apiVersion",), partial(_other_version, version)),), id=_id(kind, value))
+    try:
+        return read(KINDS[kind], value)
+    except ValueError:
+        return _examined(kind, value)
+
+
+def _examined(kind: str, value: dict[str, Value]) -> Resource | Broken:
+    """A document with which something is wrong."""
+    from pydantic import ValidationError
+
     try:
         resource: Resource = adapter(kind).validate_python(value)
     except ValidationError as error:

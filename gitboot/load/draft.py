@@ -12,7 +12,6 @@ from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id, Origin, Resource
-from gitboot.load.schemas import adapter
 from gitboot.load.snapshot import Snapshot
 from gitboot.load.unread import ANYTHING, AllUnread
 from gitboot.model.envelope import API_VERSION
@@ -20,16 +19,14 @@ from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
+from gitboot.model.structure import read
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 
 
 def _no_fleet() -> Fleet:
     metadata, spec = {"name": "fleet"}, {"baseURL": "http://fleet.invalid"}
-    found: Fleet = adapter("Fleet").validate_python(
-        {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec}
-    )
-    return found
+    return read(Fleet, {"apiVersion": API_VERSION, "kind": "Fleet", "metadata": metadata, "spec": spec})
 
 
 class Draft:

@@ -6,9 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Final, NamedTuple
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.document import Path
 from gitboot.load.problems import dotted
@@ -16,6 +14,9 @@ from gitboot.load.schemas import schema_at
 from gitboot.model.scalars import Malformed, shown
 from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class Wording(NamedTuple):

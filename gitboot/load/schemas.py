@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Any
 
 from gitboot.document import Path
 from gitboot.load.resources import KINDS
 
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
 
 @cache
 def adapter(kind: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # only here: nothing is wrong with most fleets
+
     return TypeAdapter(KINDS[kind])
 
 

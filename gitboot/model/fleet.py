@@ -1,14 +1,9 @@
 """Fleet: what holds for every server of the repository."""
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic.dataclasses import dataclass
-
-from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
@@ -24,6 +19,7 @@ from gitboot.model.fields import (
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.server import Loader
+from gitboot.model.structure import Field, Struct, WordOr, check, structure
 from gitboot.problems.codes import Code
 
 
@@ -59,7 +55,7 @@ class Evidence(StrEnum):
     DECLARED = "Declared"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Site(Struct):
     """A nearer mirror; a server belongs to the first site that selects it."""
 
@@ -75,7 +71,7 @@ class Site(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Hardware(Struct):
     """What holds for machines of one make; a server's own document wins, then the first that selects it and says it."""
 
@@ -90,24 +86,17 @@ class Hardware(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class UnknownProfile(Struct):
     """A profile for machines that no Server document describes."""
 
     profile: NameField = Field(description="The BootProfile; its image must not write disks.")
 
 
-def _tag(value: Any) -> str:
-    return "(word)" if isinstance(value, str) else "(profile)"
+UnknownServers = Annotated[Literal["LocalDisk", "NotFound"] | UnknownProfile, WordOr("(profile)")]
 
 
-UnknownServers = Annotated[
-    Annotated[Literal["LocalDisk", "NotFound"], Tag("(word)")] | Annotated[UnknownProfile, Tag("(profile)")],
-    Discriminator(_tag),
-]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Provisioning(Struct):
     """What counts as proof that a server was provisioned."""
 
@@ -127,8 +116,8 @@ class Provisioning(Struct):
         default=None, description="Only the instance with this ledger sets overrides, powers, publishes. Default: any."
     )
 
-    @model_validator(mode="after")
-    def _attempts_are_reported(self) -> Provisioning:
+    @check
+    def _attempts_are_reported(self) -> None:
         if self.attempts > 1 and self.evidence is not Evidence.REPORTED:
             raise Malformed(
                 Code.COMBINATION,
@@ -136,10 +125,9 @@ class Provisioning(Struct):
                 "write evidence: Reported, or leave out attempts",
                 ("attempts",),
             )
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Serving(Struct):
     """How entries are answered."""
 
@@ -149,7 +137,7 @@ class Serving(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Guards(Struct):
     """Limits on what one commit may change; only ever tighter than the instance's own."""
 
@@ -168,7 +156,7 @@ class Guards(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class FleetSpec(Struct):
     """What holds for every server."""
 
@@ -204,8 +192,8 @@ class FleetSpec(Struct):
     serving: Serving = Field(default_factory=Serving, description="How entries are answered.")
     guards: Guards = Field(default_factory=Guards, description="Limits on what one commit may change.")
 
-    @model_validator(mode="after")
-    def _a_ledger_acts_for_all_or_for_a_site(self) -> FleetSpec:
+    @check
+    def _a_ledger_acts_for_all_or_for_a_site(self) -> None:
         named = next((number for number, site in enumerate(self.sites) if site.ledger is not None), None)
         if self.provisioning.ledger is not None and named is not None:
             raise Malformed(
@@ -214,7 +202,6 @@ class FleetSpec(Struct):
                 "leave out provisioning.ledger, or the ledgers of sites",
                 ("sites", named, "ledger"),
             )
-        return self
 
     @property
     def has_instances_by_site(self) -> bool:
@@ -236,7 +223,7 @@ class FleetSpec(Struct):
 NOBODY: Final = "nobody"  # no ledger is called so
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Fleet(Struct):
     """The one document that holds for all servers; usually fleet.yaml."""
 

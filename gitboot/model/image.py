@@ -1,14 +1,9 @@
 """BootImage and ImageStream: what can be booted, and which version is current for whom."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
-from pydantic.dataclasses import dataclass
-
-from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     Boolean,
     Instant,
@@ -24,6 +19,7 @@ from gitboot.model.fields import (
 from gitboot.model.scalars import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
+from gitboot.model.structure import Field, Scalar, Struct, check, structure
 from gitboot.problems.codes import Code
 
 
@@ -66,17 +62,17 @@ def parse_user_data_format(value: object) -> str:
     return found
 
 
-FormatField = Annotated[
-    str, BeforeValidator(parse_user_data_format), WithJsonSchema({"type": "string", "enum": list(_FORMATS)})
-]
+FormatField = Annotated[str, Scalar(parse_user_data_format, {"type": "string", "enum": list(_FORMATS)})]
 ImageFormatField = Annotated[
     str,
-    BeforeValidator(lambda value: "None" if value == "None" else parse_user_data_format(value)),
-    WithJsonSchema({"type": "string", "enum": [*_FORMATS, "None"]}),
+    Scalar(
+        lambda value: "None" if value == "None" else parse_user_data_format(value),
+        {"type": "string", "enum": [*_FORMATS, "None"]},
+    ),
 ]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Signature(Struct):
     """Where a detached signature of a file is, of one kind; whose key counts is not for documents to say."""
 
@@ -84,14 +80,13 @@ class Signature(Struct):
     minisign: Url | None = Field(default=None, description="A minisign signature: .minisig. Default: none.")
     sigstore: Url | None = Field(default=None, description="A sigstore bundle: .sigstore.json. Default: none.")
 
-    @model_validator(mode="after")
-    def _one_kind(self) -> Signature:
+    @check
+    def _one_kind(self) -> None:
         if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(Code.COMBINATION, "expected one of openpgp, minisign, sigstore", "name one of them")
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Checksums(Struct):
     """A list of digests that somebody has signed: SHA256SUMS."""
 
@@ -99,7 +94,7 @@ class Checksums(Struct):
     signature: Signature = Field(description="Its signature.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Artifact(Struct):
     """One file that a machine fetches to boot."""
 
@@ -110,8 +105,8 @@ class Artifact(Struct):
     size: Integer | None = Field(default=None, description="Its size in bytes. Default: not checked.")
     signature: Signature | None = Field(default=None, description="A signature of the file itself. Default: none.")
 
-    @model_validator(mode="after")
-    def _one_digest(self) -> Artifact:
+    @check
+    def _one_digest(self) -> None:
         if self.url.startswith("oci:") and not self.url.endswith(f"@sha256:{self.sha256}"):
             raise Malformed(
                 Code.COMBINATION,
@@ -119,10 +114,9 @@ class Artifact(Struct):
                 "write what `gitboot assets resolve` prints for the image",
                 ("sha256",),
             )
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Artifacts(Struct):
     """An image's files for one architecture; what is there says by which methods it can boot."""
 
@@ -140,16 +134,15 @@ class Artifacts(Struct):
         description="A signed list of digests, for the files that have no signature of their own. Default: none.",
     )
 
-    @model_validator(mode="after")
-    def _boots(self) -> Artifacts:
+    @check
+    def _boots(self) -> None:
         if not (self.kernel or self.uki or self.iso):
             raise Malformed(Code.COMBINATION, "nothing here can be booted", "name a kernel, a uki or an iso")
         if not self.kernel and (self.initrds or self.rootfs or self.loader):
             raise Malformed(Code.COMBINATION, "initrds, rootfs and loader need a kernel beside them", "name the kernel")
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BootImageSpec(Struct):
     """What an image is made of, and what it understands."""
 
@@ -179,7 +172,7 @@ class BootImageSpec(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BootImage(Struct):
     """One immutable version of an operating system's image."""
 
@@ -189,7 +182,7 @@ class BootImage(Struct):
     spec: BootImageSpec = Field(description="What the image is.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Rollout(Struct):
     """The image that comes next, and who has it already."""
 
@@ -202,7 +195,7 @@ class Rollout(Struct):
     selector: Select = Field(default="All", description="Among whom. Default: All.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Hold(Struct):
     """A group that stays where it is: opted out, visibly."""
 
@@ -221,7 +214,7 @@ class SkewMode(StrEnum):
     NONE = "None"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Skew(Struct):
     """How old the image that a server of this stream boots may be."""
 
@@ -232,7 +225,7 @@ class Skew(Struct):
     minimum_version: Text = Field(description="The lowest version, compared by its dotted numbers.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class ImageStreamSpec(Struct):
     """Which image is current, which is next, who is held back."""
 
@@ -242,7 +235,7 @@ class ImageStreamSpec(Struct):
     skew: Skew | None = Field(default=None, description="How old a server's image may be. Default: any age.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class ImageStream(Struct):
     """The golden pointer: one name for the image that is current."""
 

@@ -1,14 +1,9 @@
 """BootProfile, BootPolicy, Maintenance: how to boot something, who does, and when something else."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import Field, model_validator
-from pydantic.dataclasses import dataclass
-
-from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     CountOrPercent,
     FilePath,
@@ -27,6 +22,7 @@ from gitboot.model.fields import (
 from gitboot.model.image import FormatField
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
+from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code
 
 
@@ -95,7 +91,7 @@ class TaintEffect(StrEnum):
     NO_EXECUTE = "NoExecute"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class UserData(Struct):
     """What the system configures itself by on its first boot."""
 
@@ -127,7 +123,7 @@ class UserData(Struct):
         return (self.template, *(path for _, path in self.beside.values()))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Templates(Struct):
     """Entries of one's own, instead of the built-in ones."""
 
@@ -137,7 +133,7 @@ class Templates(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BootProfileSpec(Struct):
     """How to boot something."""
 
@@ -161,8 +157,8 @@ class BootProfileSpec(Struct):
         default_factory=dict, description="Variables for templates. Default: none."
     )
 
-    @model_validator(mode="after")
-    def _names_what_it_boots(self) -> BootProfileSpec:
+    @check
+    def _names_what_it_boots(self) -> None:
         images = [field for field in ("image", "stream") if getattr(self, field) is not None]
         if self.method is Method.DISK:
             if images:
@@ -184,10 +180,9 @@ class BootProfileSpec(Struct):
                 else "leave out httpBoot",
                 ("method",) if self.http_boot is None else ("httpBoot",),
             )
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BootProfile(Struct):
     """How to boot something: image or stream, method, arguments, user data."""
 
@@ -197,7 +192,7 @@ class BootProfile(Struct):
     spec: BootProfileSpec = Field(description="What the profile boots, and how.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Taint(Struct):
     """A Kubernetes node taint."""
 
@@ -209,7 +204,7 @@ class Taint(Struct):
         return f"{self.key}={self.value}:{self.effect}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BootPolicySpec(Struct):
     """Which servers boot which profile, how often, and which pool they are."""
 
@@ -263,7 +258,7 @@ class BootPolicySpec(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BootPolicy(Struct):
     """A pool: which servers boot which profile, and how often from the network."""
 
@@ -273,7 +268,7 @@ class BootPolicy(Struct):
     spec: BootPolicySpec = Field(description="Who boots what.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Window(Struct):
     """A half-open span of time: [start, end)."""
 
@@ -282,8 +277,8 @@ class Window(Struct):
         default=None, description="When it ends, exclusive, with offset. Default: it does not end by itself."
     )
 
-    @model_validator(mode="after")
-    def _opens_before_it_ends(self) -> Window:
+    @check
+    def _opens_before_it_ends(self) -> None:
         if self.start is not None and self.end is not None and self.start >= self.end:
             raise Malformed(
                 Code.WINDOW,
@@ -291,10 +286,9 @@ class Window(Struct):
                 "let end lie after start",
                 ("end",),
             )
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class MaintenanceSpec(Struct):
     """Which servers boot which profile instead, and when."""
 
@@ -341,7 +335,7 @@ class MaintenanceSpec(Struct):
     priority: SignedInteger = Field(default=0, description="Of several that are active the higher wins. Default: 0.")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Maintenance(Struct):
     """Another profile for a while: it beats every policy inside its window, and never outside."""
 

@@ -1,17 +1,12 @@
 """Which servers: All, None, labels as Kubernetes matches them, or names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic.dataclasses import dataclass
-
-from gitboot.model.envelope import STRICT, Struct
 from gitboot.model.fields import LabelKey, LabelValue, NameField
 from gitboot.model.scalars import Malformed, Name
+from gitboot.model.structure import Field, Struct, WordOr, check, structure
 from gitboot.problems.codes import Code
 
 
@@ -22,7 +17,7 @@ class Operator(StrEnum):
     DOES_NOT_EXIST = "DoesNotExist"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class MatchExpression(Struct):
     """One condition on one label (Kubernetes: LabelSelectorRequirement)."""
 
@@ -33,13 +28,12 @@ class MatchExpression(Struct):
         description="The values of In and NotIn. A server without the label is NotIn. Default: none.",
     )
 
-    @model_validator(mode="after")
-    def _values_fit(self) -> MatchExpression:
+    @check
+    def _values_fit(self) -> None:
         wants = self.operator in (Operator.IN, Operator.NOT_IN)
         if wants != bool(self.values):
             expected = "at least one value" if wants else "no values"
             raise Malformed(Code.SELECTOR, f"{self.operator} takes {expected}", at=("operator",))
-        return self
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
@@ -53,7 +47,7 @@ class MatchExpression(Struct):
                 return self.key not in labels
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Selector(Struct):
     """Servers by label (all conditions hold), or by name."""
 
@@ -65,8 +59,8 @@ class Selector(Struct):
     )
     servers: tuple[NameField, ...] = Field(default=(), description="Servers by name, instead of labels. Default: none.")
 
-    @model_validator(mode="after")
-    def _says_something(self) -> Selector:
+    @check
+    def _says_something(self) -> None:
         by_label = bool(self.match_labels or self.match_expressions)
         if not by_label and not self.servers:
             raise Malformed(
@@ -76,7 +70,6 @@ class Selector(Struct):
             )
         if by_label and self.servers:
             raise Malformed(Code.SELECTOR, "servers are selected by label or by name, not both", at=("servers",))
-        return self
 
     @property
     def keys(self) -> frozenset[str]:
@@ -91,14 +84,7 @@ class Selector(Struct):
         )
 
 
-def _tag(value: Any) -> str:
-    return "(word)" if isinstance(value, str) else "(selector)"
-
-
-Select = Annotated[
-    Annotated[Literal["All", "None"], Tag("(word)")] | Annotated[Selector, Tag("(selector)")],
-    Discriminator(_tag),
-]
+Select = Annotated[Literal["All", "None"] | Selector, WordOr("(selector)")]
 
 
 def selects(select: Literal["All", "None"] | Selector, name: Name, labels: Mapping[str, str]) -> bool:

@@ -1,15 +1,10 @@
 """Server: one machine, its identity, its interfaces, its BMC."""
 
-from __future__ import annotations
-
 import re
 from enum import StrEnum
 from typing import Final, Literal
 
-from pydantic import Field, model_validator
-from pydantic.dataclasses import dataclass
-
-from gitboot.model.envelope import STRICT, Metadata, Struct
+from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BmcAddress,
     Boolean,
@@ -29,6 +24,7 @@ from gitboot.model.fields import (
     VariableName,
 )
 from gitboot.model.scalars import MacAddress, Malformed, SystemUuid, is_placeholder_serial, shown, stand_in
+from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says
@@ -57,7 +53,7 @@ class Lifecycle(StrEnum):
     RETIRED = "Retired"  # for good
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Interface(Struct):
     """One network interface of a server."""
 
@@ -71,7 +67,7 @@ class Interface(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BmcTls(Struct):
     """How a BMC's certificate is checked."""
 
@@ -86,7 +82,7 @@ class BmcTls(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class BmcReports(Struct):
     """What a BMC shows of its machine where that is not what the document says: without it, nothing is set there."""
 
@@ -98,7 +94,7 @@ class BmcReports(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Bmc(Struct):
     """A server's management controller, reached through Redfish, or through IPMI where it has none."""
 
@@ -119,8 +115,8 @@ class Bmc(Struct):
         " Default: one of the two.",
     )
 
-    @model_validator(mode="after")
-    def _ipmi_has_neither_paths_nor_certificates(self) -> Bmc:
+    @check
+    def _ipmi_has_neither_paths_nor_certificates(self) -> None:
         if self.address.lower().startswith("ipmi:") and (self.system is not None or self.tls != BmcTls()):
             raise Malformed(
                 Code.COMBINATION,
@@ -128,10 +124,9 @@ class Bmc(Struct):
                 "leave them out, or write https://HOST where the BMC has Redfish",
                 ("address",),
             )
-        return self
 
-    @model_validator(mode="after")
-    def _system_is_a_path(self) -> Bmc:
+    @check
+    def _system_is_a_path(self) -> None:
         if self.system is not None and not self.system.startswith("/"):
             raise Malformed(
                 Code.URL,
@@ -139,10 +134,9 @@ class Bmc(Struct):
                 "write it from the root: /redfish/v1/Systems/1",
                 ("system",),
             )
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Pin(Struct):
     """A server's own image, whatever streams say: opted out, visibly."""
 
@@ -154,7 +148,7 @@ class Pin(Struct):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class ServerSpec(Struct):
     """What a server is."""
 
@@ -204,8 +198,8 @@ class ServerSpec(Struct):
         description="Its own files that age encrypted, by name; they win over the profile's. Default: none.",
     )
 
-    @model_validator(mode="after")
-    def _is_known_where_it_has_to_be(self) -> ServerSpec:
+    @check
+    def _is_known_where_it_has_to_be(self) -> None:
         needs = {"provision": self.provision, "replaces": self.replaces, "bmc": self.bmc, "secrets": self.secrets}
         if self.uuid is None and (needing := next((name for name, value in needs.items() if value), None)):
             raise Malformed(
@@ -214,10 +208,9 @@ class ServerSpec(Struct):
                 f"write its uuid, as `dmidecode -s system-uuid` there says it, or leave out {needing}",
                 (needing,),
             )
-        return self
 
-    @model_validator(mode="after")
-    def _boots_from_something(self) -> ServerSpec:
+    @check
+    def _boots_from_something(self) -> None:
         if not any(interface.boot for interface in self.interfaces):
             raise Malformed(
                 Code.COMBINATION,
@@ -225,10 +218,9 @@ class ServerSpec(Struct):
                 "leave out boot: false on one of them",
                 ("interfaces",),
             )
-        return self
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, config=STRICT)
+@structure
 class Server(Struct):
     """One machine: who it is, and how it is reached."""
 

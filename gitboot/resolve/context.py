@@ -9,9 +9,9 @@ from msgspec.json import decode
 
 from gitboot.canonical import canonical
 from gitboot.load import Id, Resource
-from gitboot.load.schemas import adapter
 from gitboot.model.policy import Taint
 from gitboot.model.server import Server
+from gitboot.model.structure import written
 from gitboot.plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.secrets import secret_urls
@@ -40,7 +40,7 @@ class Plain:
 
 
 def _plain(resource: Resource) -> dict[str, Any]:
-    dumped = adapter(type(resource).__name__).dump_python(resource, mode="json", by_alias=True, exclude_none=True)
+    dumped = written(resource)
     plain: dict[str, Any] = _in_order({**dumped["metadata"], **dumped["spec"]})
     for interface in plain.get("interfaces", ()):
         interface["mac"] = interface["mac"].replace("-", ":")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv6Address, ip_network
 from typing import Final, NewType
 
 from gitboot.model.scalars.numbers import INTEGER
@@ -103,6 +103,10 @@ def is_placeholder_serial(serial: str) -> bool:
 
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")  # as ipaddress reads it, but at a tenth of the cost
+_GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
+# With at most six groups, none of which is zero: how most are written. What maps an IPv4 address is left to ipaddress,
+# which shows it otherwise from Python 3.13 on.
+_SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
 
 
 LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
@@ -136,15 +140,11 @@ def parse_interface_address(value: object) -> str:
     """An IP address with or without its prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
     host, slash, prefix = found.partition("/")
-    address: IPv4Address | IPv6Address | str | None
+    address: str | None
     if _IPV4.fullmatch(host):
         address, most = host, 32  # which has one spelling
     else:
-        try:
-            address = ip_address(host)  # ip_interface would make its network as well: over twice the work
-            most = address.max_prefixlen
-        except ValueError:
-            address, most = None, 0
+        address, most = _ipv6(host), 128
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= most
     if address is None or "%" in host or (slash and not is_prefix):
         raise Malformed(
@@ -153,6 +153,16 @@ def parse_interface_address(value: object) -> str:
             "write it as 10.12.0.13/24 or fd00:12::13/64",
         )
     return f"{address}{slash}{prefix}"
+
+
+def _ipv6(host: str) -> str | None:
+    """An IPv6 address in its short form; None where it is none."""
+    if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
+        return host
+    try:
+        return str(IPv6Address(host))  # ip_interface would make its network as well: over twice the work
+    except ValueError:
+        return None
 
 
 def parse_network(value: object) -> str:
