@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -107,7 +107,8 @@ class Taking:
 
     full: bool = False  # whether its disk is
     is_as_left: bool = True
-    shared: Files | None = None  # as it was given last
+    servers: dict[str, Files | None] = field(default_factory=dict)  # as they were given last
+    shared: Files | None = None
 
     def publish(
         self,
@@ -119,8 +120,10 @@ class Taking:
         at: datetime,
         parts: PartFiles,
     ) -> Published:
+        given = dict(servers.items())
         if self.full:
             raise PublishError("no space left on device")
+        self.servers.update(given)
         self.shared = shared if shared is not None else self.shared
         return Published(written=(), withdrawn=(), expired=(), unchanged=0)
 

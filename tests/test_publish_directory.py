@@ -1174,12 +1174,41 @@ def test_a_tree_that_begins_with_nothing_is_not_begun_without_room(small_disk: P
     assert verify(small_disk) == ()
 
 
-def test_names_of_one_file_need_no_room(tmp_path: Path) -> None:
-    asked: list[dict[str, int]] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(directory_module, "check_room", lambda _, sizes: asked.append(sizes))
-        with Directory.open(tmp_path, ledger="ours") as directory:
-            for commit in ("1", "2"):
-                directory.publish(of_one_server(commit.encode(), *ALIKE), {}, complete=True, commit=commit, at=AT)
-    (sizes,) = asked  # a tree that stands is not asked for room: windows end on a disk that is nearly full
-    assert [path for path in sizes if path in ALIKE] == ["boot/ipxe/u"]
+def test_names_of_one_file_need_no_room(small_disk: Path) -> None:
+    names = [f"boot/ipxe/{number}" for number in range(100)]
+    subprocess.run(["mount", "-o", "remount,size=128k", str(small_disk)], check=True)
+    with Directory.open(small_disk, ledger="ours") as directory:
+        directory.publish(of_one_server(b"1" * 4000, *names), {}, complete=True, commit="1", at=AT)
+    assert len({(small_disk / name).stat().st_ino for name in names}) == 1
+
+
+def test_a_tree_that_stands_is_not_asked_for_room(small_disk: Path) -> None:
+    """Windows end on a disk that is nearly full."""
+    large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
+    with Directory.open(small_disk, ledger="ours") as directory:
+        publish_files(directory, large, commit="1", at=AT)
+        subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
+        publish_files(directory, {**large, "boot/ipxe/0": File(b"2")}, commit="2", at=AT)
+    assert (small_disk / "boot/ipxe/0").read_bytes() == b"2"
+
+
+@pytest.mark.parametrize(("inodes", "has_room"), [(3000, False), (5000, True)])
+def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, inodes: int, has_room: bool) -> None:
+    """A thousand, with two files and a state each and one that all have, so some 3,100."""
+    subprocess.run(["mount", "-o", f"remount,size=64m,nr_inodes={inodes - 500}", str(small_disk)], check=True)
+    common = File(b"x" * 100)
+    servers = {
+        f"s{number:03}": server_files(
+            f"s{number:03}",
+            {f"boot/o/{common.sha256}/user-data": common}
+            | {f"boot/{kind}/{number}": File(f"{kind} {number}".encode()) for kind in ("ipxe", "grub")},
+        )
+        for number in range(1000)
+    }
+    with Directory.open(small_disk, ledger="ours") as directory:
+        if has_room:
+            assert len(directory.publish(servers, {}, complete=True, commit="1", at=AT).written) == 3001
+        else:
+            with pytest.raises(PublishError, match=r"expected room for about 3,0\d\d files, and .* for 2,\d\d\d "):
+                directory.publish(servers, {}, complete=True, commit="1", at=AT)
+            assert not (small_disk / "boot").exists()

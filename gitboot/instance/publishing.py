@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Protocol
+from itertools import islice
+from typing import Final, Protocol
 
 from gitboot.assets.sighting import is_withheld
 from gitboot.errors import LedgerError, PublishError
@@ -54,7 +55,8 @@ class Target(Protocol):
     ) -> Published:
         """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
 
-        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``parts`` has
+        They are asked for once, and for all of them, where they are made only then. ``complete``: no other server has
+        any. Without ``shared`` those stay as they are, and so does what ``parts`` has
         not. Raises `PublishError`.
         """
 
@@ -87,20 +89,15 @@ def published(
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
     No file is published whose fetches could not be told from others: what is offered is written down before. Files are
-    made here, and not held: nearly all that is known of a server would be these.
+    made as they are published, and not held: nearly all that is known of a server would be these.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
-    planned = {name: plans.servers.get(name) for name in sorted(owed)}
-    states = {
-        name: rendered(state, commit.decisions, keys) if state is not None else None for name, state in planned.items()
-    }
-    versions = {name: _versions(state) for name, state in states.items() if state is not None}
+    offered = _Offered(before, plans, commit, keys, sorted(owed), target, store, at, knowledge.facts.sequence)
     recorded, changed = _recorded(before, plans, commit, knowledge, owed)
     try:
-        _note_offers(before, states, versions, target, store, at, knowledge.facts.sequence)
         done = target.publish(
-            {name: state.files if state is not None else None for name, state in states.items()},
+            offered if not before.complete else dict(offered.items()),
             shared(plans, commit, terms) if _shares_other(before, plans, commit) or before.terms != terms else None,
             complete=not before.complete,
             commit=commit.revision,
@@ -123,7 +120,7 @@ def published(
         in_doubt=knowledge.settled is None,
         recorded=recorded,
         owed=frozenset(),
-        versions=replaced(before.versions, versions, owed - versions.keys()),
+        versions=replaced(before.versions, offered.versions, owed - offered.versions.keys()),
         events=events,
     )
 
@@ -219,33 +216,80 @@ def _versions(state: RenderedState) -> dict[str, Digest]:
     return {path: digest for path, digest in state.entries.items() if digest in offers}
 
 
-def _note_offers(
-    before: TargetState,
-    states: Mapping[str, RenderedState | None],
-    versions: Mapping[str, Mapping[str, Digest]],
-    target: Target,
-    store: Store,
-    at: datetime,
-    number: int,
-) -> None:
-    """Note what is about to be offered, before a machine can fetch it, and how its entries will be dated.
+_BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
 
-    An access log is read later, perhaps much later, and has only the date of what was sent. What was not published
-    after all has another date when it is, and is noted once more. ``number`` is that of the newest decision.
+
+class _Offered(Mapping[str, Files | None]):
+    """The files of servers, by name, made where they are asked for; what they offer is noted before they are given.
+
+    So it is before a machine can fetch it; ``number`` is that of the newest decision. An access log is read later,
+    perhaps much later, and has only the date of what was sent. What was not published after all has another date when
+    it is, and is noted once more.
     """
-    here = (state for state in states.values() if state is not None)
-    offers = [replace(offer, number=number) for state in here for offer in offers_of(state)]
-    dates = [
-        (path, target.dated(path, state.files[path], at), plan)
-        for name, state in states.items()
-        if state is not None
-        for path, plan in versions[name].items()
-        if before.versions.get(name, {}).get(path) != plan
-    ]
-    if offers or dates:
-        with store.writing() as tx:
-            evidence.offer(tx, offers, at)
-            evidence.note_versions(tx, dates, number)
+
+    def __init__(
+        self,
+        before: TargetState,
+        plans: Plans,
+        commit: Commit,
+        keys: TokenKeys,
+        names: Sequence[str],
+        target: Target,
+        store: Store,
+        at: datetime,
+        number: int,
+    ) -> None:
+        self._before, self._plans, self._decisions, self._keys = before, plans, commit.decisions, keys
+        self._names, self._target, self._store, self._at, self._number = names, target, store, at, number
+        self.versions: dict[str, Mapping[str, Digest]] = {}  # of the servers that were asked for, and are there
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> Files | None:
+        return self.some([name])[name]
+
+    def items(self) -> ItemsView[str, Files | None]:
+        return _InBatches(self)
+
+    def some(self, names: Iterable[str]) -> dict[str, Files | None]:
+        """The files of these; None: the server is gone."""
+        planned = {name: self._plans.servers.get(name) for name in names}
+        states = {
+            name: rendered(state, self._decisions, self._keys) for name, state in planned.items() if state is not None
+        }
+        versions = {name: _versions(state) for name, state in states.items()}
+        self._note(states, versions)
+        self.versions.update(versions)
+        return {name: states[name].files if name in states else None for name in planned}
+
+    def _note(self, states: Mapping[str, RenderedState], versions: Mapping[str, Mapping[str, Digest]]) -> None:
+        offers = [replace(offer, number=self._number) for state in states.values() for offer in offers_of(state)]
+        known = self._before.versions
+        dates = [
+            (path, self._target.dated(path, states[name].files[path], self._at), plan)
+            for name, paths in versions.items()
+            for path, plan in paths.items()
+            if known.get(name, {}).get(path) != plan
+        ]
+        if offers or dates:
+            with self._store.writing() as tx:
+                evidence.offer(tx, offers, self._at)
+                evidence.note_versions(tx, dates, self._number)
+
+
+class _InBatches(ItemsView[str, Files | None]):
+    """Each server with its files, of which no more are held than those of a batch."""
+
+    _mapping: _Offered
+
+    def __iter__(self) -> Iterator[tuple[str, Files | None]]:
+        names = iter(self._mapping)
+        while batch := tuple(islice(names, _BATCH)):
+            yield from self._mapping.some(batch).items()
 
 
 def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:

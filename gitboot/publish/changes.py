@@ -12,9 +12,9 @@ from gitboot.errors import PublishError
 from gitboot.phrases import some
 from gitboot.publish.disk import Disk, holds, is_file
 from gitboot.publish.folders import InTheWay
-from gitboot.publish.index import Shard, index_of, shard_path
+from gitboot.publish.index import Shard, shard_path
 from gitboot.publish.reindex import Pair, reindexed, reindexed_wholly
-from gitboot.publish.tree import Tree, is_bare, is_record
+from gitboot.publish.tree import Tree, check_path
 from gitboot.render.parts import AS_IT_WAS, PartFiles, is_of_part
 from gitboot.render.paths import is_content
 from gitboot.render.state import Listed, outline, server_of, state_path
@@ -36,7 +36,13 @@ class Publication:
 
     def __iter__(self) -> Iterator[Files]:
         """The files of each server, and those that are no server's."""
-        yield from (files for files in (*self.servers.values(), self.shared, self.parts.files) if files is not None)
+        yield from (files for files in self.servers.values() if files is not None)
+        yield self.no_servers
+
+    @property
+    def no_servers(self) -> dict[str, File]:
+        """The files that are no server's, as far as they may have changed."""
+        return {**(self.shared or {}), **self.parts.files}
 
     def shares(self, before: Mapping[str, Listed]) -> dict[str, Listed]:
         """The files that are no server's from now on, by what they were."""
@@ -46,8 +52,7 @@ class Publication:
             if (self.shared is None and not is_of_part(path))
             or (not self.parts.is_whole and is_of_part(path) and path not in self.parts.gone)
         }
-        given = {**(self.shared or {}), **self.parts.files}
-        return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in given.items()}}
+        return {**kept, **{path: Listed(file.sha256, len(file.content)) for path, file in self.no_servers.items()}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +145,6 @@ class _Decision:
 
     def __init__(self, disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, at: datetime) -> None:
         self._disk, self._tree, self._named, self._wanted, self._at = disk, tree, named, wanted, at
-        self._is_bare = is_bare(disk, tree)  # nothing need be compared
         self._digests: dict[str, str | None] = {}
         self._shared: Mapping[str, Listed] | None = None
         self._content: dict[str, tuple[str, ...]] = {}
@@ -166,7 +170,7 @@ class _Decision:
             else:
                 self._look_at(server, files, digest)
         if self._wanted.shared is not None or not self._wanted.parts.is_as_it_was:
-            self._look_at_shared({**(self._wanted.shared or {}), **self._wanted.parts.files})
+            self._look_at_shared(self._wanted.no_servers)
 
     def _listed(self) -> Iterator[tuple[str, str | None]]:
         """Each server in question, with the digest that the manifest has of its state."""
@@ -246,10 +250,7 @@ class _Decision:
         ours = (self._owned, self._tree.pending, self._tree.retired, self._named)  # what gitboot wrote
         in_the_way: set[str] = set()
         for path, file in sorted(self._suspects.items()):
-            _check(path)
-            if self._is_bare:
-                self._written.append(path)
-                continue
+            check_path(path)
             try:
                 stands = self._disk.look(path)
             except InTheWay as error:
@@ -302,9 +303,7 @@ class _Decision:
         )
         joined: Mapping[str, Shard]
         parted: Mapping[str, Shard]
-        if self._is_bare:
-            joined, parted = index_of(self._identities), {}
-        elif self._wanted.complete:
+        if self._wanted.complete:
             joined, parted = reindexed_wholly(self._disk, self._identities)
         else:
             joined, parted = reindexed(self._disk, gone, self._come, self._tree.pending)
@@ -335,12 +334,6 @@ def _is_file_at(disk: Disk, path: str) -> bool:
         return is_file(disk.look(path))
     except InTheWay:
         return False
-
-
-def _check(path: str) -> None:
-    top, *names = path.split("/")
-    if top not in ("boot", "ops") or not names or {"", ".", ".."}.intersection(names) or is_record(path):
-        raise ValueError(f"no file of a tree can be at {path}")
 
 
 def _obstructed(disk: Disk, paths: list[str]) -> PublishError:

@@ -12,13 +12,14 @@ from types import TracebackType
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.model.scalars import Digest
-from gitboot.progress import Told, unheard
+from gitboot.progress import Told, counted, unheard
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
+from gitboot.publish.changes import SHARED, NamedContent, Publication, TreeChanges, decide
 from gitboot.publish.changing import change, discard, rendered
 from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
-from gitboot.publish.fresh import finish, put
+from gitboot.publish.fresh import begun, finish
+from gitboot.publish.index import index_of
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, now_named
@@ -26,6 +27,8 @@ from gitboot.publish.room import check_room
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
+from gitboot.render.paths import is_content
+from gitboot.render.state import outline, state_path
 from gitboot.render.tree import File, Files
 
 
@@ -147,7 +150,8 @@ class Directory:
         A server's files hold its state; None is a server that is gone, or shared files that stay as they are. ``parts``
         has what is shared as well, and made anew piece by piece, as far as it may have changed. The
         first publication of a process has to be ``complete``: these are then all servers, whatever the tree holds
-        besides goes, and what does not have its size is made good. Later ones are given what may have changed, and no
+        besides goes, and what does not have its size is made good. Where there is no tree yet, their items are gone
+        through once and none of them is held. Later ones are given what may have changed, and no
         other server costs anything. Publishing the same files twice writes nothing.
 
         Everything is decided, and everything in the way found, before anything is written. A crash or a failure
@@ -165,20 +169,63 @@ class Directory:
         wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, parts=parts))
         self._owed = wanted
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
+        stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
         try:
             discard(self._disk, self._tree.pending)
-            changes = decide(self._disk, self._tree, self._named, wanted, self._owed_gone, at)
-            self._owed_gone = changes.gone
-            self._carry_out(changes, wanted, Stamp(commit=commit, gitboot=__version__, ledger=self._ledger))
+            if self._tree.stamp is None:
+                check_room(self._disk.root, wanted)
+            done = self._begun(wanted, stamp, at) if is_bare(self._disk, self._tree) else None
+            if done is None:
+                self._owed = replace(wanted, servers=dict(wanted.servers.items()))
+                done = self._changed(self._owed, stamp, at)
         finally:
             self._disk.rest()
-        if wanted.complete:
-            self._named.clear()
-        for server, paths in changes.content.items():
-            self._named.note(server, paths)
+            self._told(1, 1)
         self._owed, self._owed_gone = None, frozenset()
         self._left = self._disk.read(MANIFEST)
+        return done
+
+    def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published | None:
+        """What was written where no tree stood, server after server; None where it cannot be moved to its place."""
+        written: list[str] = []
+        digests: dict[str, str | None] = {}
+        identities: dict[str, tuple[str, ...]] = {}
+        content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
+        with begun(self._disk, at) as fresh:
+            if fresh is None:
+                return None
+            for server, files in counted(wanted.servers.items(), self._told):
+                if files is not None:
+                    state = files[state_path(server)]
+                    digests[server], identities[server] = state.sha256, outline(state.content).identities
+                    written += fresh.add(files)
+                    content[server] = tuple(filter(is_content, files))
+            written += fresh.add(wanted.no_servers)
+            head, manifest = amended(self._tree, stamp, digests, wanted.shares({}) or None)
+            fresh.write({**rendered(index_of(identities)), **manifest})
+        self._tree.settle(head)
+        self._note(content, is_all=True)
+        return Published(written=tuple(sorted(written)), withdrawn=(), expired=(), unchanged=0)
+
+    def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published:
+        """What was done to a tree that stands."""
+        tree = self._tree
+        changes = decide(self._disk, tree, self._named, wanted, self._owed_gone, at)
+        self._owed_gone = changes.gone
+        head, manifest = amended(tree, stamp, changes.digests, changes.shared)
+        if not (head == tree.head and changes.is_nothing and not tree.pending):
+            change(self._disk, tree, changes, _content(changes, wanted), _alike(changes, wanted), manifest, self._told)
+            tree.settle(head)
+            tree.retire(changes.retired, changes.at, changes.batches)
+        self._note(changes.content, is_all=wanted.complete)
         return _published(changes)
+
+    def _note(self, content: Mapping[str, tuple[str, ...]], *, is_all: bool) -> None:
+        """What each server names from now on; ``is_all``: no other names any."""
+        if is_all:
+            self._named.clear()
+        for server, paths in content.items():
+            self._named.note(server, paths)
 
     def _begin_anew(self) -> None:
         """Go by what lies at the root by now."""
@@ -209,25 +256,6 @@ class Directory:
         name, on_page = SAID[path]
         shown = script_of(name, content) if self._disk.look(INDEX) is not None else None
         return {path: content, on_page: shown}
-
-    def _carry_out(self, changes: TreeChanges, wanted: Publication, stamp: Stamp) -> None:
-        tree = self._tree
-        head, manifest = amended(tree, stamp, changes.digests, changes.shared)
-        if head == tree.head and changes.is_nothing and not tree.pending:
-            return
-        content, alike = _content(changes, wanted), _alike(changes, wanted)
-        added = {**content, **rendered(changes.joined), **manifest}
-        if tree.stamp is None:
-            others = {path for paths in alike.values() for path in paths}
-            sizes = {path: len(data) for path, data in added.items() if data is not None and path not in others}
-            check_room(self._disk.root, sizes)
-        try:
-            if not (is_bare(self._disk, tree) and put(self._disk, added, alike, changes.at, self._told)):
-                change(self._disk, tree, changes, content, alike, manifest, self._told)
-        finally:
-            self._told(1, 1)
-        tree.settle(head)
-        tree.retire(changes.retired, changes.at, changes.batches)
 
 
 def would_change(

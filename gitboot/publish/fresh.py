@@ -10,60 +10,65 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
+from stat import S_IMODE
 from typing import Final
 
-from gitboot.progress import Told, counted
+from gitboot.model.scalars import Digest
 from gitboot.publish import durable
 from gitboot.publish.disk import NEW, NO_LINK, Disk
 from gitboot.publish.durable import refused, split
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.tree import OWN
+from gitboot.publish.tree import OWN, check_path
+from gitboot.render.paths import is_content
+from gitboot.render.tree import Files
 
 FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"
 _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
 
 _BOOT, _IN_BOOT = "boot", "o"
+_MODE: Final = 0o644
 _LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ELSEWHERE: Final = frozenset({errno.EXDEV, errno.EBUSY})  # what is renamed to, or its place, is a mount point's
 
 
-def put(
-    disk: Disk, contents: Mapping[str, bytes | None], alike: Mapping[str, Collection[str]], at: datetime, told: Told
-) -> bool:
-    """Bring these files to stand where a tree is bare, all of them or none; False where that cannot be done so.
+@contextmanager
+def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
+    """A tree to be filled where there is none: what it is given stands at the end, all of it or, after an error, none.
 
-    ``alike`` are paths, by the first of them, that are to be one file. Raises PublishError; `finish` takes away then
-    what came to no end, and goes on with what did.
+    None where that cannot be done so. Raises PublishError; `finish` takes away then what came to no end, and goes on
+    with what did.
     """
     with _own_folder(disk) as own:
-        os.mkdir(_FRESH, 0o755, dir_fd=own)
+        with _refusing(disk):
+            os.mkdir(_FRESH, 0o755, dir_fd=own)
         try:
-            if not _can_be_moved(own, disk.folders.root):
-                os.rmdir(_FRESH, dir_fd=own)
-                return False
+            with _refusing(disk):
+                can_be_moved = _can_be_moved(own, disk.folders.root)
+            if not can_be_moved:
+                yield None
+                return
             with _opened(_FRESH, own) as folder:
-                _Writing(disk, folder, int(at.timestamp())).write(contents, alike, told)
-            durable.syncfs(own)
-            os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
-            durable.syncfs(own)
-        except BaseException:
+                yield Fresh(disk, folder, int(at.timestamp()))
+            with _refusing(disk):
+                durable.syncfs(own)
+                os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
+                durable.syncfs(own)
+        finally:  # it is there no more where all went well
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
-            raise
     finish(disk)
-    return True
 
 
 def finish(disk: Disk) -> bool:
     """Take away what came to no end, and go on with what did; whether there was a tree on its way to its place."""
     if disk.look(OWN) is None:
         return False
-    with _own_folder(disk) as own:
+    with _own_folder(disk) as own, _refusing(disk):
         with suppress(FileNotFoundError):
             shutil.rmtree(_FRESH, dir_fd=own)
         if disk.look(READY) is None:
@@ -79,12 +84,19 @@ def finish(disk: Disk) -> bool:
 @contextmanager
 def _own_folder(disk: Disk) -> Iterator[int]:
     """The publisher's own folder, opened."""
-    try:
+    with _refusing(disk):
         own = os.dup(disk.folders.make(OWN))
-        try:
-            yield own
-        finally:
-            os.close(own)
+    try:
+        yield own
+    finally:
+        os.close(own)
+
+
+@contextmanager
+def _refusing(disk: Disk) -> Iterator[None]:
+    """What the system refuses in the publisher's own folder is a PublishError."""
+    try:
+        yield
     except OSError as error:
         raise refused(disk.root / OWN, error) from error
 
@@ -129,33 +141,65 @@ def _move(source: int, target: int) -> None:
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
-class _Writing:
-    """Files that are written to a folder that nobody else knows, each once."""
+class Fresh:
+    """A folder that nobody else knows, in which each file is written once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime = disk, folder, mtime
         self._made = {""}  # folders, by their path
+        self._is_masked = True  # whether files are made with other permissions than are asked for
 
-    def write(self, contents: Mapping[str, bytes | None], alike: Mapping[str, Collection[str]], told: Told) -> None:
-        others = {path for paths in alike.values() for path in paths}
-        for path, content in counted(contents.items(), told):
-            if content is not None and path not in others:
+    def add(self, files: Files) -> list[str]:
+        """Write one server's files, or those of none; return the paths at which there was nothing yet.
+
+        Those with the same content are one file. Only what entries name may be there already: it is of several servers
+        then.
+        """
+        alike: dict[Digest, list[str]] = {}
+        for path, file in files.items():
+            check_path(path)
+            alike.setdefault(file.sha256, []).append(path)
+        written: list[str] = []
+        for paths in alike.values():
+            written += self._add(sorted(paths), files[paths[0]].content)
+        return written
+
+    def write(self, contents: Mapping[str, bytes | None]) -> None:
+        """Write files of the publisher's own; None: there is none."""
+        for path, content in contents.items():
+            if content is not None:
                 self._write(path, content)
-                for other in alike.get(path, ()):
-                    self._link(path, other, content)
+
+    def _add(self, paths: list[str], content: bytes) -> list[str]:
+        written: list[str] = []
+        for path in paths:
+            try:
+                if written:
+                    self._link(written[0], path, content)
+                else:
+                    self._write(path, content)
+                written.append(path)
+            except FileExistsError as error:
+                if not is_content(path):
+                    raise refused(self._disk.root / path, error) from error
+        return written
 
     def _write(self, path: str, content: bytes) -> None:
         try:
             self._make(split(path)[0])
-            fd = os.open(path, NEW, 0o644, dir_fd=self._folder)
+            fd = os.open(path, NEW, _MODE, dir_fd=self._folder)
             try:
-                os.fchmod(fd, 0o644)  # under any umask
+                if self._is_masked:
+                    self._is_masked = S_IMODE(os.fstat(fd).st_mode) != _MODE
+                    os.fchmod(fd, _MODE)
                 rest = memoryview(content)
                 while rest:
                     rest = rest[os.write(fd, rest) :]
                 os.utime(fd, (self._mtime, self._mtime))
             finally:
                 os.close(fd)
+        except FileExistsError:
+            raise
         except OSError as error:
             raise refused(self._disk.root / path, error) from error
 
@@ -163,6 +207,8 @@ class _Writing:
         try:
             self._make(split(other)[0])
             os.link(path, other, src_dir_fd=self._folder, dst_dir_fd=self._folder, follow_symlinks=False)
+        except FileExistsError:
+            raise
         except OSError as error:
             if error.errno not in NO_LINK:
                 raise refused(self._disk.root / other, error) from error

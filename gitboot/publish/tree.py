@@ -50,6 +50,7 @@ OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
 PENDING: Final = f"{OWN}/pending.json"
 _OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having been published
+_NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
 _SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in SAID.values())})
 
@@ -172,6 +173,13 @@ def is_bare(disk: Disk, tree: Tree) -> bool:
         return False
     own = {split(path)[1] for path in (OWN, STATUS)}
     return _OPERATORS.issuperset(disk.names("boot")) and own.issuperset(disk.names("ops"))
+
+
+def check_path(path: str) -> None:
+    """Raise ValueError where no file of a tree can be."""
+    top, *names = path.split("/")
+    if top not in ("boot", "ops") or not names or not _NO_NAMES.isdisjoint(names) or is_record(path):
+        raise ValueError(f"no file of a tree can be at {path}")
 
 
 def is_record(path: str) -> bool:
