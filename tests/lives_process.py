@@ -52,6 +52,7 @@ class Mortal(Unsynced):
         with super().writing() as tx:
             yield tx
             if how == "before":
+                tx.send()
                 self.fate.die()
         if how is not None:
             self.fate.die()

@@ -84,6 +84,7 @@ def _writing(store: Store) -> Iterator[Transaction]:
     _next()
     with _REAL_WRITING(store) as tx:
         yield tx
+        tx.send()
         _next()
 
 

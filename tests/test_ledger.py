@@ -710,6 +710,7 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
         with suppress(ZeroDivisionError), ledger.writing() as tx:
             records.write(tx, [(WEB01, "web01", Record())])
             events.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
+            tx.send()
             raise ZeroDivisionError
         assert (records.read(ledger), list(events.read(ledger)), facts.is_behind(ledger)) == ({}, [], False)
 
@@ -900,6 +901,7 @@ for write in (
         write(tx)
 with ledger.writing() as tx:
     tx.execute("UPDATE records SET provision = 2")
+    tx.send()
     os.kill(os.getpid(), signal.SIGKILL)
 """
 

@@ -228,6 +228,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path) -> None:
         with one.writing() as tx:
             waiting.start()
             facts.accept(tx, "c0ffee")
+            tx.send()
             time.sleep(2 * ONE.seconds)
         waiting.join()
         assert took == ["asked"], "who waits for it sees that it is renewed"
@@ -240,6 +241,7 @@ def test_what_is_rolled_back_has_renewed_nothing(path: Path) -> None:
         time.sleep(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
             facts.accept(tx, "c0ffee")
+            tx.send()
             raise LookupError
         assert facts.read(one).accepted is None
         assert one.database.lease is not None

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
 from gitboot.ledger.postgresql import arguments
 from gitboot.ledger.store import Transaction
+from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.status import Event
 from tests.git_servers import free_port
@@ -182,6 +185,7 @@ def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) 
 
 def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer) -> None:
     records.write(tx, [(WEB01, "web01", Record())])
+    tx.send()
     server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gitboot'")
     records.write(tx, [(WEB02, "web02", Record())])
 
@@ -199,6 +203,35 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
         assert (records.read(ledger), facts.read(ledger).accepted) == ({}, "one")
         put(ledger, records.write, [(WEB01, "web01", Record())])
         assert records.read(ledger) == {WEB01: Record()}
+
+
+def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
+    tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    """For 100,000 servers that takes seconds, after which the server would have ended the transaction."""
+    address = postgres_server.address()
+    note_address(
+        path := tmp_path / "ledger.sqlite",
+        replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D200"),
+    )
+
+    def made() -> Iterator[tuple[SystemUuid, str, Record]]:
+        time.sleep(0.5)
+        yield WEB01, "web01", Record()
+
+    def write(tx: Transaction) -> None:
+        facts.accept(tx, "one")
+        records.write(tx, made())
+
+    def idle(tx: Transaction) -> None:
+        tx.send()
+        time.sleep(0.5)
+
+    with open_ledger(path) as ledger:
+        put(ledger, write)
+        assert (records.read(ledger), facts.read(ledger).accepted) == ({WEB01: Record()}, "one")
+        with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
+            put(ledger, idle)
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
@@ -246,6 +279,7 @@ def test_who_writes_waits_for_who_is_writing(path: Path) -> None:
         thread = threading.Thread(target=write)
         with one.writing() as tx:
             facts.accept(tx, "one")
+            tx.send()
             thread.start()
             began.wait()
             assert not wrote.wait(0.2)
@@ -283,6 +317,7 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
             facts.accept(tx, "unwritten")
+            tx.send()
             copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
         assert facts.read(ledger).accepted == "unwritten"
     with open_ledger(tmp_path / "copy.sqlite") as copy:

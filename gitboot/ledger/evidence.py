@@ -29,7 +29,7 @@ def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     nothing to it.
     """
     noted = [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers]
-    if not all(tx.execute("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
+    if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
         tx.mark()
     tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", noted)
 

@@ -65,7 +65,7 @@ def doubt(store: Store, why: str, known: int = 0) -> None:
     changes = max(known, (store.mark or ("", 0))[1])
     with store.writing() as tx:
         _put(tx, "doubt", why)
-        found = [int(value) for (value,) in tx.execute("SELECT value FROM facts WHERE name = 'changes'")]
+        found = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
         _put(tx, "changes", str(max(changes, *found, 0)))
         tx.mark()
 

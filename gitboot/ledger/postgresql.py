@@ -24,6 +24,7 @@ except ImportError:
     raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
 
 _CONNECT_S: Final = 5
+_AT_ONCE: Final = 50_000  # rows that a statement puts in the place of others
 _LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of what was sent
 _OLDEST: Final = 130000
 # Who is paused within a transaction holds nobody up for longer than this; what is committed is on the disk.
@@ -82,8 +83,9 @@ class PostgresDatabase(Database):
             self._live().cursor().executemany(_marked(statement), found)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        if found := list(rows):
-            last = {_storable(row[: len(keys)]): row for row in found}  # as one would replace the other
+        found = list(rows)
+        for at in range(0, len(found), _AT_ONCE):
+            last = {_storable(row[: len(keys)]): row for row in found[at : at + _AT_ONCE]}  # as one replaces the other
             columns = [list(column) for column in zip(*last, strict=True)]
             types = ("bigint[]" if isinstance(column[0], int) else "text[]" for column in columns)
             those = f"unnest({', '.join(f'%s::{each}' for each in types)}) AS those ({', '.join(keys)})"

@@ -15,7 +15,7 @@ from gitboot.model.scalars import format_instant
 def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, Any]) -> int:
     """Leave a request for the instance; from any process. Return its number."""
     with store.writing() as tx:
-        ((number,),) = tx.execute(
+        ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
             (format_instant(at), who, what, rows.json_of(facts)),
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -19,22 +20,41 @@ _MARK_BYTES: Final = 64
 
 
 class Transaction:
-    """What is written in one go; a book marks it where a backup without the change is no longer as good."""
+    """What is written in one go; a book marks it where a backup without the change is no longer as good.
+
+    It begins with the first rows that are asked for, or at its end: while it lasts nobody else writes, and a PostgreSQL
+    ends one in which nothing is sent for some seconds. All that is written is made into rows before.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._prepared: list[Callable[[], object]] = []
+        self._has_begun = False
         self.is_marked = False
 
-    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        """The rows that a statement gives, if it gives some."""
-        return self._database.execute(statement, parameters)
+    def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """The rows that a statement gives, after all that was written before it."""
+        self.send()
+        return self._database.execute(query, parameters)
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> None:
+        self._prepared.append(partial(self._database.execute, statement, parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._database.executemany(statement, rows)
+        self._prepared.append(partial(self._database.executemany, statement, list(rows)))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
-        self._database.replace(table, keys, rows)
+        self._prepared.append(partial(self._database.replace, table, keys, list(rows)))
+
+    def send(self) -> None:
+        """Let the database carry out what is prepared."""
+        if not self._has_begun:
+            self._database.begin()
+            self._has_begun = True
+        prepared, self._prepared = self._prepared, []
+        for each in prepared:
+            each()
 
     def mark(self) -> None:
         """Count this transaction as a change that a backup must have, to be as good as this ledger."""
@@ -76,9 +96,9 @@ class Store:
         with self._lock:
             changes, database = None, self.database
             try:
-                database.begin()
                 tx = Transaction(database)
                 yield tx
+                tx.send()
                 if tx.is_marked:
                     changes = self._count_change()
                     _refuse_older(database.name, self._written, (changes[0], changes[1] - 1))
