@@ -363,6 +363,31 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
     assert (revision, base is not None and base != first) == (second, True)
 
 
+def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_evaluated(
+    left: tuple[Path, Repository],
+) -> None:
+    """Else it would reconcile again and again, and take from the evaluation what that needs."""
+    folder, repository = left
+    night = maintenance("repair", NIGHT[0], select="{servers: [web01]}")
+    repair = (image("memtest-7", "writesDisk: false"), profile("repair", "memtest-7"), night)
+    repository.push({"night.yaml": "---\n".join(repair)})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.next_transition == at("20T22:00")
+    kept = (folder / "state" / PLANNED).read_bytes()
+    repository.push({"README.md": "one"})
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+    (folder / "state" / PLANNED).write_bytes(kept)
+    with in_process(folder, repository.bare, evaluates=False) as parts:
+        parts.source.fetch()
+        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) is None
+        assert parts.reconciler.status.accepted is None
+    with in_process(folder, repository.bare) as parts:
+        parts.source.fetch()
+        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) == at("21T04:00")
+
+
 def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
     """A server that was provisioned after that is not offered its installer once more, not for a moment."""
     folder, repository = left

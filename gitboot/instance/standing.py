@@ -146,11 +146,14 @@ class Standing:
         return attempt.last_seen.at + self.longest_step
 
     def next_due(self, at: datetime) -> datetime | None:
-        """When, after ``at``, the clock alone asks for another reconcile."""
+        """When, after ``at``, the clock alone asks for another reconcile.
+
+        While there is no commit to plan by, as after a start until it is evaluated, the clock changes no plan.
+        """
         held_up = any(each.type == "Accepting" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if held_up else None
         dues = (
-            self.plans.transitions.next,
+            self.plans.transitions.next if self.commit is not None else None,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
             min((due for each in self.plans.begun.values() if (due := self._is_due(each)) > at), default=None),
