@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 from typing import Final, Protocol
@@ -93,7 +93,17 @@ def published(
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
-    offered = _Offered(before, plans, commit, keys, sorted(owed), target, store, at, knowledge.facts.sequence)
+    offered = _Offered(
+        names=sorted(owed),
+        before=before,
+        plans=plans,
+        decisions=commit.decisions,
+        token_keys=keys,
+        target=target,
+        store=store,
+        at=at,
+        number=knowledge.facts.sequence,
+    )
     recorded, changed = _recorded(before, plans, commit, knowledge, owed)
     try:
         done = target.publish(
@@ -219,35 +229,30 @@ def _versions(state: RenderedState) -> dict[str, Digest]:
 _BATCH: Final = 500  # servers whose offers are noted at once, and whose files are held together
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Offered(Mapping[str, Files | None]):
     """The files of servers, by name, made where they are asked for; what they offer is noted before they are given.
 
-    So it is before a machine can fetch it; ``number`` is that of the newest decision. An access log is read later,
-    perhaps much later, and has only the date of what was sent. What was not published after all has another date when
-    it is, and is noted once more.
+    So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
+    what was sent. What was not published after all has another date when it is, and is noted once more.
     """
 
-    def __init__(
-        self,
-        before: TargetState,
-        plans: Plans,
-        commit: Commit,
-        keys: TokenKeys,
-        names: Sequence[str],
-        target: Target,
-        store: Store,
-        at: datetime,
-        number: int,
-    ) -> None:
-        self._before, self._plans, self._decisions, self._keys = before, plans, commit.decisions, keys
-        self._names, self._target, self._store, self._at, self._number = names, target, store, at, number
-        self.versions: dict[str, Mapping[str, Digest]] = {}  # of the servers that were asked for, and are there
+    names: Sequence[str]
+    before: TargetState
+    plans: Plans
+    decisions: Decisions
+    token_keys: TokenKeys
+    target: Target
+    store: Store
+    at: datetime
+    number: int  # of the newest decision
+    versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.names)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
         return self.some([name])[name]
@@ -257,9 +262,11 @@ class _Offered(Mapping[str, Files | None]):
 
     def some(self, names: Iterable[str]) -> dict[str, Files | None]:
         """The files of these; None: the server is gone."""
-        planned = {name: self._plans.servers.get(name) for name in names}
+        planned = {name: self.plans.servers.get(name) for name in names}
         states = {
-            name: rendered(state, self._decisions, self._keys) for name, state in planned.items() if state is not None
+            name: rendered(state, self.decisions, self.token_keys)
+            for name, state in planned.items()
+            if state is not None
         }
         versions = {name: _versions(state) for name, state in states.items()}
         self._note(states, versions)
@@ -267,18 +274,18 @@ class _Offered(Mapping[str, Files | None]):
         return {name: states[name].files if name in states else None for name in planned}
 
     def _note(self, states: Mapping[str, RenderedState], versions: Mapping[str, Mapping[str, Digest]]) -> None:
-        offers = [replace(offer, number=self._number) for state in states.values() for offer in offers_of(state)]
-        known = self._before.versions
+        offers = [replace(offer, number=self.number) for state in states.values() for offer in offers_of(state)]
+        known = self.before.versions
         dates = [
-            (path, self._target.dated(path, states[name].files[path], self._at), plan)
+            (path, self.target.dated(path, states[name].files[path], self.at), plan)
             for name, paths in versions.items()
             for path, plan in paths.items()
             if known.get(name, {}).get(path) != plan
         ]
         if offers or dates:
-            with self._store.writing() as tx:
-                evidence.offer(tx, offers, self._at)
-                evidence.note_versions(tx, dates, self._number)
+            with self.store.writing() as tx:
+                evidence.offer(tx, offers, self.at)
+                evidence.note_versions(tx, dates, self.number)
 
 
 class _InBatches(ItemsView[str, Files | None]):

@@ -104,9 +104,13 @@ class NamedContent:
         if paths:
             self._by_server[server] = paths
 
-    def clear(self) -> None:
-        self._by_server.clear()
-        self._counts.clear()
+    def note_all(self, content: Mapping[str, tuple[str, ...]], *, complete: bool) -> None:
+        """What each of these names from now on; ``complete``: no other names any."""
+        if complete:
+            self._by_server.clear()
+            self._counts.clear()
+        for server, paths in content.items():
+            self.note(server, paths)
 
     @property
     def by_server(self) -> Mapping[str, tuple[str, ...]]:

@@ -12,14 +12,14 @@ from types import TracebackType
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.model.scalars import Digest
-from gitboot.progress import Told, counted, unheard
+from gitboot.progress import Told, unheard
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import SHARED, NamedContent, Publication, TreeChanges, decide
-from gitboot.publish.changing import change, discard, rendered
+from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
+from gitboot.publish.changing import change, discard
 from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
-from gitboot.publish.fresh import begun, finish
-from gitboot.publish.index import index_of
+from gitboot.publish.filling import fill
+from gitboot.publish.fresh import finish
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, now_named
@@ -27,8 +27,6 @@ from gitboot.publish.room import check_room
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
-from gitboot.render.paths import is_content
-from gitboot.render.state import outline, state_path
 from gitboot.render.tree import File, Files
 
 
@@ -186,26 +184,12 @@ class Directory:
         return done
 
     def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published | None:
-        """What was written where no tree stood, server after server; None where it cannot be moved to its place."""
-        written: list[str] = []
-        digests: dict[str, str | None] = {}
-        identities: dict[str, tuple[str, ...]] = {}
-        content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
-        with begun(self._disk, at) as fresh:
-            if fresh is None:
-                return None
-            for server, files in counted(wanted.servers.items(), self._told):
-                if files is not None:
-                    state = files[state_path(server)]
-                    digests[server], identities[server] = state.sha256, outline(state.content).identities
-                    written += fresh.add(files)
-                    content[server] = tuple(filter(is_content, files))
-            written += fresh.add(wanted.no_servers)
-            head, manifest = amended(self._tree, stamp, digests, wanted.shares({}) or None)
-            fresh.write({**rendered(index_of(identities)), **manifest})
-        self._tree.settle(head)
-        self._note(content, is_all=True)
-        return Published(written=tuple(sorted(written)), withdrawn=(), expired=(), unchanged=0)
+        """What was written where no tree stood; None where it cannot be moved to its place."""
+        if (filled := fill(self._disk, self._tree, wanted, stamp, at, self._told)) is None:
+            return None
+        self._tree.settle(filled.head)
+        self._named.note_all(filled.content, complete=True)
+        return Published(written=filled.written, withdrawn=(), expired=(), unchanged=0)
 
     def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published:
         """What was done to a tree that stands."""
@@ -217,15 +201,8 @@ class Directory:
             change(self._disk, tree, changes, _content(changes, wanted), _alike(changes, wanted), manifest, self._told)
             tree.settle(head)
             tree.retire(changes.retired, changes.at, changes.batches)
-        self._note(changes.content, is_all=wanted.complete)
+        self._named.note_all(changes.content, complete=wanted.complete)
         return _published(changes)
-
-    def _note(self, content: Mapping[str, tuple[str, ...]], *, is_all: bool) -> None:
-        """What each server names from now on; ``is_all``: no other names any."""
-        if is_all:
-            self._named.clear()
-        for server, paths in content.items():
-            self._named.note(server, paths)
 
     def _begin_anew(self) -> None:
         """Go by what lies at the root by now."""
@@ -243,7 +220,7 @@ class Directory:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
         with suppress(PublishError):
             _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
-            for place, data in self._said(path, content).items():
+            for place, data in _said(self._disk, path, content).items():
                 if data is None:
                     self._disk.remove(place)
                 else:
@@ -251,11 +228,12 @@ class Directory:
                     self._disk.place(place)
         self._disk.rest()
 
-    def _said(self, path: str, content: bytes) -> dict[str, bytes | None]:
-        """Where a word on the tree is left; as a script too, where there is a page."""
-        name, on_page = SAID[path]
-        shown = script_of(name, content) if self._disk.look(INDEX) is not None else None
-        return {path: content, on_page: shown}
+
+def _said(disk: Disk, path: str, content: bytes) -> dict[str, bytes | None]:
+    """Where a word on the tree is left; as a script too, where there is a page."""
+    name, on_page = SAID[path]
+    shown = script_of(name, content) if disk.look(INDEX) is not None else None
+    return {path: content, on_page: shown}
 
 
 def would_change(
