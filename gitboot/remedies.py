@@ -16,7 +16,7 @@ _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = "gitboot records clock --state STATE --reason '…'"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
-_ACT: Final = "provisioning: {ledger: LEDGER}  # in the Fleet, where this instance is to act"
+_ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.

@@ -277,6 +277,30 @@ def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Countr
     assert "an installation of web01 has begun here" in str(said("hand-over", "web01", "--state", old).exception)
 
 
+def test_a_site_before_the_last_one_has_nothing_to_hand_over(country: Country, tmp_path: Path) -> None:
+    """What it knew is of before the last one: that may have installed the machine."""
+    lon1 = f"{{name: lon1, select: {{matchLabels: {{site: lon1}}}}, baseURL: 'http://lon1', ledger: {uuid_of('lon1')}}}"
+    old = tmp_path / "ams2/state"
+
+    def push(site: str) -> None:
+        text = fleet_of(country.ledgers).replace("sites: [", f"sites: [{lon1}, ")
+        documents = (text, *BOOTS, *placed(web01=site, web02="fra1", web03="ams2"))
+        country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
+
+    push("ams2")
+    country.turn()
+    push("fra1")
+    country.turn()
+    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["server"] == "web01"
+    push("lon1")
+    country.turn()
+    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+    for site in ("ams2", "fra1", "lon1"):  # and where it looks once for all
+        push(site)
+    country.turn()
+    assert "nothing is known of web01 here either" in str(said("hand-over", "web01", "--state", old).exception)
+
+
 def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
     country: Country, tmp_path: Path
 ) -> None:
@@ -413,6 +437,10 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
                 assert not {each.uuid for each in now.come} & elsewhere, "what was at another site is not new"
                 anywhere = {each.uuid for each in found.head.decided.repository.servers.values()}
                 assert {*now.moves.arrived} == elsewhere & now.commit.machines.keys()
+                if site is not None:
+                    was, is_at = sites_in(before), sites_in(known[None])
+                    moved = {uuid for uuid in was.keys() & is_at.keys() if was[uuid] != is_at[uuid]}
+                    assert {*now.moves.passed_on} == {uuid for uuid in moved if site not in (was[uuid], is_at[uuid])}
                 assert {each.uuid: each for each in now.moves.departed} == {
                     uuid: before.machines[uuid] for uuid in elsewhere - anywhere
                 }
@@ -421,6 +449,10 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
         for of in ("decisions.servers", "decisions.networks", "machines", "labels"):
             together = [item for part in parts for item in items(part, of)]
             assert sorted(together, key=lambda item: item[0]) == sorted(items(whole, of), key=lambda item: item[0])
+
+
+def sites_in(commit: Commit) -> dict[str, str | None]:
+    return {uuid: commit.sites.get(each.name) for uuid, each in commit.machines.items()}
 
 
 def items(commit: Commit, of: str) -> list[tuple[str, object]]:

@@ -162,15 +162,25 @@ def _result(difference: CommitPair, site: str | None) -> CommitEnd:
 
 
 def _moves(difference: CommitPair, old: Mapping[str, Server], here: Collection[SystemUuid]) -> Moves:
-    """Which of the machines that the base has elsewhere than at the site of ``old`` came there, or are nowhere now."""
+    """What became of machines that the base has elsewhere than at the site of ``old``."""
     base, head = difference.base, difference.head
     assert base is not None  # noqa: S101 - who knows nothing is told all
     before = _here(base, difference.servers, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
-    left = {each.uuid for each in _here(head, difference.servers, None).values()}
+    after = _here(head, difference.servers, None)
+    now = {each.uuid: each for each in after.values()}
+    was_at, is_at = _sites(base, before), _sites(head, after)
+    passed_on = (
+        uuid
+        for uuid in (elsewhere.keys() & now.keys()).difference(here)
+        if was_at.get(elsewhere[uuid].metadata.name) != is_at.get(now[uuid].metadata.name)
+    )
     return Moves(
         arrived=tuple(sorted(elsewhere.keys() & here)),
-        departed=tuple(machine(base.decided.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - left)),
+        departed=tuple(
+            machine(base.decided.repository, elsewhere[uuid]) for uuid in sorted(elsewhere.keys() - now.keys())
+        ),
+        passed_on=tuple(sorted(passed_on)),
     )
 
 

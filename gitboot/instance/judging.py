@@ -106,14 +106,17 @@ class _Walk:
 
     def moves_by(self, reached: int) -> Moves:
         """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
-        arrived, departed = set[SystemUuid](), dict[SystemUuid, Machine]()
+        arrived, departed, passed_on = set[SystemUuid](), dict[SystemUuid, Machine](), set[SystemUuid]()
         for position, commit in sorted(self.commits.items()):
             if commit is not None and position in self.moves and position <= reached:
                 moves = self.moves[position]
                 arrived.update(moves.arrived)
+                passed_on.update(moves.passed_on)
                 departed |= {uuid: commit.machines[uuid] for uuid in moves.arrived}
                 departed |= {machine.uuid: machine for machine in moves.departed}
-        return Moves(arrived=tuple(sorted(arrived)), departed=tuple(departed.values()))
+        return Moves(
+            arrived=tuple(sorted(arrived)), departed=tuple(departed.values()), passed_on=tuple(sorted(passed_on))
+        )
 
 
 class Judging:

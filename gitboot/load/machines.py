@@ -63,10 +63,11 @@ class Moves:
 
     arrived: tuple[SystemUuid, ...] = ()  # from another site
     departed: tuple[Machine, ...] = ()  # from another site, and perhaps out of the fleet
+    passed_on: tuple[SystemUuid, ...] = ()  # from another site to a third
 
     @property
     def machines(self) -> frozenset[SystemUuid]:
-        return frozenset((*self.arrived, *(each.uuid for each in self.departed)))
+        return frozenset((*self.arrived, *(each.uuid for each in self.departed), *self.passed_on))
 
 
 NO_MOVES: Final = Moves()
