@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from yaml._yaml import CParser  # fails without libyaml, as it should: PyYAML's own parser is no substitute
 from yaml.error import MarkedYAMLError
@@ -30,6 +30,7 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
+from gitboot.forms import Forms, Placed, Quoted, parts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
@@ -38,12 +39,6 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
 MAX_DEPTH = 64  # of lists and mappings within each other
-
-
-class Quoted(str):
-    """A scalar written in quotes or as a block: never null, never a plain true or false."""
-
-    __slots__ = ()
 
 
 # A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
@@ -94,18 +89,29 @@ def parse(data: bytes, path: str) -> Parsed:
     problems: list[Problem] = []
     index = more = 0
     for span in _cut(data):
+        source = data[span.start : span.end]
+        parts = parts_of(source)
+        if parts is not None and (value := _FORMS.value(parts)) is not None:
+            documents.append(Document(value=value, index=index))
+            index += 1
+            continue
         reader = _reader(data, span, path)
         if reader.is_empty:
             continue
         if document := reader.read(index):
             documents.append(document)
+            if parts is not None:
+                _FORMS.learn(parts, document.value, lambda: _reader(data, span, path).layout().root)  # noqa: B023
         else:
-            unread.append(data[span.start : span.end])
+            unread.append(source)
         index += 1
         problems += reader.faults.problems
         more += reader.faults.more + len(problems[MAX_KEPT:])
         del problems[MAX_KEPT:]
     return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
+
+
+_FORMS: Final = Forms()
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
@@ -117,7 +123,7 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     layout = _layout(data, index)
     at, key_at = layout.root, layout.root.start
     for number, step in enumerate(path, 1):
-        found = at.step(step)
+        found = _step(at, step)
         if found is None:
             break
         key_at, at = found
@@ -133,7 +139,7 @@ def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
     """
     at = _layout(data, index).root
     for step in path:
-        found = at.step(step)
+        found = _step(at, step)
         if found is None:
             raise KeyError(step)
         at = found[1]
@@ -217,25 +223,19 @@ class _Lines:
         return Place(self._lines_before + line + 1, column)
 
 
-class _Value(NamedTuple):
-    """Where a value stands, in characters, and what lies in it: by key or index, with the place of the key."""
-
-    start: int
-    end: int | None = None  # of a scalar that is written
-    items: dict[str, tuple[int, _Value]] | list[_Value] | None = None
-
-    def step(self, step: Step) -> tuple[int, _Value] | None:
-        if isinstance(self.items, dict) and isinstance(step, str):
-            return self.items.get(step)
-        if isinstance(self.items, list) and isinstance(step, int) and step < len(self.items):
-            return self.items[step].start, self.items[step]
-        return None
+def _step(placed: Placed, step: Step) -> tuple[int, Placed] | None:
+    """What lies in a value by its key or index, with the place of the key."""
+    if isinstance(placed.items, dict) and isinstance(step, str):
+        return placed.items.get(step)
+    if isinstance(placed.items, list) and isinstance(step, int) and step < len(placed.items):
+        return placed.items[step].start, placed.items[step]
+    return None
 
 
 class _Layout(NamedTuple):
     """Where everything in a document stands."""
 
-    root: _Value
+    root: Placed
     lines: _Lines
 
 
@@ -439,21 +439,21 @@ class _Reader:
             self.faults.refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
 
-def _laid_out(read: Callable[[], Any], event: Any) -> _Value:
+def _laid_out(read: Callable[[], Any], event: Any) -> Placed:
     """Where the value stands that ``event`` begins, with all that lies in it."""
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
-        mapping: dict[str, tuple[int, _Value]] = {}
+        mapping: dict[str, tuple[int, Placed]] = {}
         while type(key := read()) is not MappingEndEvent:
             value, at = read(), key.start_mark.index
-            mapping[key.value] = at, _Value(at) if _is_absent(value) else _laid_out(read, value)
-        return _Value(start, items=mapping)
+            mapping[key.value] = at, Placed(at) if _is_absent(value) else _laid_out(read, value)
+        return Placed(start, items=mapping)
     if kind is SequenceStartEvent:
-        items: list[_Value] = []
+        items: list[Placed] = []
         while type(item := read()) is not SequenceEndEvent:
             items.append(_laid_out(read, item))
-        return _Value(start, items=items)
-    return _Value(start, None if _is_absent(event) else event.end_mark.index)
+        return Placed(start, items=items)
+    return Placed(start, None if _is_absent(event) else event.end_mark.index)
 
 
 def _is_absent(event: Any) -> bool:

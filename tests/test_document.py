@@ -15,7 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gitboot import document
-from gitboot.document import Path, Place, Quoted, Value, locate, parse, rewritten
+from gitboot.document import Path, Place, Value, locate, parse, rewritten
+from gitboot.forms import Quoted
 from gitboot.problems.codes import Code
 from tests.cases import for_each
 
