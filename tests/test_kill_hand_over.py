@@ -132,7 +132,7 @@ def test_killed_at_any_instant_one_has_it_or_nobody_and_it_is_typed_again(
         tries, ended = 0, False
         while not ended:
             tries += 1
-            ended = killed(move, old, new, chance.uniform(0, 0.2) if tries < 12 else _LONGEST_S)
+            ended = killed(move, old, new, chance.uniform(0, 0.02 * tries) if tries < 12 else _LONGEST_S)
             kills += not ended
             assert move.installing() in ([], [old], [new]), "never at both"
             known = move.record(new)
@@ -142,4 +142,4 @@ def test_killed_at_any_instant_one_has_it_or_nobody_and_it_is_typed_again(
         assert taken is not None and taken.provision == handed.provision
         assert (move.turn(new) == INSTALLS, move.turn(old)) == (not installed, None)
         old, new = new, old
-    assert kills > 3 * lives
+    assert kills >= 3 * lives
