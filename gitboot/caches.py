@@ -10,19 +10,20 @@ import hmac
 import os
 import stat
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import msgspec
 
-from gitboot.files import write_whole
+from gitboot.files import replacing
 
 MOST: Final = 16  # files in one folder, two a fleet
-_SIZE: Final = 32  # bytes of a digest
+SIZE: Final = 32  # bytes of a digest
 _SUFFIX: Final = ".snapshot"
 
 
@@ -37,19 +38,32 @@ class Unusable(Enum):
 
 def read_cache(path: Path, key: bytes) -> bytes | Unusable:
     """What `write_cache` wrote with the same key and by the same program."""
+    fd = opened(path)
+    if isinstance(fd, Unusable):
+        return fd
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-                return Unusable.OPEN
-            program, digest, content = file.read(_SIZE), file.read(_SIZE), file.read()
+        with open(fd, "rb") as file:
+            program, digest, content = file.read(SIZE), file.read(SIZE), file.read()
+    except OSError:
+        return Unusable.DAMAGED
+    if len(program) == SIZE and program != this_program():
+        return Unusable.FOREIGN
+    return content if hmac.compare_digest(digest, _digest(key, content)) else Unusable.DAMAGED
+
+
+def opened(path: Path) -> int | Unusable:
+    """A descriptor of what lies there, if nobody else can write it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return Unusable.ABSENT
     except OSError:
         return Unusable.DAMAGED
-    if len(program) == _SIZE and program != this_program():
-        return Unusable.FOREIGN
-    return content if hmac.compare_digest(digest, _digest(key, content)) else Unusable.DAMAGED
+    found = os.fstat(fd)
+    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+        return fd
+    os.close(fd)
+    return Unusable.DAMAGED if stat.S_ISDIR(found.st_mode) else Unusable.OPEN
 
 
 def write_cache(path: Path, key: bytes, content: bytes) -> None:
@@ -57,9 +71,20 @@ def write_cache(path: Path, key: bytes, content: bytes) -> None:
 
     Where that cannot be, nothing is kept.
     """
+
+    def write(file: IO[bytes]) -> None:
+        file.write(this_program() + _digest(key, content))
+        file.write(content)
+
+    keep_file(path, write)
+
+
+def keep_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """The same of what ``write`` writes."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(path, this_program() + _digest(key, content) + content)
+        with replacing(path) as file:
+            write(file)
         _tidy(path.parent)
 
 
@@ -81,12 +106,12 @@ def key_at(path: Path) -> bytes | None:
         with suppress(FileExistsError):
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with open(fd, "wb") as file:
-                file.write(os.urandom(_SIZE))
+                file.write(os.urandom(SIZE))
         found = path.stat()
         key = path.read_bytes()
     except OSError:
         return None
-    return key if len(key) == _SIZE and found.st_uid == os.geteuid() and not found.st_mode & 0o077 else None
+    return key if len(key) == SIZE and found.st_uid == os.geteuid() and not found.st_mode & 0o077 else None
 
 
 @cache

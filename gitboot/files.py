@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from gitboot.errors import LockedByAnother, UsageError
 
@@ -25,11 +25,18 @@ def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
     Whoever reads meanwhile sees the old content or the new. A crash leaves one of the two, and perhaps a file
     ``.NAME.….new`` beside it. A symlink at ``path`` is replaced, not followed; ``mode`` holds whatever the umask is.
     """
+    with replacing(path, mode=mode) as file:
+        file.write(content)
+
+
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o600) -> Iterator[IO[bytes]]:
+    """The same of what is written until the block ends; where that ends with an error, nothing is replaced."""
     fd, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".new", dir=path.parent)
     new = Path(name)
     try:
         with os.fdopen(fd, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fchmod(fd, mode)
             os.fsync(fd)

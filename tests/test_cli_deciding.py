@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from gitboot import sections
 from gitboot.cli import deciding
 from gitboot.errors import SourceError
 from gitboot.evaluate import evaluator, shelf
-from gitboot.evaluate.kept import from_bytes, to_bytes
 from gitboot.source import fingerprints, open_snapshot
 from gitboot.source.worktree import WorkFiles
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
+from tests.kept import from_bytes, of_bytes, to_bytes
 from tests.rack import Done, typed
 from tests.repositories import Work
 
@@ -230,3 +231,24 @@ def test_what_is_kept_is_all_that_was_found_out(work: Work) -> None:
     for name in ("decisions", "made", "flawed", "unknown", "pools", "placed"):
         assert getattr(after.decided, name) == getattr(before.decided, name), name
     assert (after.loaded.documents, after.pinned) == (before.loaded.documents, before.pinned)
+
+
+def test_damage_in_any_part_of_what_was_kept_changes_nothing_that_is_said(
+    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sections, "BLOCK", 1)  # each record lies by itself
+    typed("validate")
+    (file,) = kept(cache)
+    whole = file.read_bytes()
+    work.write(EDITS["a server that is another"])
+    expected = [without_cache(command, monkeypatch) for command in COMMANDS]
+    told = f"gitboot: what is kept in {file} does not count, and is found out anew: it is damaged, or not from here\n"
+    noticed = 0
+    found = of_bytes(whole, (cache.parent / "state" / "gitboot" / "cache.key").read_bytes())
+    for number, at in enumerate(sorted(each.offset for each in found.pieces)):
+        command, said = COMMANDS[number % len(COMMANDS)], expected[number % len(COMMANDS)]
+        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        done = typed(*command)
+        assert (done.code, done.out, done.err.removeprefix(told)) == (said.code, said.out, said.err), at
+        noticed += done.err.startswith(told)
+    assert noticed > 10

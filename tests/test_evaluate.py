@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from gitboot.caches import read_cache, write_cache
 from gitboot.errors import CorruptClone, InvalidRepository
 from gitboot.evaluate.limits import Allowance
 from gitboot.evaluate.shelf import WORTH
@@ -26,6 +25,7 @@ from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
 from tests.fleets import SEED, mac_of, policy, server
 from tests.instance import Repository, alive, evaluators, eventually, running
+from tests.kept import believing
 from tests.preloaded import Command, captured, nursery
 
 MANY = 3000  # servers: more memory than what is given here
@@ -170,11 +170,7 @@ def test_the_next_process_goes_on_from_what_was_kept(
     first = evaluate(evaluation, newest(source)).commit
     kept = until_kept(state)
     evaluation.close()
-    content = read_cache(kept, b"")
-    assert isinstance(content, bytes) and first.decisions.servers["web01"].base_url.encode() in content
-    # What no other process would come to shows that it was believed.
-    assert BELIEVED[0] in content
-    write_cache(kept, b"", content.replace(BELIEVED[0], BELIEVED[1]))
+    believing(kept, *BELIEVED)  # what no other process would come to shows that it was
     assert evaluated_anew(state, first.revision).decisions.servers["web01"].firmware == "BIOS"
     repository.push({"web02.yaml": server("web02", "role: web")})
     servers = evaluated_anew(state, newest(source)).decisions.servers
@@ -193,7 +189,7 @@ def test_what_was_kept_and_is_damaged_is_found_out_anew(
     again = Evaluation(state, waits=True)
     try:
         assert evaluate(again, first.revision).commit == first
-        eventually(lambda: isinstance(read_cache(kept, b""), bytes))
+        eventually(lambda: kept.exists() and kept.read_bytes() == whole)
     finally:
         again.close()
 

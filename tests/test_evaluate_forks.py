@@ -24,9 +24,9 @@ from gitboot.evaluate import forks as forks_module
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.forks import Forks
-from gitboot.evaluate.kept import to_bytes
 from gitboot.frames import encode
 from gitboot.load import BlobId, Revision, Snapshot
+from tests.kept import to_bytes
 
 ROOT: Final = Path(__file__).parent.parent
 SERVERS: Final = 40

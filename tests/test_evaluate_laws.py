@@ -20,7 +20,6 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import CommitPair, Evaluator
-from gitboot.evaluate.kept import from_bytes, to_bytes
 from gitboot.frames import encode
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import assembled
@@ -29,6 +28,7 @@ from gitboot.problems.problem import Problem
 from gitboot.source import CommitSummary
 from gitboot.source import history as source_history
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
+from tests.kept import from_bytes, to_bytes
 from tests.searching import examples
 
 LAWS = settings(

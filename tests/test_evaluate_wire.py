@@ -69,8 +69,8 @@ def test_a_multimap_holds_what_came_and_did_not_go(steps: list[tuple[str, str, i
     held, expected = Multimap[str, int](), dict[str, set[int]]()
     for what, key, value in steps:
         if what == "is kept":
-            before, held = held.held(), Multimap[str, int](held.held)
-            assert held.held() == before
+            before, held = dict(held.held()), Multimap[str, int](dict(held.held()))
+            assert dict(held.held()) == before
         elif what == "comes":
             held.add(key, value)
             expected.setdefault(key, set()).add(value)

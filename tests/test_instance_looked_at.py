@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.caches import read_cache, write_cache
 from gitboot.evaluate.shelf import KEPT, WORTH
 from gitboot.instance.build import looked_at
 from gitboot.instance.commit import Commit
@@ -16,6 +15,7 @@ from gitboot.instance.evaluation import Evaluation
 from tests.fleets import SEED, at, server
 from tests.inprocess import in_process
 from tests.instance import Repository, eventually
+from tests.kept import believing
 from tests.test_instance_edges import World
 
 NOON = at("20T12:00")
@@ -61,9 +61,7 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
     kept = site.keep()
-    content = read_cache(kept, b"")
-    assert isinstance(content, bytes) and BELIEVED[0] in content
-    write_cache(kept, b"", content.replace(*BELIEVED))  # what nothing else would come to shows that it was believed
+    believing(kept, *BELIEVED)  # what nothing else would come to shows that it was
     before = kept.stat()
     assert site.firmware() == {"web01": "BIOS"}
     site.world.repository.push({"web02.yaml": server("web02", "role: web")})

@@ -1,12 +1,13 @@
-"""A mapping whose values stay the bytes that they came as, until one of them is asked for."""
+"""Mappings whose values are made when they are asked for: of the bytes that they came as, or of a name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from gitboot.load.merged import made, replaced
+from gitboot.load.merged import Unmade, made, replaced
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -19,7 +20,7 @@ class Encoded(Mapping[str, V], Generic[V]):
     @classmethod
     def of(cls, values: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
         """Values that are bytes still, in the order of their names."""
-        return cls(dict(values), decode)
+        return cls(dict(values) if isinstance(values, dict) else Unmade(values), decode)
 
     def encoded(self, encode: Callable[[V], bytes]) -> dict[str, bytes]:
         """All of them as bytes again."""
@@ -50,3 +51,44 @@ class Encoded(Mapping[str, V], Generic[V]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+class Derived(Mapping[K, V], Generic[K, V]):
+    """What there is ``of`` each name, which raises KeyError for another; each is made anew when it is looked at."""
+
+    def __init__(self, names: Mapping[K, object], of: Callable[[K], V]) -> None:
+        self._names, self._of = names, of
+
+    def __getitem__(self, name: K) -> V:
+        return self._of(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class Keyed(Mapping[K, V], Generic[K, V]):
+    """A mapping whose keys are written as names; each value is decoded when it is looked at."""
+
+    def __init__(
+        self,
+        values: Mapping[str, bytes],
+        name: Callable[[K], str],
+        key: Callable[[str], K],
+        decode: Callable[[bytes], V],
+    ) -> None:
+        self._values, self._name, self._key, self._decode = values, name, key, decode
+
+    def __getitem__(self, key: K) -> V:
+        return self._decode(self._values[self._name(key)])
+
+    def __iter__(self) -> Iterator[K]:
+        return map(self._key, self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
@@ -20,6 +21,7 @@ from gitboot.resolve.decide import Decided, decide_again
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.optouts import OptOut, pin_of
 from gitboot.resolve.reading import read
+from gitboot.sections import Spoilt
 
 if TYPE_CHECKING:
     from gitboot.diff.changes import Changes
@@ -53,6 +55,8 @@ class Basis:
     foundation: Foundation
     register: Register
     reach: Reach
+    # Is told, once a commit is evaluated against it, how to find out the same of that commit without it.
+    relied_on: Callable[[Callable[[], Basis]], None] = lambda _: None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,10 +175,14 @@ class Evaluator:
         if (kept := self._kept(snapshot)) is None:
             return None
         self._base, self._register, self._reach = kept.foundation, kept.register, kept.reach
-        found = self._next(_against(kept.foundation, snapshot))
+        found = None
+        with suppress(Spoilt):
+            found = self._next(_against(kept.foundation, snapshot))
         self._base = None
         if found is None:
             self._register = None  # it is the other commit's
+        else:
+            kept.relied_on(partial(_by_itself, snapshot, self.workers))
         return found
 
     def _whole(self, snapshot: Snapshot) -> CommitPair:
@@ -265,6 +273,13 @@ def _indexes_of(foundation: Foundation) -> tuple[Register, Reach]:
     register.enter(everything(foundation.loaded.repository))
     entered(reach, foundation.decided.made, foundation.decided.made)
     return register, reach
+
+
+def _by_itself(snapshot: Snapshot, workers: Forks) -> Basis:
+    """All that there is to know of a commit that holds together."""
+    foundation = _read(snapshot, None, workers)
+    register, reach = _indexes_of(foundation)
+    return Basis(foundation=foundation, register=register, reach=reach)
 
 
 def _read(snapshot: Snapshot, base: Foundation | None, workers: Forks) -> Foundation:

@@ -2,26 +2,26 @@
 
 It is a base like any other: whatever is asked for next is evaluated against it. So it need not be of the same commit,
 and what it says of a file counts only where the file's blob is the same. Servers, of which there are many, are decoded
-one by one when they are looked at; all else is few, and kept as the text that it was.
+one by one when they are looked at, and read then, too; all else is few, and kept as the text that it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
+from typing import Final, TypeVar, cast
 
 import msgspec
 
 from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate.encoded import Derived, Encoded, Keyed
 from gitboot.evaluate.evaluator import Basis, Foundation
 from gitboot.frames import decoder, encode
 from gitboot.load import BlobId, FleetRepository, Id, Irregular, Origin, ParsedBlob, Revision, Snapshot
 from gitboot.load.blobs import parse_blob
 from gitboot.load.listing import looked_into
 from gitboot.load.multimap import Multimap
-from gitboot.load.register import Bmcs, Identities, Naming, Register, Registered
+from gitboot.load.register import Register, Registered
 from gitboot.load.successor import Loaded
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
@@ -36,7 +36,9 @@ from gitboot.resolve.decide import Decided, Made, MadeUnknown
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.found import DecisionFinding, FindingPlace
 from gitboot.resolve.optouts import OptOut
+from gitboot.sections import Sections, Tables
 
+K = TypeVar("K")
 V = TypeVar("V")
 
 
@@ -60,179 +62,218 @@ class _Made(msgspec.Struct, frozen=True, array_like=True):
     of: tuple[Id, ...]
 
 
-class _Register(msgspec.Struct, frozen=True, array_like=True):
-    """What a `Register` holds, each part by itself: most questions need few of them."""
-
-    identities: bytes
-    bmcs: bytes
-    labels: dict[str, bytes]
-    naming: bytes
-
-
-class _KeptBasis(msgspec.Struct, frozen=True, array_like=True):
-    """A foundation."""
+class _Few(msgspec.Struct, frozen=True, array_like=True):
+    """What of a foundation is no server's, or few servers'."""
 
     revision: Revision
-    blobs: dict[str, BlobId]  # of the files that were looked into
     irregular: dict[str, Irregular]
-    documents: dict[str, bytes]  # by path: its servers by their index; itself, where its text says it
     texts: dict[str, bytes]  # by path: of the files of documents that are not all servers
     files: dict[str, bytes]
-    origins: list[tuple[Id, Origin]]
-    made: dict[str, bytes]  # by server, in the order of their names: a _Made
-    networks: dict[str, bytes]
     found: dict[str, list[_Finding]]  # by server
     placed: list[tuple[_Finding, FindingPlace]]
     unknown: dict[Architecture, Boot] | None
     unknown_findings: list[tuple[str, _Finding]]
     warnings: tuple[Problem, ...]
-    register: _Register
-    reach: bytes
+    labels: tuple[str, ...]  # of servers
     pinned: dict[str, OptOut]  # by server
 
 
-def to_bytes(basis: Basis) -> bytes:
-    """A basis, for `from_bytes`."""
+def sections_of(basis: Basis) -> tuple[dict[str, bytes], Tables]:
+    """The values and the tables of a basis, for `from_sections`."""
     loaded, decided = basis.foundation.loaded, basis.foundation.decided
     repository, snapshot, unknown = loaded.repository, loaded.snapshot, decided.unknown
-    few = {path for path, said in loaded.documents.items() if not _is_of_servers(said)}
-    return encode(
-        _KeptBasis(
-            revision=snapshot.revision,
-            blobs=looked_into(snapshot, loaded.documents, repository.files),
-            irregular=dict(snapshot.irregular),
-            documents={
-                path: encode(path if path in few else said.resources) for path, said in loaded.documents.items()
-            },
-            texts={path: snapshot.read(snapshot.blobs[path]) for path in sorted(few)},
-            files=dict(repository.files),
-            origins=list(repository.origins.items()),
-            made={name: encode(_Made(each.decision.digested(), each.of)) for name, each in decided.made.items()},
-            networks={name: encode(each) for name, each in decided.decisions.networks.items()},
-            found={name: [_kept(each) for each in found] for name, found in decided.flawed.items()},
-            placed=[(_kept(finding), place) for finding, place in decided.placed.items()],
-            unknown=dict(unknown.boots) if unknown.boots is not None else None,
-            unknown_findings=[(which, _kept(finding)) for which, finding in unknown.findings],
-            warnings=decided.decisions.warnings,
-            register=_kept_register(basis.register.held()),
-            reach=encode(basis.reach.held()),
-            pinned=dict(basis.foundation.pinned),
-        )
-    )
+    documents, decisions, register = loaded.documents, decided.decisions, basis.register.held
+    few = {path for path, said in documents.items() if not _is_of_servers(said)}
+    values = {
+        "few": encode(
+            _Few(
+                revision=snapshot.revision,
+                irregular=dict(snapshot.irregular),
+                texts={path: snapshot.read(snapshot.blobs[path]) for path in sorted(few)},
+                files=dict(repository.files),
+                found={name: [_kept(each) for each in found] for name, found in decided.flawed.items()},
+                placed=[(_kept(finding), place) for finding, place in decided.placed.items()],
+                unknown=dict(unknown.boots) if unknown.boots is not None else None,
+                unknown_findings=[(which, _kept(finding)) for which, finding in unknown.findings],
+                warnings=decisions.warnings,
+                labels=tuple(sorted(register.labels)),
+                pinned=dict(basis.foundation.pinned),
+            )
+        ),
+        "blobs": encode(looked_into(snapshot, documents, repository.files)),  # of the files that were looked into
+    }
+
+    def text(path: str) -> bytes:
+        """What a file says: its servers by their index; itself, where its text says it."""
+        return encode(path if path in few else documents[path].resources)
+
+    tables = {
+        "documents": ((path, text(path)) for path in sorted(documents)),
+        "origins": _records(repository.origins.items(), _id_name),
+        "made": (
+            (name, encode(_Made(each.decision.digested(), each.of))) for name, each in sorted(decided.made.items())
+        ),
+        "networks": ((name, encode(each)) for name, each in sorted(decisions.networks.items())),
+        "identities": _records(register.identities.held(), _pair_name),
+        "bmcs": _records(register.bmcs.held(), _bmc_name),
+        "naming": _records(register.naming.held(), _id_name),
+        "reach": _records(basis.reach.held(), _id_name),
+        **{_label(label): _records(values.held(), str) for label, values in register.labels.items()},
+    }
+    return values, tables
 
 
-def from_bytes(data: bytes, read: Callable[[BlobId], bytes]) -> Basis:
-    """What `to_bytes` gave, of files that ``read`` can read; raises ValueError where it is nothing of the kind."""
-    kept = _decode(data)
-    snapshot = Snapshot(revision=kept.revision, blobs=kept.blobs, read=read, irregular=kept.irregular)
-    documents = _documents(kept)
-    repository = _repository(kept, documents, read)
+def _records(items: Iterable[tuple[K, object]], name: Callable[[K], str]) -> Iterator[tuple[str, bytes]]:
+    """Values by their names, in the order of these."""
+    for found, value in sorted(((name(key), value) for key, value in items), key=itemgetter(0)):
+        yield found, encode(value)
+
+
+def from_sections(kept: Sections, read: Callable[[BlobId], bytes]) -> Basis:
+    """What `sections_of` gave, of files that ``read`` can read.
+
+    Nearly all is read when it is first looked at, which raises `Spoilt` where it is damaged, until it is relied on.
+    """
+    few = _few(kept.value("few"))
+    snapshot = Snapshot(revision=few.revision, blobs=_blobs(kept.value("blobs")), read=read, irregular=few.irregular)
+    documents = _documents(kept, few)
+    made = _all_made(kept, few)
+    repository = _repository(kept, few, documents, made, read)
     return Basis(
         foundation=Foundation(
             loaded=Loaded(snapshot=snapshot, documents=documents, repository=repository),
-            decided=_decided(kept, repository),
-            pinned=kept.pinned,
+            decided=_decided(kept, few, repository, made),
+            pinned=few.pinned,
         ),
-        register=Register.of(_registered(kept.register)),
-        reach=Multimap(partial(_reached, kept.reach)),
+        register=Register(
+            Registered(
+                identities=Multimap(Keyed(kept.table("identities"), _pair_name, _pair, _names)),
+                bmcs=Multimap(Keyed(kept.table("bmcs"), _bmc_name, _bmc, _names)),
+                labels={label: Multimap(Keyed(kept.table(_label(label)), str, str, _names)) for label in few.labels},
+                naming=Multimap(Keyed(kept.table("naming"), _id_name, _id, _ids)),
+            )
+        ),
+        reach=Multimap(Keyed(kept.table("reach"), _id_name, _id, _names)),
+        relied_on=lambda anew: kept.make_good_by(lambda: sections_of(anew())[1]),
     )
 
 
-def _documents(kept: _KeptBasis) -> Encoded[ParsedBlob]:
-    few = {path: parse_blob(text, path) for path, text in kept.texts.items()}
+def _documents(kept: Sections, few: _Few) -> Encoded[ParsedBlob]:
+    parsed = {path: parse_blob(text, path) for path, text in few.texts.items()}
 
     def said(data: bytes) -> ParsedBlob:
         found = _said(data)
         return (
-            few[found]
+            parsed[found]
             if isinstance(found, str)
             else ParsedBlob(resources=tuple(found), problems=(), more=0, broken=(), unread=())
         )
 
-    return _encoded(kept.documents, said)
+    return Encoded.of(kept.table("documents"), said)
 
 
-def _repository(kept: _KeptBasis, documents: Encoded[ParsedBlob], read: Callable[[BlobId], bytes]) -> FleetRepository:
-    few = [resource for path in kept.texts for _, resource in documents[path].resources]
-    servers = sorted((key.name, origin.path) for key, origin in kept.origins if key.kind == "Server")
-
-    def server(data: bytes) -> Server:
-        path, _, name = data.decode().rpartition("\0")
-        found = (each for _, each in documents[path].resources if isinstance(each, Server))
-        return next(each for each in found if each.metadata.name == name)
-
-    def named(kind: type[V]) -> dict[str, V]:
-        found = {each.metadata.name: each for each in few if isinstance(each, kind)}
-        return dict(sorted(found.items()))
-
-    return FleetRepository(
-        revision=kept.revision,
-        fleet=next(each for each in few if isinstance(each, Fleet)),
-        servers=_encoded({name: f"{path}\0{name}".encode() for name, path in servers}, server),
-        images=named(BootImage),
-        streams=named(ImageStream),
-        profiles=named(BootProfile),
-        policies=named(BootPolicy),
-        maintenances=named(Maintenance),
-        files=kept.files,
-        origins=dict(kept.origins),
-        read=read,
-    )
-
-
-def _decided(kept: _KeptBasis, repository: FleetRepository) -> Decided:
-    fleet = repository.fleet.spec
-    found = {name: tuple(map(_finding, findings)) for name, findings in kept.found.items()}
+def _all_made(kept: Sections, few: _Few) -> Encoded[Made]:
+    found = {name: tuple(map(_finding, findings)) for name, findings in few.found.items()}
 
     def one(data: bytes) -> Made:
         said = _made(data)
         return Made(said.decision, found.get(said.decision.server, ()), said.of)
 
-    made = _encoded(kept.made, one)
-    unknown = MadeUnknown(kept.unknown, tuple((which, _finding(each)) for which, each in kept.unknown_findings))
+    return Encoded.of(kept.table("made"), one)
+
+
+def _repository(
+    kept: Sections,
+    few: _Few,
+    documents: Encoded[ParsedBlob],
+    made: Encoded[Made],
+    read: Callable[[BlobId], bytes],
+) -> FleetRepository:
+    origins = Keyed(kept.table("origins"), _id_name, _id, _origin)
+    resources = [resource for path in few.texts for _, resource in documents[path].resources]
+
+    def server(name: str) -> Server:
+        origin = origins[Id("Server", name)]
+        found = (each for index, each in documents[origin.path].resources if index == origin.document)
+        return cast(Server, next(found))
+
+    def named(kind: type[V]) -> dict[str, V]:
+        found = {each.metadata.name: each for each in resources if isinstance(each, kind)}
+        return dict(sorted(found.items()))
+
+    return FleetRepository(
+        revision=few.revision,
+        fleet=next(each for each in resources if isinstance(each, Fleet)),
+        servers=Derived(made, server),
+        images=named(BootImage),
+        streams=named(ImageStream),
+        profiles=named(BootProfile),
+        policies=named(BootPolicy),
+        maintenances=named(Maintenance),
+        files=few.files,
+        origins=origins,
+        read=read,
+    )
+
+
+def _decided(kept: Sections, few: _Few, repository: FleetRepository, made: Encoded[Made]) -> Decided:
+    fleet = repository.fleet.spec
+    unknown = MadeUnknown(few.unknown, tuple((which, _finding(each)) for which, each in few.unknown_findings))
     return Decided(
         repository=repository,
         decisions=Decisions(
-            revision=kept.revision,
+            revision=few.revision,
             base_url=fleet.base_url,
             outputs=frozenset(fleet.outputs),
             evidence=fleet.provisioning.evidence,
-            servers=_encoded({name: name.encode() for name in kept.made}, lambda name: made[name.decode()].decision),
-            networks=_encoded(kept.networks, wire.network),
+            servers=Derived(made, lambda name: made[name].decision),
+            networks=Encoded.of(kept.table("networks"), wire.network),
             sites={site.name: site.base_url for site in fleet.sites},
             unknown=unknown.boots,
             unknown_not_found=fleet.unknown_servers == "NotFound",
-            warnings=kept.warnings,
+            warnings=few.warnings,
         ),
         made=made,
-        flawed=found,
+        flawed={name: tuple(map(_finding, findings)) for name, findings in few.found.items()},
         unknown=unknown,
         pools=pools(repository)[0],
         composer=Composer(repository),
-        placed={_finding(finding): place for finding, place in kept.placed},
+        placed={_finding(finding): place for finding, place in few.placed},
     )
 
 
-def _encoded(held: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
-    return Encoded.of(held, decode)
+# Keys, as the names of records
 
 
-def _kept_register(held: Registered) -> _Register:
-    return _Register(
-        identities=encode(held.identities()),
-        bmcs=encode(held.bmcs()),
-        labels={label: encode(values()) for label, values in held.labels.items()},
-        naming=encode(held.naming()),
-    )
+def _label(label: str) -> str:
+    return f"labels/{label}"
 
 
-def _registered(kept: _Register) -> Registered:
-    return Registered(
-        identities=partial(_identities, kept.identities),
-        bmcs=partial(_bmcs, kept.bmcs),
-        labels={label: partial(_labelled, values) for label, values in kept.labels.items()},
-        naming=partial(_naming, kept.naming),
-    )
+def _id_name(key: Id) -> str:
+    return f"{key.kind}\0{key.name}"
+
+
+def _id(name: str) -> Id:
+    kind, _, name = name.partition("\0")
+    return Id(kind, name)
+
+
+def _pair_name(key: tuple[str, str]) -> str:
+    return f"{key[0]}\0{key[1]}"
+
+
+def _pair(name: str) -> tuple[str, str]:
+    first, _, second = name.partition("\0")
+    return first, second
+
+
+def _bmc_name(key: tuple[str, bool]) -> str:
+    return f"{key[0]}\0{'named' * key[1]}"
+
+
+def _bmc(name: str) -> tuple[str, bool]:
+    address, _, is_named = name.rpartition("\0")
+    return address, bool(is_named)
 
 
 def _is_of_servers(said: ParsedBlob) -> bool:
@@ -258,11 +299,10 @@ def _finding(kept: _Finding) -> DecisionFinding:
     return DecisionFinding(kept.code, kept.message, kept.hint, place, kept.severity, kept.is_shared)
 
 
-_decode: Final[Callable[[bytes], _KeptBasis]] = decoder(_KeptBasis)
+_few: Final[Callable[[bytes], _Few]] = decoder(_Few)
+_blobs: Final[Callable[[bytes], dict[str, BlobId]]] = decoder(dict[str, BlobId])
 _said: Final[Callable[[bytes], list[tuple[int, Server]] | str]] = decoder(list[tuple[int, Server]] | str)
+_origin: Final[Callable[[bytes], Origin]] = decoder(Origin)
 _made: Final[Callable[[bytes], _Made]] = decoder(_Made)
-_identities: Final[Callable[[bytes], Identities]] = decoder(Identities)
-_bmcs: Final[Callable[[bytes], Bmcs]] = decoder(Bmcs)
-_labelled: Final[Callable[[bytes], dict[str, list[str]]]] = decoder(dict[str, list[str]])
-_naming: Final[Callable[[bytes], Naming]] = decoder(Naming)
-_reached: Final[Callable[[bytes], dict[Id, list[str]]]] = decoder(dict[Id, list[str]])
+_names: Final[Callable[[bytes], list[str]]] = decoder(list[str])
+_ids: Final[Callable[[bytes], list[Id]]] = decoder(list[Id])

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
-from gitboot.caches import Unusable, read_cache, write_cache
+from gitboot.caches import Unusable
 from gitboot.evaluate.evaluator import Basis, Evaluator
-from gitboot.evaluate.kept import from_bytes, to_bytes
+from gitboot.evaluate.kept import from_sections, sections_of
 from gitboot.load import BlobId
+from gitboot.sections import Sections, Spoilt, keep_sections
 
 KEPT: Final = "evaluated.snapshot"  # in STATE
 WORTH: Final = 500  # files of a fleet: to read fewer anew takes less than to look whether this file counts
@@ -35,15 +35,13 @@ class Shelf:
 
     def take(self, read: Callable[[BlobId], bytes]) -> Basis | None:
         """What lies there; ``read`` reads the fleet's files."""
-        found = read_cache(self._path, self._key)
-        if not isinstance(found, Unusable):
-            try:
-                return from_bytes(found, read)
-            except msgspec.DecodeError:
-                found = Unusable.DAMAGED
-        if found in (Unusable.DAMAGED, Unusable.OPEN):
-            self._warn(f"what is kept in {self._path} does not count, and is found out anew: {found.value}")
+        with suppress(Spoilt):
+            if (found := Sections.open(self._path, self._key, self._unusable)) is not None:
+                return from_sections(found, read)
         return None
+
+    def _unusable(self, why: Unusable) -> None:
+        self._warn(f"what is kept in {self._path} does not count, and is found out anew: {why.value}")
 
     def put(self, evaluator: Evaluator) -> None:
         """Keep what the evaluator has found out last, where that is worth it."""
@@ -51,5 +49,5 @@ class Shelf:
         foundation = evaluator.foundation
         if len(foundation.loaded.snapshot.blobs) < WORTH or self._since * _SHARE <= len(foundation.decided.made):
             return
-        write_cache(self._path, self._key, to_bytes(evaluator.basis()))
+        keep_sections(self._path, self._key, *sections_of(evaluator.basis()))
         self._since = 0

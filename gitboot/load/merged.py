@@ -49,6 +49,8 @@ def made(mapping: Mapping[K, V], key: K, value: V) -> None:
     holding = mapping
     if isinstance(mapping, Overlay):
         holding = mapping.over if key in mapping.over else mapping.base
+    if isinstance(holding, Unmade):
+        holding = holding.made
     assert isinstance(holding, dict)  # noqa: S101 - what has its values still to make
     holding[key] = value
 
@@ -65,6 +67,29 @@ def _base(mapping: Mapping[K, V]) -> Mapping[K, V]:
 
 def _touched(mapping: Mapping[K, V]) -> Collection[K]:
     return mapping.over.keys() | mapping.without if isinstance(mapping, Overlay) else ()
+
+
+class Unmade(Mapping[K, V]):
+    """Values that are still to make of what lies ``below``, which may be read when it is asked for; or are made."""
+
+    __slots__ = ("below", "made")
+
+    def __init__(self, below: Mapping[K, Any]) -> None:
+        self.below = below
+        self.made: dict[K, V] = {}
+
+    def __getitem__(self, key: K) -> V:
+        found: V | None = self.made.get(key)
+        return found if found is not None else self.below[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.below
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.below)
+
+    def __len__(self) -> int:
+        return len(self.below)
 
 
 class Overlay(Mapping[K, V]):

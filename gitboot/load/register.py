@@ -6,7 +6,7 @@ whom a selector finds, is then a look-up and no walk over all servers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Literal, NamedTuple
 
 from gitboot.load.identities import identities, place_of
@@ -16,46 +16,26 @@ from gitboot.load.resources import Id, Resource
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 
-Identities = dict[tuple[str, str], list[str]]
-Bmcs = dict[tuple[str, bool], list[str]]
-Naming = dict[Id, list[Id]]
+Identities = Multimap[tuple[str, str], str]  # (what, value) -> servers
+Bmcs = Multimap[tuple[str, bool], str]  # (address, whether its system is named) -> servers
+Naming = Multimap[Id, Id]  # a resource, or a file of kind "file" -> who names it
 
 
 class Registered(NamedTuple):
-    """All that a `Register` holds; each part is asked for when it is needed."""
+    """All that a `Register` holds."""
 
-    identities: Callable[[], Identities]
-    bmcs: Callable[[], Bmcs]
-    labels: Mapping[str, Callable[[], dict[str, list[str]]]]
-    naming: Callable[[], Naming]
+    identities: Identities
+    bmcs: Bmcs
+    labels: dict[str, Multimap[str, str]]  # key -> value -> servers
+    naming: Naming
 
 
 class Register:
     """The resources of one revision, by what others may ask for."""
 
-    def __init__(self) -> None:
-        self._identities = Multimap[tuple[str, str], str]()  # (what, value) -> servers
-        self._bmcs = Multimap[tuple[str, bool], str]()  # (address, whether its system is named) -> servers
-        self._labels: dict[str, Multimap[str, str]] = {}  # key -> value -> servers
-        self._naming = Multimap[Id, Id]()  # a resource, or a file of kind "file" -> who names it
-
-    @classmethod
-    def of(cls, held: Registered) -> Register:
-        """What `held` gave."""
-        found = cls()
-        found._identities, found._bmcs = Multimap(held.identities), Multimap(held.bmcs)
-        found._labels = {label: Multimap(values) for label, values in held.labels.items()}
-        found._naming = Multimap(held.naming)
-        return found
-
-    def held(self) -> Registered:
-        """All that there is."""
-        return Registered(
-            identities=self._identities.held,
-            bmcs=self._bmcs.held,
-            labels={label: values.held for label, values in self._labels.items()},
-            naming=self._naming.held,
-        )
+    def __init__(self, held: Registered | None = None) -> None:
+        self.held = held or Registered(Identities(), Bmcs(), {}, Naming())
+        self._identities, self._bmcs, self._labels, self._naming = self.held
 
     def enter(self, resources: Iterable[tuple[Id, Resource]]) -> None:
         for key, resource in resources:
