@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import tempfile
 import time
 import traceback
 from contextlib import ExitStack
@@ -90,6 +91,7 @@ def killed(do: Move, old: str, new: str, after_s: float) -> bool:
     if child == 0:
         code = 1
         try:
+            tempfile.tempdir = str(do.folder)  # what is left there goes with it
             do.hand_over(old, new)
             code = 0
         except BaseException:  # noqa: BLE001 - the parent shows it
