@@ -30,7 +30,7 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from gitboot.forms import Forms, Placed, Quoted, parts_of
+from gitboot.forms import Forms, Quoted, Spot, parts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
@@ -223,7 +223,7 @@ class _Lines:
         return Place(self._lines_before + line + 1, column)
 
 
-def _step(placed: Placed, step: Step) -> tuple[int, Placed] | None:
+def _step(placed: Spot, step: Step) -> tuple[int, Spot] | None:
     """What lies in a value by its key or index, with the place of the key."""
     if isinstance(placed.items, dict) and isinstance(step, str):
         return placed.items.get(step)
@@ -235,7 +235,7 @@ def _step(placed: Placed, step: Step) -> tuple[int, Placed] | None:
 class _Layout(NamedTuple):
     """Where everything in a document stands."""
 
-    root: Placed
+    root: Spot
     lines: _Lines
 
 
@@ -291,6 +291,8 @@ class _Faults:
         character = self.source.decode("utf-8-sig", "replace")[mark.index : mark.index + 1]
         if character == "\t" or "tab character" in problem:
             code, message, hint = Code.NOT_YAML, "a tab, where YAML wants spaces", "indent with spaces"
+        elif "nesting depth" in problem:  # what libyaml 0.2.6 refuses before there is an event of it
+            code, message, hint = Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS
         elif " tag" in context + problem:
             code, message, hint = Code.TAG, f"a tag: {problem}", _NO_TAGS
         else:
@@ -387,8 +389,7 @@ class _Reader:
             self.faults.refuse(event, Code.ALIAS, "an alias", hint)
             return None
         if depth > MAX_DEPTH:
-            message = f"over {MAX_DEPTH} lists and mappings within each other"
-            self.faults.refuse(event, Code.TOO_DEEP, message, "nest less")
+            self.faults.refuse(event, Code.TOO_DEEP, _TOO_DEEP, _NEST_LESS)
             raise _CannotReadOn
         return self._mapping(depth) if kind is MappingStartEvent else self._list(depth)
 
@@ -439,21 +440,21 @@ class _Reader:
             self.faults.refuse(event, Code.TAG, "a tag", _NO_TAGS)
 
 
-def _laid_out(read: Callable[[], Any], event: Any) -> Placed:
+def _laid_out(read: Callable[[], Any], event: Any) -> Spot:
     """Where the value stands that ``event`` begins, with all that lies in it."""
     kind, start = type(event), event.start_mark.index
     if kind is MappingStartEvent:
-        mapping: dict[str, tuple[int, Placed]] = {}
+        mapping: dict[str, tuple[int, Spot]] = {}
         while type(key := read()) is not MappingEndEvent:
             value, at = read(), key.start_mark.index
-            mapping[key.value] = at, Placed(at) if _is_absent(value) else _laid_out(read, value)
-        return Placed(start, items=mapping)
+            mapping[key.value] = at, Spot(at) if _is_absent(value) else _laid_out(read, value)
+        return Spot(start, items=mapping)
     if kind is SequenceStartEvent:
-        items: list[Placed] = []
+        items: list[Spot] = []
         while type(item := read()) is not SequenceEndEvent:
             items.append(_laid_out(read, item))
-        return Placed(start, items=items)
-    return Placed(start, None if _is_absent(event) else event.end_mark.index)
+        return Spot(start, items=items)
+    return Spot(start, None if _is_absent(event) else event.end_mark.index)
 
 
 def _is_absent(event: Any) -> bool:
@@ -463,6 +464,8 @@ def _is_absent(event: Any) -> bool:
 
 
 _SPREAD = "spread its documents over several files"
+_TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
+_NEST_LESS: Final = "nest less"
 _NO_TAGS = "remove it; put text that begins with '!' in quotes"
 _QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
 # What libyaml notices only behind the place where its author has to look.

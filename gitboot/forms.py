@@ -32,12 +32,12 @@ class Quoted(str):
     __slots__ = ()
 
 
-class Placed(NamedTuple):
+class Spot(NamedTuple):
     """Where a value stands, in characters, and what lies in it: by key or index, with the place of the key."""
 
     start: int
     end: int | None = None  # of a scalar that is written
-    items: dict[str, tuple[int, Placed]] | list[Placed] | None = None
+    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None
 
 
 class _Form(NamedTuple):
@@ -64,7 +64,7 @@ class Forms:
                 return value
         return None
 
-    def learn(self, parts: list[str], value: dict[str, Any], placed: Callable[[], Placed]) -> None:
+    def learn(self, parts: list[str], value: dict[str, Any], placed: Callable[[], Spot]) -> None:
         """Note what a document says that was parsed; ``placed`` gives where that stands in it."""
         between = _between(parts)
         forms = self._known.get(between)
@@ -98,7 +98,7 @@ class _Learning:
         self._starts = list(accumulate(map(len, parts), initial=0))
         self._keys: list[int] = []  # the numbers of parts that are words of keys
 
-    def form(self, value: dict[str, Any], placed: Placed) -> _Form | None:
+    def form(self, value: dict[str, Any], placed: Spot) -> _Form | None:
         try:
             build = self._build(value, placed)
         except _Formless:
@@ -108,7 +108,7 @@ class _Learning:
         keys_of = itemgetter(*self._keys)
         return _Form(keys_of, keys_of(self._parts), build)
 
-    def _build(self, value: Any, placed: Placed) -> Build:
+    def _build(self, value: Any, placed: Spot) -> Build:
         if isinstance(value, dict) and isinstance(placed.items, dict):
             fields = []
             for key, (at, inside) in placed.items.items():

@@ -83,7 +83,7 @@ class Sections:
         if isinstance(fd, Unusable):
             found = fd
         else:
-            read = _Reading(fd)
+            read = _OpenFile(fd)
             found = _directory_of(read, read.size, key)
         if isinstance(found, Unusable):
             if found in (Unusable.DAMAGED, Unusable.OPEN):
@@ -232,7 +232,7 @@ def _written(records: Iterable[tuple[str, bytes]], written: Callable[[bytes], _P
     return _Blocks(len(names), written(_encode(names)), first, blocks)
 
 
-class _Reading:
+class _OpenFile:
     """Reads pieces of an open file, which is closed with the last who reads."""
 
     def __init__(self, fd: int) -> None:

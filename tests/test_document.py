@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path as File
-from typing import Any
+from typing import Any, Final
 
 import pytest
 import yaml
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from yaml._yaml import get_version
 
 from gitboot import document
 from gitboot.document import Path, Place, Value, locate, parse, rewritten
@@ -592,6 +593,8 @@ for path in sys.argv[1:]:
 BOMB = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{('*' + a + ', ') * 8}]\n" for a, b in pairwise("abcdefghi"))
 
 
+# libyaml refuses braces itself from 0.2.6 on, before it says of a key what it is.
+DEEP_BRACES: Final = "INVALID_KEY TOO_DEEP" if get_version() < (0, 2, 6) else "TOO_DEEP"
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "100 MiB": (lambda: b"a: b\n" * (20 * MIB), "FILE_TOO_LARGE"),
     "15 MiB in one document": (lambda: b"a: b\n" * (3 * MIB), "DOCUMENT_TOO_LARGE"),
@@ -601,9 +604,10 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "brackets": (lambda: b"[" * 100_000, "TOO_DEEP"),
     "closed brackets": (lambda: b"[" * 100_000 + b"]" * 100_000, "TOO_DEEP"),
     "braces": (lambda: b"{a: " * 100_000, "TOO_DEEP"),
-    "braces as keys": (lambda: b"{" * 100_000, "INVALID_KEY TOO_DEEP"),
+    "braces as keys": (lambda: b"{" * 100_000, DEEP_BRACES),
     "block lists": (lambda: b"- " * 100_000, "TOO_DEEP"),
     "block keys": (lambda: b"? " * 100_000, "INVALID_KEY TOO_DEEP"),
+    "a few braces as keys": (lambda: b"{" * 500, "INVALID_KEY TOO_DEEP"),
     "block mappings": (lambda: b"".join(b" " * n + b"a:\n" for n in range(1_400)), "TOO_DEEP"),
     "alias bomb": (lambda: BOMB.encode(), "ALIAS ANCHOR"),
     "a long line": (lambda: b"a: " + b"b " * 500_000, ""),

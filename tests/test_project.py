@@ -181,6 +181,7 @@ ACROSS = {
         "golden",
         "kill",
         "hardware",
+        "kill_hand_over",
         "kill_overrides",
         "laws",
     ),
