@@ -39,7 +39,7 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
     with begun(disk, at) as fresh:
         if fresh is None:
             return None
-        for server, files in counted(wanted.servers.items(), told):
+        for server, files in counted(wanted.servers.items(), _but_the_last(told)):
             if files is not None:
                 state = files[state_path(server)]
                 digests[server], identities[server] = state.sha256, outline(state.content).identities
@@ -49,3 +49,8 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
         head, manifest = amended(tree, stamp, digests, wanted.shares({}) or None)
         fresh.write({**rendered(index_of(identities)), **manifest})
     return Filled(head, content, tuple(sorted(written)))
+
+
+def _but_the_last(told: Told) -> Told:
+    """Who is told of one step more, which is to bring all to its place."""
+    return lambda done, total: told(done, total + 1)
