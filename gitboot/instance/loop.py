@@ -220,7 +220,7 @@ class Loop:
         """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""
         # watchfiles' default filter leaves out whatever lies in a .git.
         changes = watchfiles.watch(
-            *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=20, raise_interrupt=False
+            *paths, watch_filter=None, stop_event=self._stopped, debounce=50, step=10, raise_interrupt=False
         )
         for _ in changes:
             self._fetches.ring(Ring.COMMIT)
