@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.cost import Cost, between, median, of_command, so_far
@@ -38,6 +39,7 @@ AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 WORKING_SET = 1000
 REQUESTS = 20_000
 MACHINES = 1000
+WITHIN_S = 10
 PAGES = 20
 IMPORTS = "import uvicorn.protocols.http.httptools_impl, uvloop, starlette.routing"
 
@@ -51,7 +53,7 @@ def path_of(number: int) -> str:
 
 
 def publish(root: Path, servers: int, often: str, spool: Path | None = None) -> None:
-    """The tree of a fleet whose servers differ in name, MAC address and UUID.
+    """The tree of a fleet whose servers differ in name, MAC address and UUID, and so in what is offered to them.
 
     What they boot as often as they ask writes no disk; what they boot once does, and is given by ``spool``.
     """
@@ -60,10 +62,15 @@ def publish(root: Path, servers: int, often: str, spool: Path | None = None) -> 
     found = server_state(decisions, decisions.servers["web01"], Record(), AT)
     text = found.files[state_path("web01")].content.decode()
     own, uuid = mac_of("web01").replace(":", "-"), uuid_of("web01")
+    turns = [turn for each in found.published.paths.values() for turn in each]
+    offered = {digest for turn in turns for digest in (turn.digest, turn.writes and turn.writes.offer) if digest}
     files = {}
     for number in range(servers):
         name = f"s{number:06}"
-        replaced = text.replace(own, mac(number)).replace(uuid, f"{number:08x}-0000-4000-8000-000000000000")
+        replaced = text
+        for digest in offered:
+            replaced = replaced.replace(digest, sha256(f"{digest} {number}".encode()).hexdigest())
+        replaced = replaced.replace(own, mac(number)).replace(uuid, f"{number:08x}-0000-4000-8000-000000000000")
         entry = found.files[f"boot/v1/boot/{own}/boot.ipxe"]
         files[name] = {
             state_path(name): File(replaced.replace("web01", name).encode()),
@@ -128,6 +135,34 @@ def nginx(root: Path, folder: Path) -> Iterator[tuple[int, int]]:
             process.terminate()
 
 
+async def arriving(port: int, machines: int, within_s: float, *, seed: int) -> list[float]:
+    """The seconds from when each machine comes to when it has its entry, over a connection of its own.
+
+    They come when they come, whether those before them have been answered or not.
+    """
+    dice, loop = random.Random(seed), asyncio.get_running_loop()
+    begins = loop.time() + 0.1
+
+    async def one(number: int, due: float) -> float:
+        await asyncio.sleep(due - loop.time())
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await answered(reader, writer, path_of(number))
+        took = loop.time() - due
+        writer.close()
+        return took
+
+    return await asyncio.gather(*(one(number, begins + dice.uniform(0, within_s)) for number in range(machines)))
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
+    """Ask for a path, and take its answer, all of it."""
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: iPXE\r\n\r\n".encode())
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = int(head.lower().partition(b"content-length:")[2].split()[0])
+    await reader.readexactly(length)
+
+
 async def many(port: int, numbers: list[int], connections: int, path: Callable[[int], str] = path_of) -> list[float]:
     """The seconds that each request took, over so many connections that stay open."""
     waiting, took = list(reversed(numbers)), []
@@ -136,11 +171,7 @@ async def many(port: int, numbers: list[int], connections: int, path: Callable[[
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
             began = time.perf_counter()
-            writer.write(f"GET {path(waiting.pop())} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: iPXE\r\n\r\n".encode())
-            head = await reader.readuntil(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 200"), head
-            length = int(head.lower().partition(b"content-length:")[2].split()[0])
-            await reader.readexactly(length)
+            await answered(reader, writer, path(waiting.pop()))
             took.append(time.perf_counter() - began)
         writer.close()
 
@@ -201,14 +232,14 @@ def entry(place: Place, connections: int = 16) -> Figure:
 
 
 def once(place: Place) -> Figure:
-    """64 machines at once, each recorded before it is answered; a round is a spool of its own."""
+    """Machines that come to boot within ten seconds, each recorded before it is answered; a round has its own spool."""
     rounds = []
     for number in range(place.rounds):
         (spool := place.folder / f"spool-{number}").mkdir()
         publish(root := place.folder / f"once-{number}", servers := min(place.servers, MACHINES), "Once", spool)
         with serving(root, "--spool", str(spool), "--accept-filesystem", "tmpfs") as (port, pid, _):
             before = so_far(pid)
-            took = sorted(asyncio.run(many(port, list(range(servers)), 64)))
+            took = sorted(asyncio.run(arriving(port, servers, WITHIN_S, seed=number)))
             cost = between(before, so_far(pid)) / servers
         rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=took[math.ceil(len(took) * 0.99) - 1]))
         shutil.rmtree(root)
