@@ -228,7 +228,7 @@ def test_what_is_kept_is_all_that_was_found_out(work: Work) -> None:
     before = found.evaluate(snapshot.revision, None).head
     after = from_bytes(to_bytes(found.basis()), snapshot.read).foundation
     assert before.decided.flawed.keys() == {"lone"}
-    for name in ("decisions", "made", "flawed", "unknown", "pools", "placed"):
+    for name in ("decisions", "of", "flawed", "unknown", "pools", "placed"):
         assert getattr(after.decided, name) == getattr(before.decided, name), name
     assert (after.loaded.documents, after.pinned) == (before.loaded.documents, before.pinned)
 

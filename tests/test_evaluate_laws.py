@@ -331,8 +331,10 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
     assert found.head.loaded.documents == cold.head.loaded.documents
-    assert found.head.decided.made == cold.head.decided.made
+    assert found.head.decided.of == cold.head.decided.of
+    assert found.head.decided.flawed == cold.head.decided.flawed
     assert (found.extent, found.head.pinned) == (cold.extent, cold.head.pinned)
+    assert cold.base is None and cold.extent == cold.changes().extent  # of which it is not made
 
 
 def sent(answer: wire.Answer) -> wire.Answer:

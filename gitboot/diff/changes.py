@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
@@ -16,7 +15,8 @@ from gitboot.diff.matching import matched
 from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger, shared_change, unknown_change
-from gitboot.diff.touched import GROUPING, Touched
+from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
+from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
@@ -24,8 +24,6 @@ from gitboot.model.scalars import Digest
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
-
-Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,8 +99,7 @@ class Changes:
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
         pairs += (("image", *image.pair) for image in self.images if image.mutated)  # no decision need follow from it
         pairs += self.besides
-        listed = sorted([kind, old or "", new or ""] for kind, old, new in pairs)
-        object.__setattr__(self, "digest", digest(listed))
+        object.__setattr__(self, "digest", digest_of(pairs))
 
     @property
     def nothing(self) -> bool:
@@ -185,7 +182,7 @@ def compare(
         areas=_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
         bmcs=tuple(BmcChange(server=now, comes=was is None, old=old, new=new) for was, old, now, new in reached),
-        besides=tuple(("bmc", _bmc(was, before), _bmc(now, after)) for was, before, now, after in reached),
+        besides=tuple(("bmc", reached_at(was, before), reached_at(now, after)) for was, before, now, after in reached),
     )
 
 
@@ -193,10 +190,6 @@ def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
     servers = old.servers if old is not None else {}
     sizes = Counter(label for name in servers for label in _labels(old, name))
     return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
-
-
-def _bmc(server: str | None, access: BmcAccess | None) -> Digest:
-    return digest([server, asdict(access) if access is not None else None])
 
 
 def _server_change(
@@ -257,24 +250,7 @@ def _areas(
         count(_counted(change), labels)
         if change.reinstalls:
             count("reinstalled", labels)
-    return tuple(_area(label, counts[label]) for label in sorted(counts, key=_place))
-
-
-def _area(label: Label | None, counted: Mapping[str, int]) -> Area:
-    return Area(
-        label=label,
-        size=counted.get("size", 0),
-        changed=counted.get("changed", 0),
-        less=counted.get("less", 0),
-        removed=counted.get("removed", 0),
-        added=counted.get("added", 0),
-        reinstalled=counted.get("reinstalled", 0),
-    )
-
-
-def _place(label: Label | None) -> tuple[int, str]:
-    """The whole fleet first, then the labels in their order."""
-    return (GROUPING.index(label[0]), label[1]) if label else (-1, "")
+    return areas_of(counts)
 
 
 def _counted(change: ServerChange) -> str:
@@ -290,5 +266,4 @@ def _counted(change: ServerChange) -> str:
 def _labels(repository: FleetRepository | None, server: str | None) -> Iterator[Label]:
     if repository is None or server is None:
         return
-    labels = repository.servers[server].metadata.labels
-    yield from ((key, labels[key]) for key in GROUPING if key in labels)
+    yield from labels_of(repository.servers[server])

@@ -44,6 +44,7 @@ def main(state: str, parent: str) -> None:
             lift()
             with suppress(MemoryError):
                 shelf.put(evaluator)
+                shelf.relieve(evaluator, reader.read)
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # it is not looked at again and again

@@ -11,8 +11,9 @@ from msgspec import structs
 
 from gitboot.canonical import canonical
 from gitboot.errors import InvalidRepository, Orders
+from gitboot.evaluate.encoded import encoded
 from gitboot.evaluate.evaluator import CommitPair, Foundation
-from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
+from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, bytes_of, fleet_part
 from gitboot.frames import encode
 from gitboot.load import Id
 from gitboot.load.machines import NO_MOVES, Moves, machine
@@ -112,21 +113,22 @@ class _Provenance:
 def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart | None:
     """What is another of one server, if anything."""
     new, new_server = head.decided, head.decided.repository.servers[name]
-    decision, network = new.decisions.servers[name], new.decisions.networks[name]
     described, labels = machine(new.repository, new_server), new_server.metadata.labels
+    decisions, networks = new.decisions.servers, new.decisions.networks
     if base is None:
         return ServerPart(
             name=name,
-            decision=encode(decision.digested()),
+            decision=encoded(decisions, name, bytes_of),
             machine=described,
-            network=encode(network),
+            network=encoded(networks, name, encode),
             labels=labels,
         )
+    decision, network = decisions[name], networks[name]
     old, old_server = base.decided, base.decided.repository.servers[name]
     same_network = old.decisions.networks[name] == network
     said = ServerPart(
         name=name,
-        decision=None if _same(old.decisions.servers[name], decision) else encode(decision.digested()),
+        decision=None if _same(old.decisions.servers[name], decision) else bytes_of(decision),
         machine=None if machine(old.repository, old_server) == described else described,
         network=None if same_network else encode(network),
         labels=None if old_server.metadata.labels == labels else labels,

@@ -26,6 +26,15 @@ class Encoded(Mapping[str, V], Generic[V]):
         """All of them as bytes again."""
         return {name: each if isinstance(each, bytes) else encode(each) for name, each in self._held.items()}
 
+    def one_encoded(self, name: str, encode: Callable[[V], bytes]) -> bytes:
+        held = self._held[name]
+        return held if isinstance(held, bytes) else encode(held)
+
+    def passing(self) -> Iterator[V]:
+        for name in sorted(self._held):
+            held = self._held[name]
+            yield self._decode(held) if isinstance(held, bytes) else held
+
     def replaced(self, changed: Mapping[str, V], gone: Collection[str]) -> Encoded[V]:
         """The same with these values, which are none to be decoded, instead or besides."""
         return Encoded(replaced(self._held, changed, gone), self._decode)
@@ -51,6 +60,16 @@ class Encoded(Mapping[str, V], Generic[V]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+def encoded(values: Mapping[str, V], name: str, encode: Callable[[V], bytes]) -> bytes:
+    """One of the values as bytes: as those that it still is, where it is."""
+    return values.one_encoded(name, encode) if isinstance(values, Encoded) else encode(values[name])
+
+
+def passing(values: Mapping[str, V]) -> Iterator[V]:
+    """Each value once, in the order of the names; what is bytes stays that."""
+    return values.passing() if isinstance(values, Encoded) else (values[name] for name in sorted(values))
 
 
 class Derived(Mapping[K, V], Generic[K, V]):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from gitboot.diff.touched import GROUPING, Touched
 from gitboot.errors import InvalidRepository
+from gitboot.evaluate.encoded import passing
 from gitboot.evaluate.forks import Forks
 from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
 from gitboot.load.listing import listed, looked_into
@@ -70,7 +71,12 @@ class CommitPair:
 
     @property
     def extent(self) -> Extent:
-        return self.changes().extent
+        if self.base is not None:
+            return self.changes().extent
+        from gitboot.diff.tallying import extent_of_first  # only here: as for `compare`
+
+        decided = self.head.decided
+        return extent_of_first(decided.decisions, decided.repository, passing(decided.decisions.servers))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,10 +135,15 @@ class Evaluator:
             return Basis(foundation=self.foundation, register=register, reach=reach)
         return Basis(foundation=self.foundation, register=self._indexes(self.foundation), reach=self._reach)
 
+    def let_go(self) -> None:
+        """Hold nothing of any commit: what is asked next is evaluated upon what was kept."""
+        self._base = self._candidate = self._step = self._register = None
+        self._reach = Reach()
+
     @property
     def worked_on(self) -> int:
         """How many servers the commit that was evaluated last was decided for anew."""
-        return len(self._step.servers) if self._step is not None else len(self.foundation.decided.made)
+        return len(self._step.servers) if self._step is not None else len(self.foundation.decided.of)
 
     def _take_as_base(self, base: Revision | None) -> None:
         if self._candidate is not None and base == self._candidate.revision:
@@ -153,8 +164,8 @@ class Evaluator:
     def _go_back(self) -> None:
         if self._step is None or self._base is None or self._candidate is None or self._register is None:
             return
-        struck(self._reach, self._candidate.decided.made, self._step.servers)
-        entered(self._reach, self._base.decided.made, self._step.servers)
+        struck(self._reach, self._candidate.decided.of, self._step.servers)
+        entered(self._reach, self._base.decided.of, self._step.servers)
         self._register.strike(self._step.delta.come)
         self._register.enter(self._step.delta.gone)
 
@@ -221,8 +232,8 @@ class Evaluator:
             register.enter(delta.gone)
             self._register = register
             return None
-        struck(self._reach, base.decided.made, servers)
-        entered(self._reach, decided.made, servers)
+        struck(self._reach, base.decided.of, servers)
+        entered(self._reach, decided.of, servers)
         self._register, self._step = register, _Step(delta=delta, servers=servers)
         documents = delta.resources | {Id("file", path) for path in delta.files}
         changes = partial(
@@ -271,7 +282,7 @@ def _against(base: Foundation, snapshot: Snapshot) -> Snapshot:
 def _indexes_of(foundation: Foundation) -> tuple[Register, Reach]:
     register, reach = Register(), Reach()
     register.enter(everything(foundation.loaded.repository))
-    entered(reach, foundation.decided.made, foundation.decided.made)
+    entered(reach, foundation.decided.of, foundation.decided.of)
     return register, reach
 
 

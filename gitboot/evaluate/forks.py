@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
@@ -19,6 +19,8 @@ from typing import Final, NoReturn, TypeVar
 import msgspec
 
 from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
+from gitboot.evaluate import wire
+from gitboot.evaluate.encoded import Encoded
 from gitboot.frames import Buffer, decoder, encode, framed
 from gitboot.load import Id, ParseCache, ParsedBlob, Snapshot
 from gitboot.load.blobs import read_blob
@@ -26,7 +28,7 @@ from gitboot.load.listing import listed
 from gitboot.model.server import Server
 from gitboot.plan import Decision
 from gitboot.processes import end_with
-from gitboot.resolve.decide import DecidedServer, Made
+from gitboot.resolve.decide import DecidedServer, DecidedServers, one_by_one
 from gitboot.resolve.hosts import Host
 
 T = TypeVar("T")
@@ -40,9 +42,9 @@ _PIECE: Final = 2**20  # bytes
 class _ServerShare(msgspec.Struct, frozen=True, array_like=True):
     """A server's decision, of which nothing was found."""
 
-    decision: Decision
+    decision: bytes  # a Decision
     of: tuple[Id, ...]
-    host: Host
+    host: bytes  # a Host
 
 
 def processors() -> int:
@@ -71,22 +73,32 @@ class Forks:
             self.seen(done)
 
         found = self._shared(wanted, lambda each: _servers_in(read_blob(snapshot, *each)), count)
-        for (blob, _), said in zip(wanted, found, strict=True):
+        for (blob, _), said in zip(wanted, _emptied(found), strict=True):
             if said is not None:
                 resources = tuple(_servers(said))
                 parsed[blob] = ParsedBlob(resources=resources, problems=(), more=0, broken=(), unread=())
 
-    def decide(self, one: Callable[[str], DecidedServer], names: Iterable[str]) -> Iterator[DecidedServer]:
-        """As ``map(one, names)``."""
-        wanted = list(names)
+    def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
+        """As `one_by_one`; what others have found stays bytes until it is looked at."""
+        shares = self._shared(names, lambda name: _decided(one(name)))
+        here = one_by_one(one, [name for name, said in zip(names, shares, strict=True) if said is None])
+        decisions: dict[str, bytes | Decision] = {}
+        hosts: dict[str, bytes | Host] = {}
+        of: dict[str, tuple[Id, ...]] = {}
         interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}
-        for name, said in zip(wanted, self._shared(wanted, lambda name: _decided(one(name))), strict=True):
+        for name, said in zip(names, _emptied(shares), strict=True):
             if said is None:
-                yield one(name)
+                decisions[name], hosts[name], of[name] = here.decisions[name], here.hosts[name], here.of[name]
             else:
                 share = _share(said)
-                of = interned.setdefault(share.of, share.of)  # most servers are made of the same
-                yield DecidedServer(Made(share.decision, (), of), share.host)
+                decisions[name], hosts[name] = share.decision, share.host
+                of[name] = interned.setdefault(share.of, share.of)  # most servers are made of the same
+        return DecidedServers(
+            decisions=Encoded(decisions, wire.decision),
+            hosts=Encoded(hosts, wire.network),
+            of=of,
+            flawed=here.flawed,
+        )
 
     def _shared(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
@@ -106,6 +118,13 @@ class Forks:
         finally:
             take_off_limits(sum(worker.end() for worker in workers))
         return found
+
+
+def _emptied(found: list[bytes | None]) -> Iterator[bytes | None]:
+    """What was found, of which nothing is held once what comes next is asked for."""
+    found.reverse()
+    while found:
+        yield found.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +190,9 @@ def _servers_in(said: ParsedBlob) -> bytes | None:
 
 def _decided(said: DecidedServer) -> bytes | None:
     made, host = said
-    return encode(_ServerShare(made.decision.digested(), made.of, host)) if not made.findings else None
+    if made.findings:
+        return None
+    return encode(_ServerShare(wire.bytes_of(made.decision), made.of, encode(host)))
 
 
 _word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])

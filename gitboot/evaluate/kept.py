@@ -14,7 +14,7 @@ from typing import Final, TypeVar, cast
 import msgspec
 
 from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Derived, Encoded, Keyed
+from gitboot.evaluate.encoded import Derived, Encoded, Keyed, encoded
 from gitboot.evaluate.evaluator import Basis, Foundation
 from gitboot.frames import decoder, encode
 from gitboot.load import BlobId, FleetRepository, Id, Irregular, Origin, ParsedBlob, Revision, Snapshot
@@ -32,7 +32,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import pools
-from gitboot.resolve.decide import Decided, Made, MadeUnknown
+from gitboot.resolve.decide import Decided, MadeUnknown
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.found import DecisionFinding, FindingPlace
 from gitboot.resolve.optouts import OptOut
@@ -56,7 +56,7 @@ class _Finding(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Made(msgspec.Struct, frozen=True, array_like=True):
-    """A `Made`, but for its findings, which few have."""
+    """What was decided for a server, and of what; findings few have."""
 
     decision: Decision
     of: tuple[Id, ...]
@@ -107,13 +107,15 @@ def sections_of(basis: Basis) -> tuple[dict[str, bytes], Tables]:
         """What a file says: its servers by their index; itself, where its text says it."""
         return encode(path if path in few else documents[path].resources)
 
+    def record(name: str) -> bytes:
+        """A `_Made`, whose decision is not decoded for it."""
+        return encode((msgspec.Raw(encoded(decisions.servers, name, wire.bytes_of)), decided.of[name]))
+
     tables = {
         "documents": ((path, text(path)) for path in sorted(documents)),
         "origins": _records(repository.origins.items(), _id_name),
-        "made": (
-            (name, encode(_Made(each.decision.digested(), each.of))) for name, each in sorted(decided.made.items())
-        ),
-        "networks": ((name, encode(each)) for name, each in sorted(decisions.networks.items())),
+        "made": ((name, record(name)) for name in sorted(decided.of)),
+        "networks": ((name, encoded(decisions.networks, name, encode)) for name in sorted(decisions.networks)),
         "identities": _records(register.identities.held(), _pair_name),
         "bmcs": _records(register.bmcs.held(), _bmc_name),
         "naming": _records(register.naming.held(), _id_name),
@@ -137,7 +139,7 @@ def from_sections(kept: Sections, read: Callable[[BlobId], bytes]) -> Basis:
     few = _few(kept.value("few"))
     snapshot = Snapshot(revision=few.revision, blobs=_blobs(kept.value("blobs")), read=read, irregular=few.irregular)
     documents = _documents(kept, few)
-    made = _all_made(kept, few)
+    made = Encoded.of(kept.table("made"), _made)
     repository = _repository(kept, few, documents, made, read)
     return Basis(
         foundation=Foundation(
@@ -172,21 +174,11 @@ def _documents(kept: Sections, few: _Few) -> Encoded[ParsedBlob]:
     return Encoded.of(kept.table("documents"), said)
 
 
-def _all_made(kept: Sections, few: _Few) -> Encoded[Made]:
-    found = {name: tuple(map(_finding, findings)) for name, findings in few.found.items()}
-
-    def one(data: bytes) -> Made:
-        said = _made(data)
-        return Made(said.decision, found.get(said.decision.server, ()), said.of)
-
-    return Encoded.of(kept.table("made"), one)
-
-
 def _repository(
     kept: Sections,
     few: _Few,
     documents: Encoded[ParsedBlob],
-    made: Encoded[Made],
+    made: Encoded[_Made],
     read: Callable[[BlobId], bytes],
 ) -> FleetRepository:
     origins = Keyed(kept.table("origins"), _id_name, _id, _origin)
@@ -216,7 +208,7 @@ def _repository(
     )
 
 
-def _decided(kept: Sections, few: _Few, repository: FleetRepository, made: Encoded[Made]) -> Decided:
+def _decided(kept: Sections, few: _Few, repository: FleetRepository, made: Encoded[_Made]) -> Decided:
     fleet = repository.fleet.spec
     unknown = MadeUnknown(few.unknown, tuple((which, _finding(each)) for which, each in few.unknown_findings))
     return Decided(
@@ -233,7 +225,7 @@ def _decided(kept: Sections, few: _Few, repository: FleetRepository, made: Encod
             unknown_not_found=fleet.unknown_servers == "NotFound",
             warnings=few.warnings,
         ),
-        made=made,
+        of=Derived(made, lambda name: made[name].of),
         flawed={name: tuple(map(_finding, findings)) for name, findings in few.found.items()},
         unknown=unknown,
         pools=pools(repository)[0],

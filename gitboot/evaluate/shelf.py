@@ -15,6 +15,7 @@ from gitboot.sections import Sections, Spoilt, keep_sections
 
 KEPT: Final = "evaluated.snapshot"  # in STATE
 WORTH: Final = 500  # files of a fleet: to read fewer anew takes less than to look whether this file counts
+MUCH: Final = 20_000  # servers that were decided at once: to hold them takes hundreds of megabytes
 _SHARE: Final = 8  # one server in so many decided anew: then the next process is better off with a new file
 
 
@@ -47,7 +48,17 @@ class Shelf:
         """Keep what the evaluator has found out last, where that is worth it."""
         self._since += evaluator.worked_on
         foundation = evaluator.foundation
-        if len(foundation.loaded.snapshot.blobs) < WORTH or self._since * _SHARE <= len(foundation.decided.made):
+        if len(foundation.loaded.snapshot.blobs) < WORTH or self._since * _SHARE <= len(foundation.decided.of):
             return
         keep_sections(self._path, self._key, *sections_of(evaluator.basis()))
         self._since = 0
+
+    def relieve(self, evaluator: Evaluator, read: Callable[[BlobId], bytes]) -> None:
+        """Let the evaluator go on from what lies here, where that is of its last commit, and holding it takes much.
+
+        Then it has in memory what is asked for, as after a start.
+        """
+        if len(evaluator.foundation.decided.of) < MUCH or evaluator.worked_on < MUCH:
+            return
+        if (kept := self.take(read)) is not None and kept.foundation.revision == evaluator.foundation.revision:
+            evaluator.let_go()

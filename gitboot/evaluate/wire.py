@@ -15,7 +15,7 @@ import msgspec
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.evaluate.limits import Allowance
-from gitboot.frames import decoder
+from gitboot.frames import decoder, encode
 from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
@@ -141,3 +141,8 @@ answer: Final[Callable[[bytes], Answer]] = decoder(Answer)
 question: Final[Callable[[bytes], Question]] = decoder(Question)
 decision: Final[Callable[[bytes], Decision]] = decoder(Decision)
 network: Final[Callable[[bytes], Host]] = decoder(Host)
+
+
+def bytes_of(said: Decision) -> bytes:
+    """A decision for `decision`, with its digest, which is not computed again there."""
+    return encode(said.digested())

@@ -13,7 +13,7 @@ from gitboot.load.successor import Delta
 from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.image import ImageStream
 from gitboot.resolve.choice import choose_image, pools
-from gitboot.resolve.decide import Decided, Made
+from gitboot.resolve.decide import Decided
 
 Reach = Multimap[Id, str]  # a resource, or a file of kind "file" -> the servers whose decisions it went into
 
@@ -44,17 +44,17 @@ def affected(
     return frozenset(chain.from_iterable(reached))
 
 
-def entered(reach: Reach, made: Mapping[str, Made], servers: Iterable[str]) -> None:
-    """Take what these servers' decisions were made of into ``reach``."""
+def entered(reach: Reach, of: Mapping[str, tuple[Id, ...]], servers: Iterable[str]) -> None:
+    """Take what these servers' decisions were made ``of`` into ``reach``."""
     for name in servers:
-        for resource in made[name].of if name in made else ():
+        for resource in of.get(name, ()):
             reach.add(resource, name)
 
 
-def struck(reach: Reach, made: Mapping[str, Made], servers: Iterable[str]) -> None:
+def struck(reach: Reach, of: Mapping[str, tuple[Id, ...]], servers: Iterable[str]) -> None:
     """Undo `entered`."""
     for name in servers:
-        for resource in made[name].of if name in made else ():
+        for resource in of.get(name, ()):
             reach.discard(resource, name)
 
 
@@ -118,7 +118,7 @@ def _of_stream(old: ImageStream, new: ImageStream) -> Iterator[Any]:
 
 def _chosen(before: Decided, repository: FleetRepository, name: str) -> tuple[object, ...]:
     """Which images a server's streams give it, and where that is said; its policy and maintenances are the same."""
-    server, decision = before.repository.servers[name], before.made[name].decision
+    server, decision = before.repository.servers[name], before.decisions.servers[name]
     chosen: list[object] = []
     if decision.policy is not None:
         profile = before.repository.profiles[before.pools[decision.policy.policy].profile]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
@@ -44,6 +44,8 @@ from gitboot.resolve.selection import Selecting
 from gitboot.resolve.sites import endpoint_of, sites
 from gitboot.resolve.source import BootSource, Unbootable
 
+V = TypeVar("V")
+
 
 class Made(NamedTuple):
     """A decision, what was found on the way to it, and what it was made of besides the server's own document."""
@@ -60,8 +62,28 @@ class DecidedServer(NamedTuple):
     host: Host
 
 
-# Gives what a function finds for each server, as map() does; how many processes find it is for who gives it to say.
-Apply = Callable[[Callable[[str], DecidedServer], Iterable[str]], Iterable[DecidedServer]]
+class DecidedServers(NamedTuple):
+    """What is decided for some servers, by their names; it may be made of bytes where it is looked at."""
+
+    decisions: Mapping[str, Decision]
+    hosts: Mapping[str, Host]
+    of: Mapping[str, tuple[Id, ...]]  # what each was made of
+    flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of those of which something was found
+
+
+# Gives what a function finds for each of some servers; how many processes find it is for who gives it to say.
+Apply = Callable[[Callable[[str], DecidedServer], Sequence[str]], DecidedServers]
+
+
+def one_by_one(one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
+    """All of it found here and now."""
+    found = {name: one(name) for name in names}
+    return DecidedServers(
+        decisions={name: each.made.decision for name, each in found.items()},
+        hosts={name: each.host for name, each in found.items()},
+        of={name: each.made.of for name, each in found.items()},
+        flawed={name: each.made.findings for name, each in found.items() if each.made.findings},
+    )
 
 
 class MadeUnknown(NamedTuple):
@@ -77,7 +99,7 @@ class Decided:
 
     repository: FleetRepository
     decisions: Decisions
-    made: Mapping[str, Made]  # by server
+    of: Mapping[str, tuple[Id, ...]]  # by server
     flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of the servers of which something was found
     unknown: MadeUnknown
     pools: Mapping[str, Pool]
@@ -90,7 +112,7 @@ def decide(repository: FleetRepository) -> Decisions:
     return decide_all(repository).decisions
 
 
-def decide_all(repository: FleetRepository, apply: Apply = map) -> Decided:
+def decide_all(repository: FleetRepository, apply: Apply = one_by_one) -> Decided:
     """The same, with what each decision was made of."""
     return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers, apply)
 
@@ -107,27 +129,39 @@ def decide_again(
     return _decided(_Deciding(repository, composer, pools, only_servers=only_servers), before, affected)
 
 
-def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[str], apply: Apply = map) -> Decided:
+def _decided(
+    deciding: _Deciding, before: Decided | None, affected: Collection[str], apply: Apply = one_by_one
+) -> Decided:
     repository = deciding.repository
-    names = [name for name in affected if name in repository.servers]
-    decided = dict(zip(names, apply(partial(_named, deciding), names), strict=True))
-    made = {name: each.made for name, each in decided.items()}
-    hosts = {name: each.host for name, each in decided.items()}
+    names = sorted(name for name in affected if name in repository.servers)
+    now = apply(partial(_named, deciding), names)
     keep_unknown = before is not None and deciding.only_servers
     unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
     gone = [name for name in affected if name not in repository.servers]
-    findings = {name: each.findings for name, each in made.items() if each.findings}
-    flawed = merged(before.flawed if before else {}, findings, [*gone, *(made.keys() - findings.keys())])
+    flawed = _with(
+        before.flawed if before else None, now.flawed, [*gone, *(name for name in names if name not in now.flawed)]
+    )
     found = [(name, finding) for name, each in flawed.items() for finding in each]
     located_problems, placed = located(repository, (*found, *unknown.findings), before.placed if before else {})
     problems = first([*deciding.problems, *located_problems])
     if any(problem.severity is Severity.ERROR for problem in problems):
         raise InvalidRepository(problems)
-    networks = merged(before.decisions.networks if before else {}, hosts, gone)
+    fleet = repository.fleet.spec
     return Decided(
         repository=repository,
-        decisions=_decisions(repository, before, made, gone, networks, unknown, problems),
-        made=merged(before.made if before else {}, made, gone),
+        decisions=Decisions(
+            revision=repository.revision,
+            base_url=fleet.base_url,
+            outputs=frozenset(fleet.outputs),
+            evidence=fleet.provisioning.evidence,
+            servers=_with(before.decisions.servers if before else None, now.decisions, gone),
+            networks=_with(before.decisions.networks if before else None, now.hosts, gone),
+            sites={site.name: site.base_url for site in fleet.sites},
+            unknown=unknown.boots,
+            unknown_not_found=fleet.unknown_servers == "NotFound",
+            warnings=problems,
+        ),
+        of=_with(before.of if before else None, now.of, gone),
         flawed=flawed,
         unknown=unknown,
         pools=deciding.pools,
@@ -136,36 +170,16 @@ def _decided(deciding: _Deciding, before: Decided | None, affected: Collection[s
     )
 
 
+def _with(before: Mapping[str, V] | None, now: Mapping[str, V], gone: Collection[str]) -> Mapping[str, V]:
+    """What there was ``before``, as it is ``now``, without what is gone; of a first commit nothing is looked at."""
+    return merged(before, now, gone) if before is not None else now
+
+
 def _named(deciding: _Deciding, name: str) -> DecidedServer:
     """All that is decided for the server of this name."""
     server = deciding.repository.servers[name]
     known = host(server, deciding.site(server), deciding.makes.loader(server))
     return DecidedServer(deciding.server(server), known)
-
-
-def _decisions(
-    repository: FleetRepository,
-    before: Decided | None,
-    made: Mapping[str, Made],
-    gone: Collection[str],
-    networks: Mapping[str, Host],
-    unknown: MadeUnknown,
-    warnings: tuple[Problem, ...],
-) -> Decisions:
-    fleet = repository.fleet.spec
-    decisions = {name: each.decision for name, each in made.items()}
-    return Decisions(
-        revision=repository.revision,
-        base_url=fleet.base_url,
-        outputs=frozenset(fleet.outputs),
-        evidence=fleet.provisioning.evidence,
-        servers=merged(before.decisions.servers if before else {}, decisions, gone),
-        networks=networks,
-        sites={site.name: site.base_url for site in fleet.sites},
-        unknown=unknown.boots,
-        unknown_not_found=fleet.unknown_servers == "NotFound",
-        warnings=warnings,
-    )
 
 
 def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: Server) -> list[Pool]:

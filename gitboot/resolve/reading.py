@@ -10,11 +10,11 @@ from gitboot.load import Flawed, ParseCache, Snapshot, examine
 from gitboot.model.fleet import FleetSpec
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decide import Apply, Decided, decide_all
+from gitboot.resolve.decide import Apply, Decided, decide_all, one_by_one
 from gitboot.resolve.later import not_yet
 
 
-def read(snapshot: Snapshot, cache: ParseCache | None = None, apply: Apply = map) -> Decided:
+def read(snapshot: Snapshot, cache: ParseCache | None = None, apply: Apply = one_by_one) -> Decided:
     """What the revision at ``snapshot`` decides; raise `InvalidRepository` with all that speaks against it.
 
     Where documents are broken, the others are decided anyway, and their problems are told with them, but for
