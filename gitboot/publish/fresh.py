@@ -52,7 +52,9 @@ def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
             if not can_be_moved:
                 yield None
                 return
-            with _opened(_FRESH, own) as folder:
+            with ExitStack() as stack:
+                with _refusing(disk):
+                    folder = stack.enter_context(_opened(_FRESH, own))
                 yield Fresh(disk, folder, int(at.timestamp()))
             with _refusing(disk):
                 durable.syncfs(own)
