@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pygit2
 
@@ -36,25 +37,48 @@ def _cold(place: Place) -> Figure:
     """A first pass into nothing; the floor parses the same documents and writes as many files of those sizes."""
     cost = median([place.first_pass, *(_pass_into_nothing(place) for _ in range(place.rounds - 1))])
     copy, listed = place.folder / "copy", place.folder / "written"
-    output = place.standing.output
-    made: dict[int, Path] = {}  # by inode: a file counts once, whatever it is called besides
-    folders = 0
-    with listed.open("w") as lines:
-        for path in sorted(output.rglob("*")):
-            if path.is_file() and not path.is_symlink():
-                there = copy / path.relative_to(output)
-                first = made.setdefault(path.stat().st_ino, there)
-                lines.write(f"{path.stat().st_size} {there}\n" if first is there else f"= {there}\n{first}\n")
-            elif path.is_dir() and not path.is_symlink():
-                folders += 1
+    made = _list_written(place.standing.output, copy, listed)
+    note = f"{made.files / place.servers:.1f} files, {made.folders / place.servers:.1f} folders a server"
+    documents, left = place.documents, os.statvfs(place.folder)
+    if left.f_favail < made.files + made.folders or left.f_bavail * left.f_frsize < made.bytes:
+        return Figure(cost=cost, note=f"{note}; no room for as many files beside it")
     least = of_command(
-        [floor("events", place.tools), place.documents, listed],
+        [floor("events", place.tools), documents, listed],
         before=lambda: shutil.rmtree(copy, ignore_errors=True),
         rounds=place.rounds,
     )
     shutil.rmtree(copy)
-    note = f"{len(made) / place.servers:.1f} files, {folders / place.servers:.1f} folders a server"
     return Figure(cost=cost, floor=least, note=note)
+
+
+class _Made(NamedTuple):
+    """What lies below a folder."""
+
+    files: int  # one counts once, whatever it is called besides
+    folders: int
+    bytes: int  # of the disk
+
+
+def _list_written(output: Path, copy: Path, listed: Path) -> _Made:
+    """List for the floor what lies in ``output``, as files below ``copy``."""
+    first: dict[int, str] = {}  # by inode
+    folders = blocks = 0
+    with listed.open("w") as lines:
+        for parent, below, names in os.walk(output):
+            below.sort()
+            folders += sum(not os.path.islink(os.path.join(parent, name)) for name in below)
+            for name in sorted(names):
+                path = os.path.join(parent, name)
+                about, there = os.lstat(path), f"{copy}/{os.path.relpath(path, output)}"
+                if not stat.S_ISREG(about.st_mode):
+                    continue
+                if about.st_ino in first:
+                    lines.write(f"= {there}\n{first[about.st_ino]}\n")
+                    continue
+                first[about.st_ino] = there
+                blocks += about.st_blocks
+                lines.write(f"{about.st_size} {there}\n")
+    return _Made(files=len(first), folders=folders, bytes=(blocks * 512) + folders * 4096)
 
 
 def _pass_into_nothing(place: Place) -> Cost:
