@@ -263,7 +263,7 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
         repository.push({"many.yaml": many(FEW)})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
-        os.kill(evaluators(os.getpid())[0], signal.SIGKILL)
+        os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGKILL)
         found = eventually(lambda: evaluation.evaluate(revision, None), within_s=60)
         assert len(found.commit.decisions.servers) == FEW + 1
         os.kill(evaluators(os.getpid())[0], signal.SIGKILL)  # while it has nothing to do
