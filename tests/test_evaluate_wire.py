@@ -6,11 +6,12 @@ import io
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate import encoded, wire
+from gitboot.evaluate.encoded import Compact
 from gitboot.evaluate.limits import Allowance
 from gitboot.frames import Buffer, encode, read_frame, write_frame
 from gitboot.load.multimap import Multimap
@@ -47,21 +48,26 @@ def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts
     assert list(map(wire.answer, frames)) == list(map(wire.Begun, files))
 
 
-def test_a_value_is_decoded_once_and_only_when_it_is_asked_for() -> None:
+def test_a_value_is_decoded_when_it_is_asked_for_and_only_those_looked_at_last_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(encoded, "MOST", 2)
     decoded: list[bytes] = []
 
     def decode(data: bytes) -> str:
         decoded.append(data)
         return data.decode()
 
-    first = Encoded[str]({}, decode).having({"b": b"2", "a": b"1"}, ())
+    first = Compact[str]({}, decode, str.encode).having({"b": b"2", "a": b"1"}, ())
     assert (list(first), len(first), "a" in first, decoded) == (["a", "b"], 2, True, [])
     assert first["a"] + first["a"] == "11" and decoded == [b"1"]
-    second = first.having({"b": b"3"}, ())
-    assert (second["a"], second["b"], first["b"]) == ("1", "3", "2")
-    assert decoded == [b"1", b"3", b"2"]
+    second = first.having({"b": b"3", "c": first.put_in("c", "4")}, ())
+    assert (second["c"], second["a"], second["b"], first["b"]) == ("4", "1", "3", "2")
+    assert decoded == [b"1", b"3", b"2"]  # what was put in is not decoded, nor what is the same of both
+    assert (second["a"], second["b"]) == ("1", "3") and decoded[3:] == [b"1", b"3"]
     assert first.having({}, ()) is first
-    assert list(second.having({}, ("a",))) == ["b"]
+    assert list(second.having({}, ("a",))) == ["b", "c"]
+    assert [second.read_by(repr)[name] for name in "bc"] == ["3", "b'4'"]  # one is held as it is
 
 
 @given(st.lists(st.tuples(st.sampled_from(["comes", "goes", "is kept"]), st.sampled_from("ab"), st.integers(0, 3))))

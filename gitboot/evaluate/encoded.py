@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Final, Generic, TypeVar
 
 from gitboot.load.merged import Unmade, made, replaced
 
 K = TypeVar("K")
 V = TypeVar("V")
+
+MOST: Final = 8192  # values that are held as they are beside their bytes: those of a pass over a fleet of some size
 
 
 class Encoded(Mapping[str, V], Generic[V]):
@@ -22,10 +26,6 @@ class Encoded(Mapping[str, V], Generic[V]):
         """Values that are bytes still, in the order of their names."""
         return cls(dict(values) if isinstance(values, dict) else Unmade(values), decode)
 
-    def encoded(self, encode: Callable[[V], bytes]) -> dict[str, bytes]:
-        """All of them as bytes again."""
-        return {name: each if isinstance(each, bytes) else encode(each) for name, each in self._held.items()}
-
     def one_encoded(self, name: str, encode: Callable[[V], bytes]) -> bytes:
         held = self._held[name]
         return held if isinstance(held, bytes) else encode(held)
@@ -34,16 +34,6 @@ class Encoded(Mapping[str, V], Generic[V]):
         for name in sorted(self._held):
             held = self._held[name]
             yield self._decode(held) if isinstance(held, bytes) else held
-
-    def replaced(self, changed: Mapping[str, V], gone: Collection[str]) -> Encoded[V]:
-        """The same with these values, which are none to be decoded, instead or besides."""
-        return Encoded(replaced(self._held, changed, gone), self._decode)
-
-    def having(self, changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:
-        """The same with these values instead or besides, by name; the same object where nothing is another."""
-        if not changed and not gone:
-            return self
-        return Encoded(replaced(self._held, changed, gone), self._decode)
 
     def __getitem__(self, name: str) -> V:
         held = self._held[name]
@@ -60,6 +50,65 @@ class Encoded(Mapping[str, V], Generic[V]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+
+class Compact(Mapping[str, V], Generic[V]):
+    """Values by name, held as bytes; those that were decoded, or put in, last are held as they are, too.
+
+    So what a fleet takes in memory does not grow with how much of it was looked at.
+    """
+
+    def __init__(
+        self,
+        held: Mapping[str, bytes],
+        decode: Callable[[bytes], V],
+        encode: Callable[[V], bytes],
+        recent: OrderedDict[str, tuple[bytes, V]] | None = None,
+    ) -> None:
+        self.held = held
+        self._decode, self._encode = decode, encode
+        # With the bytes that each is of: mappings of one descent share them. Threads may look at once.
+        self._recent: OrderedDict[str, tuple[bytes, V]] = recent if recent is not None else OrderedDict()
+
+    def having(self, changed: Mapping[str, bytes], gone: Collection[str]) -> Compact[V]:
+        """The same with these values instead or besides; the same object where nothing is another."""
+        if not changed and not gone:
+            return self
+        return Compact(replaced(self.held, changed, gone), self._decode, self._encode, self._recent)
+
+    def read_by(self, decode: Callable[[bytes], V]) -> Compact[V]:
+        """The same values; what of them is not held as it is will be decoded otherwise."""
+        return Compact(self.held, decode, self._encode, self._recent)
+
+    def put_in(self, name: str, value: V) -> bytes:
+        """The bytes of a value, which is held as it is for a while: `having` takes them."""
+        data = self._encode(value)
+        self._note(name, data, value)
+        return data
+
+    def __getitem__(self, name: str) -> V:
+        data = self.held[name]
+        found = self._recent.get(name)
+        if found is not None and found[0] is data:
+            return found[1]
+        value = self._decode(data)
+        self._note(name, data, value)
+        return value
+
+    def _note(self, name: str, data: bytes, value: V) -> None:
+        self._recent[name] = data, value
+        if len(self._recent) > MOST:
+            with suppress(KeyError):  # another thread was quicker
+                self._recent.popitem(last=False)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
+
+    def __len__(self) -> int:
+        return len(self.held)
 
 
 def encoded(values: Mapping[str, V], name: str, encode: Callable[[V], bytes]) -> bytes:

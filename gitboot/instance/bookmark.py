@@ -6,38 +6,41 @@ the manifest of the tree; of whom anything is another by either, is planned or p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
 from gitboot.assets.sighting import Sighting
-from gitboot.caches import Unusable, read_cache, write_cache
+from gitboot.caches import Unusable
 from gitboot.errors import PublishError
 from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Encoded
-from gitboot.frames import encode
+from gitboot.evaluate.encoded import Compact
+from gitboot.frames import decoder, encode
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
-from gitboot.instance.planning import ImageFile, Plans, about
+from gitboot.instance.planning import ImageFile, Plans
 from gitboot.instance.standing import Standing, TargetState
+from gitboot.instance.states import states, to_bytes
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import BootFile, BootPlan, InstallAttempt, Record, Run
+from gitboot.plan import BootFile, InstallAttempt, Run
 from gitboot.publish.resuming import ALL, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
-from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
 from gitboot.resolve.written import Written
+from gitboot.sections import Sections, Spoilt, keep_sections
 from gitboot.stoppage import Halt
 
 WORTH: Final = 500  # servers: to plan fewer anew takes less than to look whether the file counts
@@ -45,38 +48,11 @@ _SHARE: Final = 8  # one server in so many planned anew: then the next start is 
 _OFTEN: Final = timedelta(minutes=10)  # however much is planned anew
 
 
-class _KeptState(msgspec.Struct, frozen=True, array_like=True):
-    """A `ServerState`, but for what the commit says of the server."""
-
-    server: str
-    record: Record | None
-    absent: tuple[BootFile, ...]
-    at: datetime
-    plan: BootPlan | None
-    later: tuple[tuple[datetime, BootPlan | None], ...]
-    refresh_at: datetime | None
-
-
-class _KeptCommit(msgspec.Struct, frozen=True, array_like=True):
-    """A `Commit`."""
-
-    revision: Revision
-    said: wire.FleetPart
-    decisions: dict[str, bytes]
-    networks: dict[str, bytes]
-    machines: dict[SystemUuid, Machine]
-    sites: dict[str, str]
-    labels: dict[str, dict[str, str]]
-    written: dict[str, Written]
-
-
 class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
-    """`Plans`, whose states are bytes until they are looked at."""
+    """`Plans`, but for the states of servers and when each changes by itself."""
 
     stop: Halt
     left: datetime | None
-    states: dict[str, bytes]
-    instants: dict[str, datetime]
     planned_at: datetime | None
     counts: list[tuple[tuple[str, str], int]]
     versions: list[tuple[tuple[str, str], int]]
@@ -90,23 +66,34 @@ class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
     sightings: list[tuple[BootFile, Sighting]] | None
 
 
-class _Known(msgspec.Struct, frozen=True, array_like=True):
-    """What plans were made by besides the commit; each as bytes, which are only compared."""
-
-    unseen: frozenset[SystemUuid]
-    records: dict[SystemUuid, bytes]
-    done: dict[SystemUuid, bytes]  # at their BMCs: overrides, and switches of power
-
-
 class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
     whose: bytes  # of which instance, by which keys
     at: datetime | None  # when the tree was brought up to date last
     terms: bytes
-    versions: dict[str, dict[str, Digest]]
-    tree: Inventory
-    known: _Known
-    commit: _KeptCommit
+    shared: str | None  # of the tree's `Inventory`
+    unseen: frozenset[SystemUuid]
+    revision: Revision
+    said: wire.FleetPart
     plans: _KeptPlans
+
+
+class _Known(NamedTuple):
+    """What plans were made by besides the commit; each as bytes, which are only compared."""
+
+    unseen: frozenset[SystemUuid]
+    records: Mapping[SystemUuid, bytes]
+    done: Mapping[SystemUuid, bytes]  # at their BMCs: overrides, and switches of power
+
+
+class _Read(NamedTuple):
+    """What was kept, as it is gone on from."""
+
+    small: _KeptStanding
+    commit: Commit
+    plans: Plans
+    tree: Inventory
+    versions: dict[str, dict[str, Digest]]
+    known: _Known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,18 +131,17 @@ class Bookmark:
         """Where an instance that has only read its ledger goes on; as it is, where nothing that was kept counts."""
         if not fresh.knowledge.is_trusted or (kept := self._read()) is None:
             return fresh
-        if kept.whose != _whose(fresh.knowledge, fresh.keys) or (owed := self._tree.resume(kept.tree)) is None:
+        small, commit, plans = kept.small, kept.commit, kept.plans
+        if small.whose != _whose(fresh.knowledge, fresh.keys) or (owed := self._tree.resume(kept.tree)) is None:
             return fresh
-        commit = _commit(kept.commit)
         if commit.site != self._site:
             return fresh
-        plans = _plans(kept.plans, commit)
         publication = TargetState(
             applied=commit.revision,
-            at=kept.at,
+            at=small.at,
             complete=True,
             plans=plans,
-            terms=terms.parse(kept.terms) if ALL not in owed else None,
+            terms=terms.parse(small.terms) if ALL not in owed else None,
             owed=owed - {ALL},
             versions={name: each for name, each in kept.versions.items() if name not in owed},
         )
@@ -185,7 +171,9 @@ class Bookmark:
             held = self._tree.inventory()
         except PublishError:
             return
-        write_cache(self._path, b"", _to_bytes(standing, commit, held))
+        small, tables = _kept(standing, commit, held)
+        chunks = {name: _chunks(items) for name, items in tables.items()}
+        keep_sections(self._path, b"", {_STANDING: encode(small)}, chunks)  # who writes in STATE can do anything
         self._since = _Since(kept_at=at)
 
     def looked_through(self, publication: TargetState) -> TargetState:
@@ -199,16 +187,17 @@ class Bookmark:
             versions=replaced(publication.versions, {}, found & publication.versions.keys()),  # of another date then
         )
 
-    def _read(self) -> _KeptStanding | None:
-        found = read_cache(self._path, b"")  # who writes in STATE can do anything
-        if not isinstance(found, Unusable):
+    def _read(self) -> _Read | None:
+        with suppress(Spoilt):  # it was warned of
             try:
-                return _decode(found)
-            except (msgspec.DecodeError, ValueError):
-                found = Unusable.DAMAGED
-        if found in (Unusable.DAMAGED, Unusable.OPEN):
-            self._warn(f"what is kept in {self._path} does not count, and is planned anew: {found.value}")
+                if (found := Sections.open(self._path, b"", self._unusable)) is not None:
+                    return _read(found)
+            except (msgspec.DecodeError, ValueError, KeyError):
+                self._unusable(Unusable.DAMAGED)
         return None
+
+    def _unusable(self, why: Unusable) -> None:
+        self._warn(f"what is kept in {self._path} does not count, and is planned anew: {why.value}")
 
 
 def _is_whole(standing: Standing) -> bool:
@@ -222,14 +211,16 @@ def _whose(knowledge: Knowledge, keys: TokenKeys) -> bytes:
 
 
 def _known(knowledge: Knowledge) -> _Known:
-    return _Known(
-        unseen=knowledge.unseen,
-        records={uuid: encode(record) for uuid, record in knowledge.records.items()},
-        done={
-            uuid: encode((knowledge.overrides_of(uuid), knowledge.switches_of(uuid)))
-            for uuid in {*knowledge.overrides, *knowledge.switches}
-        },
-    )
+    return _Known(knowledge.unseen, dict(_records(knowledge)), dict(_done(knowledge)))
+
+
+def _records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+    return ((uuid, encode(record)) for uuid, record in knowledge.records.items())
+
+
+def _done(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+    for uuid in sorted({*knowledge.overrides, *knowledge.switches}):
+        yield uuid, encode((knowledge.overrides_of(uuid), knowledge.switches_of(uuid)))
 
 
 def _differing(then: _Known, now: _Known) -> frozenset[SystemUuid]:
@@ -249,64 +240,102 @@ def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
 # As bytes
 
 
-def _to_bytes(standing: Standing, commit: Commit, held: Inventory) -> bytes:
-    publication, plans = standing.publication, standing.plans
-    assert publication.terms is not None  # noqa: S101 - there are some in what stands
-    return encode(
-        _KeptStanding(
-            whose=_whose(standing.knowledge, standing.keys),
-            at=publication.at,
-            terms=terms.render(publication.terms)[terms.TERMS].content,
-            versions={name: dict(each) for name, each in publication.versions.items()},
-            tree=held,
-            known=_known(standing.knowledge),
-            commit=_kept_commit(commit),
-            plans=_kept_plans(plans),
-        )
+_STANDING: Final = "standing"
+_CHUNK: Final = 1024  # servers: what is kept of so many is held at once
+
+Items = Iterable[tuple[Any, Any]]
+
+
+def _kept(standing: Standing, commit: Commit, held: Inventory) -> tuple[_KeptStanding, dict[str, Items]]:
+    """What is kept: what grows with the fleet by itself, as it is come by."""
+    publication, plans, knowledge, decisions = (
+        standing.publication,
+        standing.plans,
+        standing.knowledge,
+        commit.decisions,
     )
-
-
-def _kept_commit(commit: Commit) -> _KeptCommit:
-    decisions = commit.decisions
-    return _KeptCommit(
+    assert publication.terms is not None  # noqa: S101 - there are some in what stands
+    small = _KeptStanding(
+        whose=_whose(knowledge, standing.keys),
+        at=publication.at,
+        terms=terms.render(publication.terms)[terms.TERMS].content,
+        shared=held.shared,
+        unseen=knowledge.unseen,
         revision=commit.revision,
         said=wire.fleet_part(
             *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
         ),
-        decisions=_encoded(decisions.servers),
-        networks=_encoded(decisions.networks),
-        machines=dict(commit.machines),
-        sites=dict(commit.sites),
-        labels={name: dict(each) for name, each in commit.labels.items()},
-        written=dict(commit.written),
+        plans=_kept_plans(plans),
     )
+    tables: dict[str, Items] = {
+        "decisions": _encoded(decisions.servers, wire.bytes_of),
+        "networks": _encoded(decisions.networks, encode),
+        "machines": commit.machines.items(),
+        "sites": commit.sites.items(),
+        "labels": ((name, dict(each)) for name, each in commit.labels.items()),
+        "written": commit.written.items(),
+        "states": _encoded(plans.servers, to_bytes),
+        "instants": plans.transitions.instants.items(),
+        "versions": ((name, dict(each)) for name, each in publication.versions.items()),
+        "lying": held.states.items(),
+        "content": held.content.items(),
+        "records": _records(knowledge),
+        "done": _done(knowledge),
+    }
+    return small, tables
 
 
-def _commit(kept: _KeptCommit) -> Commit:
-    said = kept.said
-    return Commit(
-        revision=kept.revision,
+def _chunks(items: Items) -> Iterator[tuple[str, bytes]]:
+    """Records of a table, each of some of the items."""
+    rest = iter(items)
+    for number in count():
+        if not (chunk := dict(islice(rest, _CHUNK))):
+            return
+        yield f"{number:08}", encode(chunk)
+
+
+def _read(kept: Sections) -> _Read:
+    """What `_kept` gave; raises `Spoilt`, DecodeError and KeyError where it is not that."""
+
+    def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        for chunk in (records := kept.table(name)):
+            found.update(decode(records[chunk]))
+        return found
+
+    small = _decode(kept.value(_STANDING))
+    said = small.said
+    commit = Commit(
+        revision=small.revision,
         fleet=said.fleet,
         decisions=Decisions(
-            revision=kept.revision,
+            revision=small.revision,
             base_url=said.base_url,
             outputs=frozenset(said.outputs),
             evidence=said.evidence,
-            servers=Encoded.of(kept.decisions, wire.decision),
-            networks=Encoded.of(kept.networks, wire.network),
+            servers=Compact(table("decisions", _bytes), wire.decision, wire.bytes_of),
+            networks=Compact(table("networks", _bytes), wire.network, encode),
             sites=said.sites,
             unknown=said.unknown,
             unknown_not_found=said.unknown_not_found,
             warnings=said.warnings,
         ),
-        machines=kept.machines,
-        sites=kept.sites,
-        labels=kept.labels,
+        machines=table("machines", _machines),
+        sites=table("sites", _texts),
+        labels=table("labels", _labels),
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
         site=said.site,
-        written=kept.written,
+        written=table("written", _written),
         shown=said.shown,
+    )
+    return _Read(
+        small=small,
+        commit=commit,
+        plans=_plans(small.plans, commit, table("states", _bytes), table("instants", _instants)),
+        tree=Inventory(states=table("lying", _texts), content=table("content", _paths), shared=small.shared),
+        versions=table("versions", _labels),
+        known=_Known(small.unseen, table("records", _bytes), table("done", _bytes)),
     )
 
 
@@ -314,8 +343,6 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
     return _KeptPlans(
         stop=plans.stop,
         left=plans.left,
-        states={name: _kept_state(state) for name, state in plans.servers.items()},
-        instants=dict(plans.transitions.instants),
         planned_at=plans.planned_at,
         counts=list(plans.counts.items()),
         versions=list(plans.versions.items()),
@@ -330,28 +357,14 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
     )
 
 
-def _plans(kept: _KeptPlans, commit: Commit) -> Plans:
-    def state(data: bytes) -> ServerState:
-        found = _state(data)
-        return ServerState(
-            decision=commit.decisions.servers[found.server],
-            record=found.record,
-            about=about(commit, found.server),
-            stop=kept.stop,
-            absent=frozenset(found.absent),
-            at=found.at,
-            plan=found.plan,
-            later=found.later,
-            refresh_at=found.refresh_at,
-        )
-
+def _plans(kept: _KeptPlans, commit: Commit, held: dict[str, bytes], instants: dict[str, datetime]) -> Plans:
     nobody: Agenda[str] = Agenda()
     return Plans(
         commit=commit,
         stop=kept.stop,
         left=kept.left,
-        servers=Encoded.of(kept.states, state),
-        transitions=nobody.moved(kept.instants),
+        servers=states(held, commit, kept.stop),
+        transitions=nobody.moved(instants),
         planned_at=kept.planned_at,
         counts=dict(kept.counts),
         versions=dict(kept.versions),
@@ -366,26 +379,18 @@ def _plans(kept: _KeptPlans, commit: Commit) -> Plans:
     )
 
 
-def _kept_state(state: ServerState) -> bytes:
-    return encode(
-        _KeptState(
-            server=state.decision.server,
-            record=state.record,
-            absent=tuple(sorted(state.absent, key=lambda file: (file.url, file.sha256))),
-            at=state.at,
-            plan=state.plan,
-            later=state.later,
-            refresh_at=state.refresh_at,
-        )
-    )
-
-
-def _encoded(values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Values as the bytes that they came as, where they still are that."""
-    if isinstance(values, Encoded):
-        return values.encoded(encode)
-    return {name: encode(each) for name, each in values.items()}
+def _encoded(values: Mapping[str, Any], encode: Callable[[Any], bytes]) -> Iterator[tuple[str, bytes]]:
+    """Values as the bytes that they are held as, where they are."""
+    if isinstance(values, Compact):
+        return iter(values.held.items())
+    return ((name, encode(each)) for name, each in values.items())
 
 
 _decode: Final[Callable[[bytes], _KeptStanding]] = msgspec.msgpack.Decoder(_KeptStanding).decode
-_state: Final[Callable[[bytes], _KeptState]] = msgspec.msgpack.Decoder(_KeptState).decode
+_bytes: Final = decoder(dict[str, bytes])
+_texts: Final = decoder(dict[str, str])
+_labels: Final = decoder(dict[str, dict[str, str]])
+_paths: Final = decoder(dict[str, tuple[str, ...]])
+_instants: Final = decoder(dict[str, datetime])
+_machines: Final = decoder(dict[SystemUuid, Machine])
+_written: Final = decoder(dict[str, Written])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
@@ -17,6 +18,8 @@ from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.sites import site_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions
 from gitboot.resolve.written import Written
+
+_FEW: Final = 8  # of so many servers one: to look each up by its name takes less than to look through all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,6 +65,16 @@ class Commit:
             site=site,
         )
 
+    def named(self, names: Collection[str]) -> list[Machine]:
+        """The machines of the servers of these names, in the order of these; no decision is looked at for many."""
+        if len(names) * _FEW > len(self.machines):
+            wanted = set(names)
+            found = [each for each in self.machines.values() if each.name in wanted]
+        else:
+            servers = self.decisions.servers
+            found = [self.machines[servers[name].uuid] for name in names if name in servers]
+        return sorted(found, key=lambda machine: machine.name)
+
     @property
     def orders(self) -> Orders:
         """What it says that is obeyed at once."""
@@ -78,9 +91,9 @@ class Evaluated:
     moves: Moves = NO_MOVES  # between the site of this instance and the others
 
     @property
-    def come(self) -> tuple[Decision, ...]:
-        """What is decided for these."""
-        return tuple(self.commit.decisions.servers[name] for name in self.names)
+    def come(self) -> Iterator[Decision]:
+        """What is decided for these; at a first commit, for all."""
+        return (self.commit.decisions.servers[name] for name in self.names)
 
 
 def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate.encoded import Compact
 from gitboot.evaluate.limits import Allowance, exceeded
-from gitboot.frames import OUT_OF_MEMORY, Child, ended
+from gitboot.frames import OUT_OF_MEMORY, Child, encode, ended
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.laps import Laps, Stage
 from gitboot.load import Revision
@@ -252,8 +252,8 @@ def _nothing(result: wire.CommitEnd) -> Commit:
         base_url=said.base_url,
         outputs=frozenset(said.outputs),
         evidence=said.evidence,
-        servers=Encoded({}, wire.decision),
-        networks=Encoded({}, wire.network),
+        servers=Compact({}, wire.decision, wire.bytes_of),
+        networks=Compact({}, wire.network, encode),
         sites={},
         unknown=None,
         unknown_not_found=said.unknown_not_found,
@@ -294,6 +294,6 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
     )
 
 
-def _having(before: Mapping[str, V], changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Encoded[V]:
-    assert isinstance(before, Encoded)  # noqa: S101 - all that comes from here is
+def _having(before: Mapping[str, V], changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Compact[V]:
+    assert isinstance(before, Compact)  # noqa: S101 - all that comes from here is
     return before.having(changed, gone)

@@ -50,7 +50,7 @@ from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, 
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import media_of, shared_values, wanted_by
-from gitboot.instance.planning import about
+from gitboot.instance.states import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess

@@ -20,7 +20,6 @@ from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count
-from gitboot.plan import Decision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.status import PassedMerge
@@ -89,7 +88,7 @@ class _Walk:
 
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
-    come: dict[int, tuple[Decision, ...]] = field(default_factory=dict)
+    come: dict[int, tuple[tuple[SystemUuid, int], ...]] = field(default_factory=dict)  # each with its provision number
     moves: dict[int, Moves] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
@@ -102,7 +101,7 @@ class _Walk:
     def come_by(self, reached: int, moved: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
         """With which provision number machines came by then, commit by commit, but for those that ``moved``."""
         for position in sorted(each for each in self.come if each <= reached):
-            yield [(each.uuid, each.provision) for each in self.come[position] if each.uuid not in moved]
+            yield [each for each in self.come[position] if each[0] not in moved]
 
     def moves_by(self, reached: int) -> Moves:
         """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
@@ -187,7 +186,8 @@ class Judging:
             is_valid = isinstance(found, Evaluated)
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
-                walk.commits[position], walk.come[position], walk.invalid = found.commit, found.come, None
+                walk.commits[position], walk.invalid = found.commit, None
+                walk.come[position] = tuple((each.uuid, each.provision) for each in found.come)
                 walk.moves[position], walk.orders[position] = found.moves, found.commit.orders
             else:
                 walk.invalid = walk.faults[position] = found

@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.override import State
-from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate.encoded import Compact
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.states import about, reader, states, to_bytes
 from gitboot.instance.trust import left_since
-from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Record, Run
 from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import About, ServerState, planned
+from gitboot.render.schedule import ServerState, planned
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
-from gitboot.resolve.hosts import idle
 from gitboot.resolve.records import drift
 from gitboot.stoppage import Halt
 
@@ -113,42 +112,86 @@ def replanned(
     )
     if not names:
         return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), different
-    now = {
-        name: _state(commit, knowledge, name, at, stop, left, keys) if name in different else before.servers[name]
-        for name in counted(names, told)
-    }
-    here = {name: state for name, state in now.items() if state is not None}
-    records = {name: knowledge.recorded(state.decision.uuid) for name, state in here.items()}
-    return Plans(
-        commit=commit,
-        stop=stop,
-        left=left,
-        servers=_replaced(before.servers, here, now.keys() - here.keys()),
-        transitions=before.transitions.moved(
-            {name: state.transition if state is not None else None for name, state in now.items()}
-        ),
-        planned_at=at,
-        counts=_counts(before.counts, before.servers, now, _kinds),
-        versions=_counts(before.versions, before.servers, now, _versions),
-        unknown=(before.unknown - names)
-        | {name for name, state in here.items() if _is_unknown(state.decision, records[name])},
-        unseen=(before.unseen - names)
-        | {name for name, state in here.items() if state.decision.uuid in knowledge.unseen},
-        consumed=(before.consumed - names)
-        | {name for name, state in here.items() if state.plan is not None and state.plan.cause is Cause.CONSUMED},
-        lost=(before.lost - names) | {name for name, state in here.items() if _has_lost(state, knowledge)},
-        sightings=knowledge.sightings,
-        needs=_counts(before.needs, before.servers, now, _files_of),
-        begun=_begun(before, here, names),
-        given=_given(before, here, names),
+    tally = _Tally(before, knowledge, names, _held(before.servers, commit, stop))
+    for name in counted(names, told):
+        was = before.servers.get(name)
+        tally.take(name, was, _state(commit, knowledge, name, at, stop, left, keys) if name in different else was)
+    return replace(
+        tally.plans(), commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings
     ), different
 
 
-def _replaced(
-    before: Mapping[str, ServerState], here: Mapping[str, ServerState], gone: Collection[str]
-) -> Mapping[str, ServerState]:
-    """States with some of them instead or besides; those that were kept by an earlier process stay bytes."""
-    return before.replaced(here, gone) if isinstance(before, Encoded) else replaced(before, here, gone)
+def _held(servers: Mapping[str, ServerState], commit: Commit, stop: Halt) -> Compact[ServerState]:
+    """States, of what ``commit`` says of their servers."""
+    if isinstance(servers, Compact):
+        return servers.read_by(reader(commit, stop))
+    return states({name: to_bytes(each) for name, each in servers.items()}, commit, stop)
+
+
+class _Tally:
+    """Plans while some servers are planned anew: of each, no more is held than what is kept of it."""
+
+    def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str], servers: Compact[ServerState]) -> None:
+        self._before, self._knowledge, self._names, self._servers = before, knowledge, names, servers
+        self._changed: dict[str, bytes] = {}
+        self._gone: list[str] = []
+        self._due: dict[str, datetime | None] = {}
+        self._counts, self._versions = Counter(before.counts), Counter(before.versions)
+        self._needs = Counter(before.needs)
+        self._unknown, self._unseen = set(before.unknown - names), set(before.unseen - names)
+        self._consumed, self._lost = set(before.consumed - names), set(before.lost - names)
+        self._begun = {name: each for name, each in before.begun.items() if name not in names}
+        self._given = {name: each for name, each in before.given.items() if name not in names}
+
+    def take(self, name: str, was: ServerState | None, now: ServerState | None) -> None:
+        """One of the servers, as it was planned before and as it is; None: it was not there, or is no more."""
+        if was is not None:
+            self._counts.subtract(_kinds(was))
+            self._versions.subtract(_versions(was))
+            self._needs.subtract(_files_of(was))
+        if now is None:
+            self._gone.append(name)
+            self._due[name] = None
+            return
+        self._counts.update(_kinds(now))
+        self._versions.update(_versions(now))
+        self._needs.update(_files_of(now))
+        if now is not was:
+            self._changed[name] = self._servers.put_in(name, now)
+        self._due[name] = now.transition
+        self._look_into(name, now)
+
+    def _look_into(self, name: str, now: ServerState) -> None:
+        uuid, plan = now.decision.uuid, now.plan
+        if _is_unknown(now.decision, self._knowledge.recorded(uuid)):
+            self._unknown.add(name)
+        if uuid in self._knowledge.unseen:
+            self._unseen.add(name)
+        if plan is not None and plan.cause is Cause.CONSUMED:
+            self._consumed.add(name)
+        if _has_lost(now, self._knowledge):
+            self._lost.add(name)
+        if (attempt := attempt_of(now.decision, now.record)) is not None:
+            self._begun[name] = attempt
+        maintenance = plan.maintenance if plan is not None else None
+        run = begun_run(now.decision, maintenance, now.record)
+        if maintenance is not None and run is not None:
+            self._given[name] = maintenance, run
+
+    def plans(self) -> Plans:
+        return Plans(
+            servers=self._servers.having(self._changed, [name for name in self._gone if name in self._before.servers]),
+            transitions=self._before.transitions.moved(self._due),
+            counts=_positive(self._counts),
+            versions=_positive(self._versions),
+            unknown=frozenset(self._unknown),
+            unseen=frozenset(self._unseen),
+            consumed=frozenset(self._consumed),
+            lost=frozenset(self._lost),
+            begun=dict(sorted(self._begun.items())),
+            needs=_positive(self._needs),
+            given=dict(sorted(self._given.items())),
+        )
 
 
 def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None) -> frozenset[str]:
@@ -158,29 +201,13 @@ def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None
         return frozenset()
     needed = {each.file for each in before.needs}  # with their sources, which a sighting has not
     files = {file for file in needed if is_withheld(file, were) != is_withheld(file, sightings)}
-    return frozenset(
-        name for name, state in before.servers.items() if files and state.decision.absent(files.__contains__)
-    )
+    if not files:
+        return frozenset()
+    return frozenset(name for name, state in before.servers.items() if state.decision.absent(files.__contains__))
 
 
 def _files_of(state: ServerState) -> set[ImageFile]:
     return {ImageFile(boot.image, file) for boot in state.decision.boots for file in boot.fetched}
-
-
-def _begun(before: Plans, here: Mapping[str, ServerState], names: Collection[str]) -> dict[str, InstallAttempt]:
-    now = {name: attempt_of(state.decision, state.record) for name, state in here.items()}
-    kept = {name: attempt for name, attempt in before.begun.items() if name not in names}
-    return dict(sorted({**kept, **{name: attempt for name, attempt in now.items() if attempt is not None}}.items()))
-
-
-def _given(before: Plans, here: Mapping[str, ServerState], names: Collection[str]) -> dict[str, tuple[str, Run]]:
-    found = {name: each for name, each in before.given.items() if name not in names}
-    for name, state in here.items():
-        maintenance = state.plan.maintenance if state.plan is not None else None
-        run = begun_run(state.decision, maintenance, state.record)
-        if maintenance is not None and run is not None:
-            found[name] = maintenance, run
-    return dict(sorted(found.items()))
 
 
 def _has_lost(state: ServerState, knowledge: Knowledge) -> bool:
@@ -255,35 +282,10 @@ def _state(
     return planned(decision, record, at, about(commit, name), stop, left, keys, absent)
 
 
-def about(commit: Commit, name: str) -> About:
-    """What a commit says of a server beside its decision."""
-    host = commit.decisions.networks[name]
-    return About(
-        site=commit.sites.get(name),
-        labels=commit.labels[name],
-        addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
-        idle=idle(host),
-        machine=commit.machines.get(commit.decisions.servers[name].uuid),
-        written=commit.written.get(name),
-    )
-
-
 _Kind = TypeVar("_Kind", bound=tuple[object, ...])
 
 
-def _counts(
-    before: Mapping[_Kind, int],
-    servers: Mapping[str, ServerState],
-    now: Mapping[str, ServerState | None],
-    kinds: Callable[[ServerState], Iterable[_Kind]],
-) -> dict[_Kind, int]:
-    """How many servers there are of each kind, by what they were ``before`` and what some are ``now``."""
-    counts = Counter(before)
-    for name, state in now.items():
-        if (was := servers.get(name)) is not None:
-            counts.subtract(kinds(was))
-        if state is not None:
-            counts.update(kinds(state))
+def _positive(counts: Mapping[_Kind, int]) -> dict[_Kind, int]:
     return {kind: count for kind, count in counts.items() if count}
 
 

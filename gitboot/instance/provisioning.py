@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -13,7 +13,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.installing import attempted, failed, is_complete, started, taken_back
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, report_of, run_made, run_started
-from gitboot.load.machines import Moves, taken_over
+from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.policy import NetworkBoot
@@ -54,19 +54,19 @@ def settle(
         learning.settled = None
         return
     back = (commit.machines[uuid].name for uuid in learning.dropped if uuid in commit.machines)
-    here = [decisions.servers[name] for name in sorted({*changed, *back}) if name in decisions.servers]
+    here = commit.named({*changed, *back})
     _meet(learning, commit, here, introduced, at)
     standing = learning.known.standing
     if left is not None:
         learning.gone |= standing.intersection(left)
     else:
         learning.gone |= {uuid for uuid in standing if uuid not in commit.machines}
-    _adopt_late(learning, here)
+    _adopt_late(learning, decisions, here)
     if decisions.evidence is Evidence.DECLARED:
-        _declare(learning, here, at)
+        _declare(learning, (decisions.servers[each.name] for each in here), at)
     if decisions.evidence is Evidence.FETCHED:
         written = (commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines)
-        _complete_begun(learning, decisions, {*changed, *begun, *written}, at)
+        _complete_begun(learning, decisions, commit.named({*changed, *begun, *written}), at)
     if learning.facts.initialised is None:
         learning.facts = replace(learning.facts, initialised="adopt")
     learning.settled = commit.revision
@@ -81,7 +81,7 @@ def let_go(learning: Learning, moves: Moves) -> None:
 
 
 def _meet(
-    learning: Learning, commit: Commit, servers: list[Decision], introduced: Mapping[SystemUuid, int], at: datetime
+    learning: Learning, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int], at: datetime
 ) -> None:
     """Note which machines there are, and write the first records of those that are seen for the first time.
 
@@ -89,25 +89,24 @@ def _meet(
     """
     seen, standing = learning.known.machines, learning.known.standing
     back = learning.dropped
-    new = [each for each in servers if each.uuid not in standing or each.uuid in back or each.replaces is not None]
-    new = [each for each in new if each.uuid not in learning.machines and learning.record(each.uuid) is None]
-    _begin(learning, commit, new, introduced, at)
-    here = {each.uuid: commit.machines[each.uuid] for each in servers}
+    new = (each for each in machines if each.uuid not in standing or each.uuid in back or each.replaces is not None)
+    new = (each for each in new if each.uuid not in learning.machines and learning.record(each.uuid) is None)
+    _begin(learning, commit, list(new), introduced, at)
     learning.machines |= {
-        uuid: machine for uuid, machine in here.items() if seen.get(uuid) != machine or uuid not in standing
+        each.uuid: each for each in machines if seen.get(each.uuid) != each or each.uuid not in standing
     }
 
 
 def _begin(
-    learning: Learning, commit: Commit, servers: list[Decision], introduced: Mapping[SystemUuid, int], at: datetime
+    learning: Learning, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int], at: datetime
 ) -> None:
     """Write the first records of servers, as far as it is known what is installed."""
-    seen = {**learning.known.machines, **learning.departed} if servers else {}
-    others = taken_over([commit.machines[each.uuid] for each in servers], seen.values()) if servers else {}
-    replaced = {each.replaces: learning.record(each.replaces) for each in servers if each.replaces is not None}
+    seen = {**learning.known.machines, **learning.departed} if machines else {}
+    others = taken_over(machines, seen.values()) if machines else {}
+    replaced = {each.replaces: learning.record(each.replaces) for each in machines if each.replaces is not None}
     records = {uuid: record for uuid, record in replaced.items() if record is not None}
     unknown: dict[str, list[str]] = {}
-    for each in servers:
+    for each in (commit.decisions.servers[machine.name] for machine in machines):
         other = others.get(each.uuid)
         found = newcomer(
             each,
@@ -127,11 +126,13 @@ def _begin(
         )
 
 
-def _adopt_late(learning: Learning, servers: Iterable[Decision]) -> None:
+def _adopt_late(learning: Learning, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Adopt what no policy described when it was seen first, parked perhaps: as the first policy wants it."""
-    for each in servers:
-        record = learning.record(each.uuid)
-        if record is None or each.policy is None or (record.evidence, record.pool) != ("Adopted", None):
+    for machine in machines:
+        record = learning.record(machine.uuid)
+        if record is None or (record.evidence, record.pool) != ("Adopted", None):
+            continue
+        if (each := decisions.servers[machine.name]).policy is None:
             continue
         if each.provision <= (record.provision or 0):
             late = replace(
@@ -171,11 +172,14 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
         learning.events.append(Event(at=at, type="Provisioned", message=message, facts=facts))
 
 
-def _complete_begun(learning: Learning, decisions: Decisions, names: Collection[str], at: datetime) -> None:
+def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable[Machine], at: datetime) -> None:
     """Take for made what has shown all that fetches can show, and waited for another kind of evidence until now."""
-    here = (decisions.servers[name] for name in sorted(names) if name in decisions.servers)
-    for decision, record in [(each, learning.record(each.uuid)) for each in here]:
-        if record is None or attempt_of(decision, record) is None or learning.pending_of(decision.uuid):
+    for machine in machines:
+        record = learning.record(machine.uuid)
+        if record is None or learning.pending_of(machine.uuid):
+            continue
+        decision = decisions.servers[machine.name]
+        if attempt_of(decision, record) is None:
             continue
         if (offer := report_of(decision, record)) is not None:
             complete(learning, replace(offer, number=learning.facts.sequence), "Fetched", at)
@@ -340,10 +344,10 @@ def left_to_install(knowledge: Knowledge, decisions: Decisions) -> tuple[str, ..
     )
 
 
-def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> tuple[Decision, ...]:
+def strangers(knowledge: Knowledge, come: Iterable[Decision]) -> Iterator[Decision]:
     """Of the servers of a first commit those that the ledger's accepted one lacked, or that were installed before."""
     here = knowledge.standing
-    return tuple(each for each in come if each.uuid not in here or _would_be_installed_again(knowledge, each))
+    return (each for each in come if each.uuid not in here or _would_be_installed_again(knowledge, each))
 
 
 def _would_be_installed_again(knowledge: Knowledge, decision: Decision) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -281,8 +281,9 @@ class Reconciler:
             return replace(before, unwritable=str(error)), different
         for event in learnt.news.events:
             self._tell(event)
-        now, others = _planned(replace(before, knowledge=learnt.knowledge), commit, at, self._planning)
-        return now, different | others
+        planned = replace(before, knowledge=learnt.knowledge, unplanned=frozenset())  # all of it was, right before
+        now, others = _planned(planned, commit, at, self._planning)
+        return replace(now, unplanned=before.unplanned | now.unplanned), different | others
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
@@ -435,7 +436,10 @@ def _names(machines: Iterable[SystemUuid], commit: Commit) -> frozenset[str]:
     return frozenset(commit.machines[uuid].name for uuid in machines if uuid in commit.machines)
 
 
-def _machines(names: Iterable[str], *plans: Plans) -> frozenset[SystemUuid]:
+def _machines(names: Collection[str], *plans: Plans) -> frozenset[SystemUuid]:
     """The machines that have these names in any of the plans."""
-    states = (each.servers.get(name) for name in names for each in plans)
-    return frozenset(state.decision.uuid for state in states if state is not None)
+    found: set[SystemUuid] = set()
+    for each in plans:
+        if each.commit is not None:
+            found.update(machine.uuid for machine in each.commit.named(names))
+    return frozenset(found)
