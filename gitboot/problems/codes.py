@@ -553,7 +553,7 @@ class Code(StrEnum):
         "GB5005",
         "A commit of more files than any fleet has",
         "A few bytes of Git can hold folders in folders without end, which nothing could read to the end.",
-        "Look at what was committed: at most 1,000,000 files and folders, in paths of at most 4,096 characters.",
+        "Look at what was committed: at most 1,500,000 files and folders, in paths of at most 4,096 characters.",
     )
     MALFORMED = (
         "GB5006",
