@@ -58,6 +58,7 @@ class Patient(Patrol):
 
     def found(self) -> frozenset[str]:
         if self._thread.ident is not None:
+            self.release()
             self._thread.join()
         return super().found()
 

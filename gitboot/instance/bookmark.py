@@ -157,7 +157,11 @@ class Bookmark:
         )
 
     def keep(self, standing: Standing, planned: int, at: datetime) -> None:
-        """Keep where it stands, where that is worth it; ``planned``: so many servers were planned anew."""
+        """Keep where it stands, where that is worth it; ``planned``: so many servers were planned anew.
+
+        It is called at the end of a pass: whether the tree stands is looked at from the first one on.
+        """
+        self._patrol.release()
         since = replace(self._since, planned=self._since.planned + planned)
         self._since = since
         commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)

@@ -21,15 +21,21 @@ class Patrol:
         self._root, self._wake = root, wake
         self._found: set[str] = set()
         self._lock = threading.Lock()
-        self._closed = threading.Event()
+        self._closed, self._released = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._look, name="verify", daemon=True)
 
     def start(self) -> None:
+        """Look once `release` is called."""
         self._thread.start()
+
+    def release(self) -> None:
+        """Nothing is more urgent any more."""
+        self._released.set()
 
     def close(self) -> None:
         """End it, wherever it is."""
         self._closed.set()
+        self._released.set()
         if self._thread.ident is not None:
             self._thread.join()
 
@@ -40,6 +46,7 @@ class Patrol:
         return frozenset(found)
 
     def _look(self) -> None:
+        self._released.wait()
         try:
             for number, server in enumerate(suspects(self._root)):
                 if server is not None:
