@@ -131,13 +131,16 @@ def begin(state: Path, records: str | Path) -> None:
     if records not in ("fresh", "adopt", "as-recorded"):
         items = [{"uuid": uuid, **record_facts(record)} for uuid, record in read_records(Path(records)).items()]
         facts = {"how": "records", "items": items}
-    request(state, BEGIN, facts)
+    outcome = request(state, BEGIN, facts)
 
     def is_known() -> bool:
         found = json.loads((state / "status.json").read_bytes())["conditions"]
         return any(each["type"] == "RecordsKnown" and each["reason"] in ("Known", "UnknownServers") for each in found)
 
-    eventually(is_known)
+    try:
+        eventually(is_known)
+    except AssertionError:
+        raise AssertionError(f"{outcome}\n{(state / 'status.json').read_text()}") from None
 
 
 @contextmanager
