@@ -292,9 +292,7 @@ def _brought(base: Commit | None, commit: Commit) -> Iterator[BmcAccess]:
     if base is None:
         yield from _bmcs(commit.machines.values())
         return
-    servers = commit.decisions.servers
-    changed = (commit.machines[servers[name].uuid] for name in changed_by(base, commit) if name in servers)
-    for machine in changed:
+    for machine in commit.named(changed_by(base, commit)):
         before = base.machines.get(machine.uuid)
         if machine.bmc is not None and (before is None or before.bmc != machine.bmc):
             yield machine.bmc

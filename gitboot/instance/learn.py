@@ -180,7 +180,7 @@ def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     """The servers whose boot this instance could not see being made."""
     servers, found = commit.decisions.servers, set()
-    uuids = {servers[name].uuid for name in changed if name in servers} | learning.new_records.keys()
+    uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
         decision = servers[machine.name]

@@ -247,8 +247,7 @@ def left_by(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
     """The machines of which a commit says nothing any more; None: it is not known what was said before."""
     if before is None:
         return None
-    servers = before.decisions.servers
-    were = (servers[name].uuid for name in changed_by(before, now) if name in servers)
+    were = (machine.uuid for machine in before.named(changed_by(before, now)))
     return frozenset(uuid for uuid in were if uuid not in now.machines)
 
 

@@ -187,12 +187,13 @@ def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable
 
 def carry(learning: Learning, commit: Commit, changed: Collection[str]) -> None:
     """Let the runs of servers last as long as the windows in which they were made, wherever a commit moved those."""
-    servers = commit.decisions.servers
     written = {commit.machines[uuid].name for uuid in learning.new_records if uuid in commit.machines}
-    for name in sorted(written.union(changed)):
-        record = learning.record(servers[name].uuid) if name in servers else None
-        if record is not None and (now := carried(record, servers[name])) is not record:
-            learning.write_record(servers[name].uuid, name, now)
+    for machine in commit.named(written.union(changed)):
+        record = learning.record(machine.uuid)
+        if record is None or not record.runs:
+            continue
+        if (now := carried(record, commit.decisions.servers[machine.name])) is not record:
+            learning.write_record(machine.uuid, machine.name, now)
 
 
 # What makes a server provisioned
