@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -114,7 +115,7 @@ def folders(root: Path) -> set[str]:
 def test_a_tree_holds_exactly_the_planned_files(root: Path) -> None:
     published = publish(root, tree())
     assert on_disk(root) == contents(tree())
-    assert published == Published(written=tuple(sorted(tree())), withdrawn=(), expired=(), unchanged=0)
+    assert published == Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=len(tree()))
 
 
 def test_the_manifest_lists_them(root: Path) -> None:
@@ -847,7 +848,8 @@ def test_a_trial_says_what_a_pass_then_does_and_does_nothing(root: Path, before:
     expected = would_change(servers, shared, root, ledger="ours", at=AT)
     assert states(root.parent) == stood
     with Directory.open(root, ledger="ours") as directory:
-        assert directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT) == expected
+        done = directory.publish(servers, shared, complete=True, commit="c0ffee", at=AT)
+    assert done == (expected if before is not None else replace(expected, written=(), begun=len(expected.written)))
 
 
 # Where writing fails
@@ -986,7 +988,8 @@ def test_whatever_was_published_before_the_last_pass_decides(passes: list[tuple[
             stand = on_disk(root)
             assert contents(files).items() <= stand.items()
             assert all(path.startswith("boot/o/") for path in stand.keys() - files.keys())
-            assert set(published.written) == {path for path in files if stood.get(path) != stand[path]}
+            written = {path for path in files if stood.get(path) != stand[path]}
+            assert (published.begun, set(published.written)) in ((0, written), (len(written), set()))
             assert {*published.withdrawn, *published.expired} == stood.keys() - stand.keys()
             assert verify(root) == ()
             before = dict(files)
@@ -1192,6 +1195,34 @@ def test_a_tree_that_stands_is_not_asked_for_room(small_disk: Path) -> None:
     assert (small_disk / "boot/ipxe/0").read_bytes() == b"2"
 
 
+def test_content_that_groups_of_servers_share_needs_room_once_for_each(small_disk: Path) -> None:
+    """A thousand with small files, and three hundred contents of 40 kB: 12 MB, where one for each were 40."""
+    subprocess.run(["mount", "-o", "remount,size=30m,nr_inodes=6000", str(small_disk)], check=True)
+    contents = [File(b"%03d" % number * 13_333) for number in range(300)]
+    servers = {
+        f"s{number:03}": server_files(
+            f"s{number:03}",
+            {f"boot/o/{content.sha256}/user-data": content}
+            | {f"boot/{kind}/{number}": File(f"{kind} {number}".encode()) for kind in ("ipxe", "grub")},
+        )
+        for number in range(1000)
+        for content in [contents[number % len(contents)]]
+    }
+    with Directory.open(small_disk, ledger="ours") as directory:
+        assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3300
+
+
+def test_a_first_publication_that_came_to_no_end_needs_room_for_the_rest_alone(small_disk: Path) -> None:
+    large = {f"boot/ipxe/{number}": File(b"%d" % number + b"x" * 50_000) for number in range(10)}
+    with Directory.open(small_disk, ledger="ours") as directory:
+        publish_files(directory, large, commit="1", at=AT)
+    shutil.rmtree(small_disk / "ops")  # the manifest comes last
+    subprocess.run(["mount", "-o", "remount,size=700k", str(small_disk)], check=True)
+    with Directory.open(small_disk, ledger="ours") as directory:
+        publish_files(directory, large, commit="1", at=AT)
+    assert verify(small_disk) == ()
+
+
 @pytest.mark.parametrize(("inodes", "has_room"), [(3000, False), (5000, True)])
 def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, inodes: int, has_room: bool) -> None:
     """A thousand, with two files and a state each and one that all have, so some 3,100."""
@@ -1207,7 +1238,7 @@ def test_of_many_servers_some_are_asked_what_room_they_need(small_disk: Path, in
     }
     with Directory.open(small_disk, ledger="ours") as directory:
         if has_room:
-            assert len(directory.publish(servers, {}, complete=True, commit="1", at=AT).written) == 3001
+            assert directory.publish(servers, {}, complete=True, commit="1", at=AT).new == 3001
         else:
             with pytest.raises(PublishError, match=r"expected room for about 3,0\d\d files, and .* for 2,\d\d\d "):
                 directory.publish(servers, {}, complete=True, commit="1", at=AT)

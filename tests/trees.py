@@ -70,6 +70,8 @@ def publish_files(
 
 
 def _without_states(published: Published, states: int) -> Published:
+    if published.begun:
+        return replace(published, begun=published.begun - states)
     written, withdrawn = (
         tuple(path for path in paths if server_of(path) is None) for paths in (published.written, published.withdrawn)
     )

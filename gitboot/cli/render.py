@@ -51,8 +51,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     finally:
         target.close(and_forget_lock=True)
     click.echo(
-        f"{out}: {len(published.written)} files written, {len(published.withdrawn)} withdrawn, "
-        f"{published.unchanged} unchanged",
+        f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
         err=True,
     )
     tell_held_back(held_back({name: state.plan for name, state in states.items()}))

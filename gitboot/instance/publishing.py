@@ -55,8 +55,8 @@ class Target(Protocol):
     ) -> Published:
         """Bring the files of these servers, and the shared ones, to be exactly these; None: there are none.
 
-        They are asked for once, and for all of them, where they are made only then. ``complete``: no other server has
-        any. Without ``shared`` those stay as they are, and so does what ``parts`` has
+        Some servers may be looked at before; the items, which are gone through once, are what is published.
+        ``complete``: no other server has any. Without ``shared`` those stay as they are, and so does what ``parts`` has
         not. Raises `PublishError`.
         """
 
@@ -231,7 +231,7 @@ _BATCH: Final = 500  # servers whose offers are noted at once, and whose files a
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Offered(Mapping[str, Files | None]):
-    """The files of servers, by name, made where they are asked for; what they offer is noted before they are given.
+    """The files of servers, by name, made where they are asked for; `items` notes what they offer before it gives them.
 
     So it is before a machine can fetch it. An access log is read later, perhaps much later, and has only the date of
     what was sent. What was not published after all has another date when it is, and is noted once more.
@@ -255,13 +255,15 @@ class _Offered(Mapping[str, Files | None]):
         return iter(self.names)
 
     def __getitem__(self, name: str) -> Files | None:
-        return self.some([name])[name]
+        """To be looked at alone: nothing of it is noted."""
+        state = self.plans.servers.get(name)
+        return rendered(state, self.decisions, self.token_keys).files if state is not None else None
 
     def items(self) -> ItemsView[str, Files | None]:
         return _InBatches(self)
 
     def some(self, names: Iterable[str]) -> dict[str, Files | None]:
-        """The files of these; None: the server is gone."""
+        """The files of these, noted; None: the server is gone."""
         planned = {name: self.plans.servers.get(name) for name in names}
         states = {
             name: rendered(state, self.decisions, self.token_keys)
@@ -300,7 +302,7 @@ class _InBatches(ItemsView[str, Files | None]):
 
 
 def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:
-    if done.written or done.withdrawn:
-        counts = {"written": len(done.written), "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
+    if done.new or done.withdrawn:
+        counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
         message = ", ".join(f"{count} {what}" for what, count in counts.items())
         yield Event(at=at, type="Published", message=message, facts={"commit": commit.revision, **counts})

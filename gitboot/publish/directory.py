@@ -23,7 +23,7 @@ from gitboot.publish.fresh import finish
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, now_named
-from gitboot.publish.room import check_room
+from gitboot.publish.room import check_room, check_room_for
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
@@ -38,6 +38,12 @@ class Published:
     withdrawn: tuple[str, ...]  # no longer planned, and gone
     expired: tuple[str, ...]  # content that nothing has named for GRACE, and gone
     unchanged: int  # planned files that were looked at, and stand as they are
+    begun: int = 0  # files of a tree that began with nothing, besides: they are counted alone
+
+    @property
+    def new(self) -> int:
+        """How many files were written, listed or not."""
+        return len(self.written) + self.begun
 
 
 class Directory:
@@ -170,8 +176,6 @@ class Directory:
         stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
         try:
             discard(self._disk, self._tree.pending)
-            if self._tree.stamp is None:
-                check_room(self._disk.root, wanted)
             done = self._begun(wanted, stamp, at) if is_bare(self._disk, self._tree) else None
             if done is None:
                 self._owed = replace(wanted, servers=dict(wanted.servers.items()))
@@ -185,11 +189,12 @@ class Directory:
 
     def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published | None:
         """What was written where no tree stood; None where it cannot be moved to its place."""
+        check_room(self._disk.root, wanted)
         if (filled := fill(self._disk, self._tree, wanted, stamp, at, self._told)) is None:
             return None
         self._tree.settle(filled.head)
         self._named.note_all(filled.content, complete=True)
-        return Published(written=filled.written, withdrawn=(), expired=(), unchanged=0)
+        return Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
 
     def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published:
         """What was done to a tree that stands."""
@@ -198,7 +203,11 @@ class Directory:
         self._owed_gone = changes.gone
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if not (head == tree.head and changes.is_nothing and not tree.pending):
-            change(self._disk, tree, changes, _content(changes, wanted), _alike(changes, wanted), manifest, self._told)
+            content, alike = _content(changes, wanted), _alike(changes, wanted)
+            if tree.stamp is None:  # a first publication that came to no end: this is what is left of it
+                others = {path for paths in alike.values() for path in paths}
+                check_room_for(self._disk.root, {path: content[path] for path in content.keys() - others})
+            change(self._disk, tree, changes, content, alike, manifest, self._told)
             tree.settle(head)
             tree.retire(changes.retired, changes.at, changes.batches)
         self._named.note_all(changes.content, complete=wanted.complete)

@@ -24,7 +24,7 @@ class Filled(NamedTuple):
 
     head: Head
     content: Mapping[str, tuple[str, ...]]  # what the entries of each server name
-    written: tuple[str, ...]  # sorted
+    written: int  # files
 
 
 def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime, told: Told) -> Filled | None:
@@ -32,7 +32,7 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
 
     Raises PublishError.
     """
-    written: list[str] = []
+    written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
     content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
@@ -48,7 +48,7 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
         written += fresh.add(wanted.no_servers)
         head, manifest = amended(tree, stamp, digests, wanted.shares({}) or None)
         fresh.write({**rendered(index_of(identities)), **manifest})
-    return Filled(head, content, tuple(sorted(written)))
+    return Filled(head, content, written)
 
 
 def _but_the_last(told: Told) -> Told:

@@ -151,8 +151,8 @@ class Fresh:
         self._made = {""}  # folders, by their path
         self._is_masked = True  # whether files are made with other permissions than are asked for
 
-    def add(self, files: Files) -> list[str]:
-        """Write one server's files, or those of none; return the paths at which there was nothing yet.
+    def add(self, files: Files) -> int:
+        """Write one server's files, or those of none; return at how many paths there was nothing yet.
 
         Those with the same content are one file. Only what entries name may be there already: it is of several servers
         then.
@@ -161,10 +161,7 @@ class Fresh:
         for path, file in files.items():
             check_path(path)
             alike.setdefault(file.sha256, []).append(path)
-        written: list[str] = []
-        for paths in alike.values():
-            written += self._add(sorted(paths), files[paths[0]].content)
-        return written
+        return sum(self._add(sorted(paths), files[paths[0]].content) for paths in alike.values())
 
     def write(self, contents: Mapping[str, bytes | None]) -> None:
         """Write files of the publisher's own; None: there is none."""
@@ -172,15 +169,17 @@ class Fresh:
             if content is not None:
                 self._write(path, content)
 
-    def _add(self, paths: list[str], content: bytes) -> list[str]:
-        written: list[str] = []
+    def _add(self, paths: list[str], content: bytes) -> int:
+        """Write a file that has these paths; return at how many of them there was nothing yet."""
+        first, written = "", 0
         for path in paths:
             try:
-                if written:
-                    self._link(written[0], path, content)
+                if first:
+                    self._link(first, path, content)
                 else:
                     self._write(path, content)
-                written.append(path)
+                    first = path
+                written += 1
             except FileExistsError as error:
                 if not is_content(path):
                     raise refused(self._disk.root / path, error) from error

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
+from random import Random
 from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import count
 from gitboot.publish.changes import Publication
 from gitboot.publish.durable import split
+from gitboot.render.paths import is_immutable
 from gitboot.render.tree import Files
 
-_ASKED: Final = 64  # servers: by their files is estimated what those of more take
+_ASKED: Final = 64  # servers, at the least: by their files is estimated what those of more take
 _SURELY: Final = 0.9  # of an estimate: less is not there by accident of who was asked
 _MIB: Final = 2**20
 
@@ -48,14 +51,23 @@ class _Need:
 
 
 def check_room(root: Path, wanted: Publication) -> None:
-    """Look whether there is room for the files of a publication; raises PublishError with what lacks.
+    """Look whether there is room for all files of a publication; raises PublishError with what lacks.
 
     A folder counts as a file, one of several names as one, and what is written about the tree not at all. A file system
     that has no limit of files, or says none, has room for them.
     """
+    _check(root, _taken(wanted))
+
+
+def check_room_for(root: Path, files: Mapping[str, bytes]) -> None:
+    """The same for these files, whose folders may stand."""
+    _check(root, ((path, len(content), 1) for path, content in files.items()))
+
+
+def _check(root: Path, taken: Iterable[tuple[str, int, float]]) -> None:
     needs: dict[Path, _Need] = {}
     places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
-    for path, size, times in _taken(wanted):
+    for path, size, times in taken:
         place = places[path.partition("/")[0]]
         need = needs.setdefault(place, _Need())
         need.inodes += times
@@ -68,15 +80,28 @@ def check_room(root: Path, wanted: Publication) -> None:
 def _taken(wanted: Publication) -> Iterator[tuple[str, int, float]]:
     """Files and folders: path, size in bytes, and for how many such it stands."""
     names = sorted(wanted.servers)
-    asked = names[:: max(len(names) // _ASKED, 1)]
+    number = min(max(isqrt(2 * len(names)) + 1, _ASKED), len(names))
     had, sizes = Counter[str](), dict[str, int]()
-    for files in map(wanted.servers.__getitem__, asked):
+    for files in map(wanted.servers.__getitem__, Random(0).sample(names, number)):  # noqa: S311 - guards nothing
         once = _once(files or {})
         had.update(once.keys())
         sizes.update(once)
+    own = len(names) / number if number else 1
+    of_some = _unseen(Counter(times for path, times in had.items() if is_immutable(path)), own)
     for path, size in sizes.items():
-        yield path, size, len(names) / len(asked) if had[path] == 1 else 1  # what several have is of all of them
+        yield path, size, (of_some if is_immutable(path) else own) if had[path] == 1 else 1
     yield from ((path, size, 1) for path, size in _once(wanted.no_servers).items() if path not in sizes)
+
+
+def _unseen(seen: Mapping[int, int], most: float) -> float:
+    """For how many contents each of those stands that one server alone was found to have, at the most for ``most``.
+
+    ``seen`` has how many contents were found at so many servers. Those of one server and those that groups of servers
+    share look alike in a sample; how many there are follows from how many were found once and how many twice: Chao's
+    estimate of 1984.
+    """
+    once, twice = seen.get(1, 0), max(seen.get(2, 0), 1)
+    return min(most, 1 + once / (2 * twice))
 
 
 def _once(files: Files) -> dict[str, int]:
