@@ -85,13 +85,13 @@ def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) ->
     [
         ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
         ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
-        ("changed since it was read", Status(status=412), Outcome.WAITING, State.WITHDRAWN, "412"),
+        ("changed since it was read", Status(status=412), Outcome.WAITING, State.UNSENT, "412"),
         ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.SET_BY_ANOTHER, "412"),
         (
             "someone set another meanwhile",
             Intrusion(boot={"BootSourceOverrideTarget": "Hdd"}),
             Outcome.WAITING,
-            State.WITHDRAWN,
+            State.UNSENT,
             "412",
         ),
         ("not a value it takes", Status(status=400), Outcome.STALLED, State.WITHDRAWN, "400"),

@@ -103,13 +103,18 @@ class Contest:
     rack: Rack
 
     def play(self, order: str) -> tuple[Contender, Contender]:
-        """Each letter lets ``a`` or ``b`` go on, or the machine boot; then both look again and again, and it boots."""
+        """Each letter lets ``a`` or ``b`` go on, or the machine boot, or go off (``O``).
+
+        Then both look again and again, and it boots.
+        """
         both = {"a": Contender(self.rack), "b": Contender(self.rack)}
         for each in both.values():
             each.begin()
         for step in order:
             if step in both:
                 both[step].go_on()
+            elif step == "O":
+                self.rack.machine.power = "Off"
             else:
                 self.rack.boot()
         for _ in range(2):
@@ -137,11 +142,13 @@ def contest(folder: Path, profile: Profile, order: str) -> tuple[int, State, Sta
 @for_each(
     ("profile", "order", "expected"),
     [
+        (GENERIC, "bObbbaaa", (1, State.CONSUMED, State.SET_BY_ANOTHER)),  # who was first sends nothing
         (GENERIC, "abaabb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
         (GENERIC, "abaabBb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
         (GENERIC, "abaaBbb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
         (WITHOUT_ETAGS, "abaaaBbb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
         (WITHOUT_ETAGS, "abaaabb", (1, State.CONSUMED, State.SET_BY_ANOTHER)),
+        (WITHOUT_ETAGS, "bObbaaaa", (1, State.CONSUMED, State.SET_BY_ANOTHER)),  # who was first sends nothing
         (WITHOUT_ETAGS, "abababab", (1, State.CONSUMED, State.CONSUMED)),  # neither sees the other, and it boots once
         (WITHOUT_ETAGS, "aabbaaBbb", (2, State.CONSUMED, State.CONSUMED)),  # as docs/sites.md says
     ],

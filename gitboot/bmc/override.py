@@ -128,6 +128,7 @@ class State(StrEnum):
     SET_BY_ANOTHER = "SetByAnother"  # stood, or had stood, before this ledger has set any: counts as consumed
 
     OPENED = "Opened"  # by a person: it may be set, whatever stands there now
+    UNSENT = "Unsent"  # it was to be set for the first time, and was not: as if nothing were recorded
 
     @property
     def is_open(self) -> bool:
@@ -280,7 +281,7 @@ def next_step(
     boot that was given: those stay until the machine resets. What gitboot has not set itself is left alone. Nothing
     is set on another machine, and nothing withdrawn but on the system on which it was set.
     """
-    records = tuple(records)
+    records = tuple(each for each in records if each.state is not State.UNSENT)
     accepted = isinstance(identified, Same) and identified.accepted
     if not accepted and (elsewhere := _set_elsewhere(records, observed)) is not None:
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=_was_set_elsewhere(elsewhere, observed))
@@ -365,12 +366,16 @@ def overtaken(
     """Tell what a `Set` came to that was not sent, or refused, because the BMC was not any more as it was read.
 
     ``before`` are the server's records without that of the `Set`; if none is of its reason, another instance may
-    have been faster, which has set the same.
+    have been faster, which has set the same, or may yet be.
     """
+    before = [each for each in before if each.state is not State.UNSENT]
+    if any(each.reason == record.reason for each in before):
+        return refused(record, observed)
     first = replace(wanted, is_first=wanted.is_first and not before)
-    is_new = all(each.reason != record.reason for each in before)
-    if is_new and _is_set_by_another(first, record.override, observed):
+    if _is_set_by_another(first, record.override, observed):
         return Confirm(record=replace(record, state=State.SET_BY_ANOTHER))
+    if not stands(record.override, observed):
+        return Confirm(record=replace(record, state=State.UNSENT))
     return refused(record, observed)
 
 

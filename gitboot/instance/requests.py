@@ -228,7 +228,7 @@ def _replace(learning: Learning, facts: Mapping[str, Any], at: datetime) -> str:
     """Let what somebody else has set give way to what the plan wants."""
     uuid, server, key = parse_uuid(facts["uuid"]), facts["server"], facts["key"]
     own = next((each for each in learning.overrides_of(uuid) if each.reason == key), None)
-    if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED)):
+    if key is None or (own is not None and own.state not in (State.WITHDRAWN, State.CONSUMED, State.UNSENT)):
         return f"{server}: there was nothing to replace"
     opened = own or OverrideRecord(reason=key, plan_digest="", override=OFF, marks=NO_MARKS, state=State.OPENED, at=at)
     learning.note_override(uuid, replace(opened, state=State.OPENED, at=at))
