@@ -130,7 +130,7 @@ class Sections:
         return data
 
     def _instead(self, table: str) -> Mapping[str, bytes] | None:
-        return self._made_good[table] if self._anew is not None else None
+        return self._made_good.get(table, {}) if self._anew is not None else None
 
     @cached_property
     def _made_good(self) -> Mapping[str, Mapping[str, bytes]]:
@@ -179,9 +179,11 @@ class Table(Mapping[str, bytes]):
     def _block(self, number: int) -> dict[str, bytes]:
         if number < 0:
             return {}
-        if self._last[0] != number:
-            self._last = number, _records(self._read(self._found.blocks[number]))
-        return self._last[1]
+        last, found = self._last
+        if last != number:
+            found = _records(self._read(self._found.blocks[number]))
+            self._last = number, found
+        return found
 
 
 def keep_sections(path: Path, key: bytes, values: Mapping[str, bytes], tables: Tables) -> None:

@@ -51,7 +51,7 @@ def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts
 def test_a_value_is_decoded_when_it_is_asked_for_and_only_those_looked_at_last_are_held(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(encoded, "MOST", 2)
+    monkeypatch.setattr(encoded, "RECENT", 2)
     decoded: list[bytes] = []
 
     def decode(data: bytes) -> str:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-_EXCEEDED: Final = {-signal.SIGXCPU: "time", -signal.SIGABRT: "memory"}  # pydantic aborts where it can have none
+_EXCEEDED: Final = {
+    -signal.SIGXCPU: "it takes more time",
+    -signal.SIGABRT: "it takes more memory",  # so pydantic ends where it can have none
+    -signal.SIGSEGV: "it takes more memory, as it seems,",  # so do libraries that do not look whether they have it
+}
 _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
 
 
@@ -87,18 +91,18 @@ def evaluating() -> Iterator[Begun]:
         with uncollected():
             yield lambda _: None
         return
-    from gitboot.errors import InvalidRepository, SourceError
+    from gitboot.errors import InvalidRepository, LedgerError, SourceError
     from gitboot.evaluate.limits import exceeded
 
     _begun(0)
     try:
         with uncollected():  # nearly all of a fleet stays: it would only be looked at again and again
             yield _begun
-    except (MemoryError, SystemError, SourceError) as error:  # so end modules that are refused memory, and libgit2
+    except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:  # so end modules, and libraries
         lift()
         from gitboot.source.repository import lacks_memory
 
-        if isinstance(error, SourceError) and not lacks_memory(error):
+        if not isinstance(error, SystemError) and not lacks_memory(error):
             raise
         raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
     finally:
@@ -151,7 +155,7 @@ def _waited(child: int) -> int:
     if code in _EXCEEDED:
         from gitboot.evaluate.limits import exceeded
 
-        click.echo(f"gitboot: {exceeded(f'it takes more {_EXCEEDED[code]} to evaluate than it may')}", err=True)
+        click.echo(f"gitboot: {exceeded(f'{_EXCEEDED[code]} to evaluate than it may')}", err=True)
         return Exit.INVALID
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None

@@ -40,11 +40,12 @@ def main(state: str, parent: str) -> None:
     evaluator = Evaluator(counted, begun=answering.begun, kept=lambda _: shelf.take(reader.read))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
-        if _answer(evaluator, wire.question(frame), answering):
+        question = wire.question(frame)
+        if _answer(evaluator, question, answering):
             lift()
-            with suppress(MemoryError):
+            with suppress(MemoryError, SourceError):
                 shelf.put(evaluator)
-                shelf.relieve(evaluator, reader.read)
+                shelf.relieve(evaluator, reader.read, has_told_all=question.base is None)
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # it is not looked at again and again

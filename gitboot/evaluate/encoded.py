@@ -12,19 +12,22 @@ from gitboot.load.merged import Unmade, made, replaced
 K = TypeVar("K")
 V = TypeVar("V")
 
-MOST: Final = 8192  # values that are held as they are beside their bytes: those of a pass over a fleet of some size
+RECENT: Final = 8192  # values that are held as they are beside their bytes: a commit reaches hardly more servers
 
 
 class Encoded(Mapping[str, V], Generic[V]):
-    """Values by name; each is decoded once, when it is first looked at, for all commits that share it by then."""
+    """Values by name; each is decoded once, when it is first looked at, and held from then on.
 
-    def __init__(self, held: Mapping[str, bytes | V], decode: Callable[[bytes], V]) -> None:
+    So it is for what is looked at but little, or for long; of what is walked through again and again see `Compact`.
+    """
+
+    def __init__(self, held: dict[str, bytes | V] | Unmade[str, bytes | V], decode: Callable[[bytes], V]) -> None:
         self._held, self._decode = held, decode
 
     @classmethod
     def of(cls, values: Mapping[str, bytes], decode: Callable[[bytes], V]) -> Encoded[V]:
         """Values that are bytes still, in the order of their names."""
-        return cls(dict(values) if isinstance(values, dict) else Unmade(values), decode)
+        return cls(Unmade(values), decode)
 
     def one_encoded(self, name: str, encode: Callable[[V], bytes]) -> bytes:
         held = self._held[name]
@@ -97,8 +100,9 @@ class Compact(Mapping[str, V], Generic[V]):
 
     def _note(self, name: str, data: bytes, value: V) -> None:
         self._recent[name] = data, value
-        if len(self._recent) > MOST:
-            with suppress(KeyError):  # another thread was quicker
+        with suppress(KeyError):  # another thread was quicker
+            self._recent.move_to_end(name)
+            if len(self._recent) > RECENT:
                 self._recent.popitem(last=False)
 
     def __contains__(self, name: object) -> bool:

@@ -191,7 +191,7 @@ class Evaluator:
             found = self._next(_against(kept.foundation, snapshot))
         self._base = None
         if found is None:
-            self._register = None  # it is the other commit's
+            self._register = self._step = None  # they are the other commit's
         else:
             kept.relied_on(partial(_by_itself, snapshot, self.workers))
         return found

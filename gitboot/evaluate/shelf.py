@@ -53,12 +53,13 @@ class Shelf:
         keep_sections(self._path, self._key, *sections_of(evaluator.basis()))
         self._since = 0
 
-    def relieve(self, evaluator: Evaluator, read: Callable[[BlobId], bytes]) -> None:
+    def relieve(self, evaluator: Evaluator, read: Callable[[BlobId], bytes], *, has_told_all: bool) -> None:
         """Let the evaluator go on from what lies here, where that is of its last commit, and holding it takes much.
 
-        Then it has in memory what is asked for, as after a start.
+        Then it has in memory what is asked for, as after a start. It has more where it ``has_told_all``, or decided
+        for many.
         """
-        if len(evaluator.foundation.decided.of) < MUCH or evaluator.worked_on < MUCH:
+        if len(evaluator.foundation.decided.of) < MUCH or not (has_told_all or evaluator.worked_on >= MUCH):
             return
         if (kept := self.take(read)) is not None and kept.foundation.revision == evaluator.foundation.revision:
             evaluator.let_go()

@@ -132,7 +132,7 @@ class _Tally:
     """Plans while some servers are planned anew: of each, no more is held than what is kept of it."""
 
     def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str], servers: Compact[ServerState]) -> None:
-        self._before, self._knowledge, self._names, self._servers = before, knowledge, names, servers
+        self._before, self._knowledge, self._servers = before, knowledge, servers
         self._changed: dict[str, bytes] = {}
         self._gone: list[str] = []
         self._due: dict[str, datetime | None] = {}
@@ -201,9 +201,10 @@ def _seen_otherwise(before: Plans, sightings: Mapping[BootFile, Sighting] | None
         return frozenset()
     needed = {each.file for each in before.needs}  # with their sources, which a sighting has not
     files = {file for file in needed if is_withheld(file, were) != is_withheld(file, sightings)}
-    if not files:
+    if not files or before.commit is None:
         return frozenset()
-    return frozenset(name for name, state in before.servers.items() if state.decision.absent(files.__contains__))
+    servers = before.commit.decisions.servers
+    return frozenset(name for name in before.servers if servers[name].absent(files.__contains__))
 
 
 def _files_of(state: ServerState) -> set[ImageFile]:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -33,9 +34,11 @@ class SqliteDatabase(Database):
         self._connection.executemany(statement, rows)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
-        if found := list(rows):
-            marks = ", ".join("?" * len(found[0]))
-            self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", found)  # noqa: S608
+        rest = iter(rows)
+        if (first := next(rest, None)) is not None:
+            marks = ", ".join("?" * len(first))
+            every = chain((first,), rest)
+            self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", every)  # noqa: S608
 
     def begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")

@@ -22,8 +22,9 @@ _MARK_BYTES: Final = 64
 class Transaction:
     """What is written in one go; a book marks it where a backup without the change is no longer as good.
 
-    It begins with the first rows that are asked for, or at its end: while it lasts nobody else writes, and a PostgreSQL
-    ends one in which nothing is sent for some seconds. All that is written is made into rows before.
+    While it lasts nobody else writes, and a PostgreSQL ends one in which nothing is sent for some seconds. So there it
+    begins with the first rows that are asked for, or at its end, and all that is written is made into rows before.
+    A file is written to row by row, and none of them is held.
     """
 
     def __init__(self, database: Database) -> None:
@@ -41,11 +42,18 @@ class Transaction:
         self._prepared.append(partial(self._database.execute, statement, parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._prepared.append(partial(self._database.executemany, statement, list(rows)))
+        self._write(partial(self._database.executemany, statement), rows)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
-        self._prepared.append(partial(self._database.replace, table, keys, list(rows)))
+        self._write(partial(self._database.replace, table, keys), rows)
+
+    def _write(self, what: Callable[[Iterable[Sequence[Any]]], object], rows: Iterable[Sequence[Any]]) -> None:
+        if self._database.is_local:
+            self.send()
+            what(rows)
+        else:
+            self._prepared.append(partial(what, list(rows)))
 
     def send(self) -> None:
         """Let the database carry out what is prepared."""

@@ -44,14 +44,9 @@ def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] 
     return dict(sorted(flat.items())) if come else flat
 
 
-def made(mapping: Mapping[K, V], key: K, value: V) -> None:
-    """Put a value that was made by need where the one that it is made of lies, for whoever shares it, too."""
-    holding = mapping
-    if isinstance(mapping, Overlay):
-        holding = mapping.over if key in mapping.over else mapping.base
-    if isinstance(holding, Unmade):
-        holding = holding.made
-    assert isinstance(holding, dict)  # noqa: S101 - what has its values still to make
+def made(mapping: dict[K, Any] | Unmade[K, Any], key: K, value: object) -> None:
+    """Put a value that was made by need in the place of the one that it is made of, for whoever shares it, too."""
+    holding = mapping.made if isinstance(mapping, Unmade) else mapping
     holding[key] = value
 
 

@@ -5,6 +5,7 @@ What is set here is libgit2's, for the whole process.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -15,7 +16,7 @@ from typing import Final, TypeVar
 import pygit2
 from pygit2.enums import ConfigLevel, Feature, RepositoryOpenFlag
 
-from gitboot.errors import SourceError
+from gitboot.errors import LedgerError, SourceError
 
 for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
     pygit2.settings.search_path[_level] = ""
@@ -54,15 +55,17 @@ def words(error: BaseException) -> str:
 
 
 def lacks_memory(error: BaseException | None) -> bool:
-    """Whether it comes of memory that could not be had; libgit2 says so by words alone."""
+    """Whether it comes of memory that could not be had; libgit2 and SQLite say so by words alone."""
     while error is not None:
-        if isinstance(error, MemoryError) or (isinstance(error, pygit2.GitError) and _NO_MEMORY.search(str(error))):
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+            return True
+        if isinstance(error, pygit2.GitError | LedgerError) and _NO_MEMORY.search(str(error)):
             return True
         error = error.__cause__
     return False
 
 
-_NO_MEMORY: Final = re.compile("out of memory|cannot allocate memory|failed to mmap", re.IGNORECASE)
+_NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to mmap|error code=7\b", re.IGNORECASE)
 
 
 def features() -> dict[str, bool]:
