@@ -599,6 +599,20 @@ def test_evidence_for_a_server_of_which_nothing_is_known_stays_unheard(tmp_path:
         assert (bench.record, bench.told("Provisioned")) == (None, [])
 
 
+def test_a_boot_that_was_given_before_a_doubt_is_heard_of_once_that_is_over(tmp_path: Path) -> None:
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        plan = bench.plan()
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*fleet_of(1, "OnImageChange"))
+        boot_once(bench, plan)
+        bench.request("begin", how="as-recorded")
+        bench.plan()
+        assert shown(bench.plan()) == TO_INSTALL  # for a minute more: its loader may ask again
+        bench.wait(minutes=2)
+        assert (shown(bench.plan()), bench.told("Provisioned")) == (INSTALLED, ["Provisioned"])
+
+
 # Maintenances
 
 

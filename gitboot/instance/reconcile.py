@@ -12,6 +12,7 @@ from gitboot.bmc.job import Result
 from gitboot.bounds import uncollected
 from gitboot.errors import LedgerError
 from gitboot.instance.accept import Accepting, Attempt
+from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit
@@ -258,7 +259,8 @@ class Reconciler:
         self._collect(wait_all=True)
         try:
             with self._inbox.held():
-                before, heard = taken_in(before, self._store, self._inbox, at)
+                before, taken = taken_in(before, self._store, self._inbox, at)
+                heard = _heard(taken, before.attempt, before.knowledge)
                 batch = self._batch(before, before.attempt, heard, (), at)
                 batch = replace(batch, written=heard.written, requests=heard.requests)
                 learnt = learn(before.knowledge, batch, at)
@@ -388,10 +390,14 @@ def is_vouched_for(standing: Standing) -> bool:
 
 
 def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
-    """What of it is learned now: of machines only where this instance goes by the accepted commit."""
-    if attempt.accepted is not None and goes_by(knowledge, attempt.accepted):
-        return taken
-    return replace(taken, spooled=(), spool=knowledge.taken, results=())
+    """What of it is learned now: of machines only where this instance goes by the accepted commit.
+
+    What was fetched waits, too, while the ledger is in doubt: who says what is installed may leave out what was given.
+    """
+    unheard = replace(taken, spooled=(), spool=knowledge.taken)
+    if attempt.accepted is None or not goes_by(knowledge, attempt.accepted):
+        return replace(unheard, results=())
+    return taken if doubt_of(knowledge.facts, attempt.accepted.decisions) is None else unheard
 
 
 def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
