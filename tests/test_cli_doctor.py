@@ -112,6 +112,7 @@ def test_a_setting_that_run_does_not_have_is_an_error(tmp_path: Path) -> None:
 def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path) -> None:
     assert [each.health for each in of_the_clock(Keeping.UNSYNCHRONISED)] == [Health.WRONG]
     assert [each.health for each in of_the_clock(Keeping.UNKNOWN)] == [Health.DOUBTFUL]
+    assert [each.health for each in of_the_clock(Keeping.UNKEPT)] == [Health.DOUBTFUL]
     (lacks,) = of_git({"https": True, "ssh": False}, "1.9")
     assert (lacks.health, lacks.message) == (Health.WRONG, "libgit2 1.9 is built without ssh")
     (absent,) = of_state(tmp_path / "none")

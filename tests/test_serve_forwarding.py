@@ -130,7 +130,7 @@ def test_an_instance_that_does_not_answer_leaves_what_is_made_once_ungiven(hosts
     with hosts.other() as other:
         text = get(other.url + ENTRY).text
         assert DISK in text
-        assert "not given: its fetch could not be recorded" in text
+        assert f"not given: its fetch could not be recorded: the instance at {url} does not take it" in text
         ready = plain.get(other.url + "/readyz")
         assert ready.status_code == 503
         assert f"the instance at {url} does not take it" in ready.text

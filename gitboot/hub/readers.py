@@ -63,7 +63,9 @@ class _Tree:
         self._root = root
 
     def status(self) -> Mapping[str, Any]:
-        return _status(self._read(STATUS) or b"", f"{self._root / STATUS}")
+        if (found := self._read(STATUS)) is None:
+            raise HostUnreachable(f"there is no {self._root / STATUS}: no instance has published there")
+        return _status(found, f"{self._root / STATUS}")
 
     def script(self, name: str) -> bytes | None:
         return self._read(f"{DATA}{name}.js")

@@ -374,8 +374,8 @@ def _acknowledged(hops: Iterable[tuple[Revision, Verdict]], at: datetime) -> Ite
 
 def _heeded(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[Heeded]:
     for revision, verdict in hops:
-        for trip in verdict.trips:
-            yield Heeded(commit=revision, guard=trip.guard.value, by=trip.by)
+        for guard, by in dict.fromkeys((trip.guard.value, trip.by) for trip in verdict.trips):
+            yield Heeded(commit=revision, guard=guard, by=by)
 
 
 def _changed(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[ChangedArea]:

@@ -63,8 +63,12 @@ def of_the_clock(keeping: Keeping) -> Examination:
             yield _fine("clock", "a time service keeps it right")
         case Keeping.UNKNOWN:
             yield _doubtful("clock", "the kernel does not say who keeps it", "chronyc tracking  # or: timedatectl")
-        case _:
-            yield _wrong("clock", "no time service keeps it right: nothing is set at BMCs", "timedatectl set-ntp true")
+        case Keeping.UNSYNCHRONISED:
+            message = "a time service has not set it since the boot: nothing is set at BMCs"
+            yield _wrong("clock", message, "timedatectl set-ntp true")
+        case Keeping.UNKEPT:
+            message = "no time service keeps it right; where one did before, nothing is set at BMCs"
+            yield _doubtful("clock", message, "timedatectl set-ntp true")
 
 
 def of_standing_by(found: HeldByAnother) -> Examination:

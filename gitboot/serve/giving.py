@@ -30,6 +30,13 @@ from gitboot.serve.tree import PublishedTree
 _HEADER_LINES: Final = b"#!"
 _ANOTHER_GIVER: Final = Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
 _NOT_RECORDED: Final = Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded")
+
+
+def _unrecorded(recorder: Recorder) -> Refusal:
+    why = recorder.failure or "the spool does not answer in time"
+    return Refusal(WhyNot.NOT_RECORDED, f"its fetch could not be recorded: {why}")
+
+
 _OLDER_TREE: Final = Refusal(WhyNot.OLDER_TREE, "the tree is an older copy, and may not know what was given since")
 _SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
 
@@ -164,7 +171,7 @@ class Giving:
         try:
             is_done = await recorder.reported(asked.server, token)
         except Unrecordable:
-            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
+            return _unrecorded(recorder)
         if self._is_another_giver(recorder, asked):
             return _ANOTHER_GIVER
         if self._is_older(recorder):
@@ -203,7 +210,7 @@ class Giving:
         try:
             given = await recorder.given(asked.server, offer, asked.report)
         except Unrecordable:
-            return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: the spool does not answer in time")
+            return _unrecorded(recorder)
         if self._is_another_giver(recorder, asked):
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
