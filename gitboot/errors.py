@@ -10,7 +10,8 @@
     │   ├── BmcUnreachable          no answer, or not one that can be used
     │   ├── BmcBusy                 the BMC answered: not now
     │   │   └── BmcChanged          what was to be written rests on a reading that is old
-    │   └── HostUnreachable         a web server, an endpoint or a forge, gave no answer that can be used
+    │   ├── HostUnreachable         a web server, an endpoint or a forge, gave no answer that can be used
+    │   └── NotYetDone              the instance has not taken up yet what it was asked for
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
         ├── UsageError              a flag, a setting, a path is wrong
@@ -59,6 +60,10 @@ class CorruptClone(SourceError):
 
 class SubpathMissing(SourceError):
     """A commit does not have the folder in which the fleet is to lie."""
+
+
+class NotYetDone(TryAgain):
+    """What was asked for waits for the instance, which has not taken it up yet."""
 
 
 class BmcUnreachable(TryAgain):

@@ -11,6 +11,7 @@ from gitboot.errors import (
     HostUnreachable,
     InvalidRepository,
     LockedByAnother,
+    NotYetDone,
     PublishError,
     RegistryRefused,
     SourceError,
@@ -42,7 +43,11 @@ class Exit(IntEnum):
     STALE = 5, "the digest that was given is not that of the commit that is held: look at it again"
     SOURCE = 6, "a repository, a registry, a forge or another host did not answer, or refused; or a signature is wrong"
     SUSPENDED = 7, "the instance is suspended: no commit is accepted"
-    PARTIAL = 8, "only in part: some BMC, file, artifact or copy is not as it is to be; the output says which"
+    PARTIAL = (
+        8,
+        "only in part: some BMC, file, artifact or copy is not as it is to be, and the output says which; or the "
+        "instance has not taken up yet what it was asked for",
+    )
     WAITS = 9, "a rollout's next step waits for machines"
     USAGE = (
         64,
@@ -60,6 +65,7 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (RegistryRefused, Exit.SOURCE),
     (StaleDigest, Exit.STALE),
     (PublishError, Exit.PARTIAL),
+    (NotYetDone, Exit.PARTIAL),
     (AssetError, Exit.PARTIAL),
     (UsageError, Exit.USAGE),
     (LockedByAnother, Exit.USAGE),

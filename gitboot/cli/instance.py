@@ -14,7 +14,7 @@ from typing import Any, Final
 from gitboot.cli.bounded import evaluating
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.operator import operator
-from gitboot.errors import UsageError
+from gitboot.errors import NotYetDone, UsageError
 from gitboot.instance import build
 from gitboot.instance.acting import check_acts
 from gitboot.instance.build import Look, carried_out
@@ -84,8 +84,8 @@ def chosen(names: Collection[str], look: Look, selector: str | None = None) -> f
 def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
     """Leave a request for the instance on ``state``, or carry it out in its place; return what came of it.
 
-    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused,
-    `HeldByAnother` where another host acts.
+    ``commit`` is the accepted one, for what needs it. Raises `UsageError` where it was refused, `NotYetDone` where the
+    instance has not taken it up, `HeldByAnother` where another host acts.
     """
     if not has_ledger(state):
         raise never_ran(state)
@@ -104,7 +104,10 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
             _wake(process)
         outcome = _awaited(ledger, number)
     if outcome is None:
-        return f"left for process {process}, which has not taken it up within {_PATIENCE_S} s"
+        raise NotYetDone(
+            f"{state}: left for process {process}, which has not taken it up within {_PATIENCE_S} s "
+            f"(gitboot status --state {state} says what it waits for)"
+        )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
     return outcome
