@@ -25,7 +25,8 @@
         ├── AssetError              what machines fetch besides their boot files cannot be placed
         │   └── ArtifactMissing     who has to have an artifact says that there is none
         ├── LedgerError             the ledger cannot be read or written, or is of another version
-        │   └── DamagedLedger       it does not hold together
+        │   ├── DamagedLedger       it does not hold together
+        │   └── LedgerLeft          it was copied elsewhere, and goes on there
         ├── BmcRejected             the BMC answered no: credentials, an unsupported setting
         ├── ForgeRefused            the forge answered no: a token, a project, what it may do
         └── RegistryRefused         a registry answered no, or may not be asked: a token, a host, what it has
@@ -160,6 +161,10 @@ class LedgerError(OperatorError):
 
 class DamagedLedger(LedgerError):
     """The ledger does not hold together: what it knew has to come from elsewhere."""
+
+
+class LedgerLeft(LedgerError):
+    """The ledger was copied to another place, and goes on there."""
 
 
 class LeaseLost(LedgerError):

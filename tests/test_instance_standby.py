@@ -96,6 +96,33 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert hosts.last_epoch == epoch + 2
 
 
+def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: PostgresServer) -> None:
+    """One is stopped, the other paused, and the ledger is copied into a file of the first: it alone acts then."""
+    web = rack.add("web01", provision=1)
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        eventually(lambda: web.stands)
+        hosts.one.stop()
+        assert hosts.taken_over(1) is hosts.two
+        hosts.two.pause()
+        eventually(lambda: hosts.lease() is None)
+        copied = typed("ledger", "copy", "--state", hosts.one.state, "--to", "file")
+        assert copied.code == 0, copied
+        new = rack.add("web02", provision=1)
+        rack.push("One more")
+        hosts.two.resume()
+        eventually(lambda: hosts.two.reason == "LedgerLeft")
+        assert f"was copied to {socket.gethostname()}:{hosts.one.state}" in hosts.two.condition["message"]
+        (lost,) = (event for event in hosts.two.events if event["type"] == "LeaseLost")
+        assert "was copied to" in lost["message"]
+        hosts.two.kill()
+        hosts.two.start()
+        assert hosts.two.instance is not None
+        assert hosts.two.instance.process.wait(20) == 64
+        assert not new.stands
+        assert web.times_set == 1
+
+
 TYPED = (
     ("records", "show"),
     ("records", "set", "web01", "pending", "--reason", "a test"),

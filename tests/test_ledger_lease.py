@@ -352,7 +352,7 @@ def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path)
         fetches.ping(1)
 
 
-def test_a_ledger_is_not_moved_before_what_was_given_is_taken_in(
+def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_given_by_it(
     path: Path, recorded: RecordedFetches, tmp_path: Path
 ) -> None:
     with held(path, ONE) as (_, lease), shared(path) as fetches:
@@ -364,7 +364,17 @@ def test_a_ledger_is_not_moved_before_what_was_given_is_taken_in(
     assert "no instance has taken in yet (1)" in str(refused.exception)
     with held(path, ONE) as (ledger, _), ledger.writing() as tx:
         evidence.take(tx, last)
+    nowhere = address(path)
     assert CliRunner().invoke(cli, copy).exit_code == 0
+    with closing(SharedFetches(nowhere)) as fetches:
+        with pytest.raises(Unrecordable):
+            fetches.record(GIVEN, str(lease), 1)
+        with pytest.raises(Unrecordable):
+            fetches.given("web01", OFFER, None, 1)
+        assert fetches.failure is not None
+        assert "was copied to" in fetches.failure
+        with pytest.raises(NotTaken, match="was copied to"):
+            fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
 
 
 def test_an_endpoint_needs_no_more_rights_than_its_page_gives_it(path: Path, postgres_server: PostgresServer) -> None:

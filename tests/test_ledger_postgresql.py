@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +17,14 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli import cli
-from gitboot.errors import LedgerError, LockedByAnother, UsageError
+from gitboot.cli.exit import Exit, exit_of
+from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.instance.directory import has_ledger
-from gitboot.ledger import events, evidence, facts, overrides, records, requests
+from gitboot.ledger import events, evidence, facts, moving, overrides, records, requests
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
-from gitboot.ledger.postgresql import arguments
+from gitboot.ledger.postgresql import PostgresRenewing, arguments
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
@@ -334,6 +339,10 @@ def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path)
     assert not path.exists()
 
 
+def show(state: Path) -> str:
+    return CliRunner().invoke(cli, ["ledger", "show", "--state", str(state)], catch_exceptions=False).output
+
+
 def moved(state: Path, to: str) -> str:
     done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to], catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -364,6 +373,177 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     with open_ledger(path) as ledger:
         assert records.read(ledger).keys() == {WEB01, WEB02}
         assert not facts.is_behind(ledger)
+
+
+def refused(state: Path, to: str) -> str:
+    done = CliRunner().invoke(cli, ["ledger", "copy", "--state", str(state), "--to", to])
+    assert isinstance(done.exception, OperatorError), done.output
+    assert exit_of(done.exception) is Exit.USAGE
+    return str(done.exception)
+
+
+@pytest.fixture
+def two(path: Path, tmp_path: Path) -> Path:
+    """The state directory of another host, which has the same ledger."""
+    (state := tmp_path / "two").mkdir()
+    shutil.copyfile(path.with_suffix(".toml"), state / "ledger.toml")
+    return state
+
+
+def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path, two: Path, tmp_path: Path) -> None:
+    written(path)
+    told = moved(tmp_path, "file")
+    assert "tell every other host's STATE so" in told
+    place = re.escape(f"{socket.gethostname()}:{path}")
+    with pytest.raises(LedgerLeft, match=f"this ledger was copied to {place}, goes on there.*not used here any more"):
+        open_ledger(two / "ledger.sqlite")
+    assert f"left      for {socket.gethostname()}:{path}: it goes on there" in show(two)
+    for command in (("events",), ("records", "show"), ("resume",)):
+        done = CliRunner().invoke(cli, [*command, "--state", str(two)])
+        assert isinstance(done.exception, LedgerLeft), command
+        assert exit_of(done.exception) is Exit.USAGE
+    assert "was copied to" in refused(two, "file")
+    assert not (two / "ledger.sqlite").exists()
+
+
+def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    written(path := tmp_path / "ledger.sqlite")
+    with open_ledger(path) as before:
+        moved(tmp_path, postgres_server.address().url)
+        with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
+            put(before, facts.accept, "by a process that has had it open")
+    (other := tmp_path / "other").mkdir()
+    shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
+    with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
+        open_ledger(other / "ledger.sqlite")
+
+
+def test_another_host_is_told_the_new_place_by_the_same_line(
+    path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    url = postgres_server.address().url
+    moved(tmp_path, url)
+    with pytest.raises(LedgerLeft):
+        open_ledger(two / "ledger.sqlite")
+    assert "was copied to" in refused(two, postgres_server.address().url), "another place"
+    assert "it was copied before" in moved(two, url)
+    with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
+        put(one, facts.accept, "by one")
+        assert facts.read(other).accepted == "by one"
+
+
+def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(path: Path, two: Path, tmp_path: Path) -> None:
+    """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
+    written(path)
+    theirs = Holder("theirs", "another host", 0.3)
+    address = address_beside(path)
+    assert address is not None
+    with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
+        ledger.database.hold(theirs)
+        time.sleep(theirs.seconds)
+        moved(tmp_path, "file")
+        assert ledger.database.lease is not None
+        with closing(PostgresRenewing(address)) as renewing:
+            with pytest.raises(LeaseLost, match="was copied to"):
+                renewing.renew(ledger.database.lease)
+            with pytest.raises(LedgerLeft, match="was copied to"):
+                renewing.other_than(theirs)
+        with pytest.raises(LeaseLost, match="was copied to"):
+            put(ledger, facts.accept, "theirs")
+        with pytest.raises(LedgerLeft, match="was copied to"):
+            ledger.database.hold(theirs)
+        with pytest.raises(LedgerLeft, match="was copied to"):
+            put(commands, facts.accept, "theirs")
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).accepted == "c0ffee"
+
+
+class Killed(BaseException):
+    """Where the copy comes to its end."""
+
+
+@pytest.mark.parametrize("to", ["file", "database"])
+@pytest.mark.parametrize(
+    ("at", "is_used", "is_copy_used"),
+    [("note_left", True, False), ("_finish", False, False), ("_named", False, True)],
+)
+def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_same_line(
+    postgres_server: PostgresServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    to: str,
+    at: str,
+    is_used: bool,
+    is_copy_used: bool,
+) -> None:
+    path, address = tmp_path / "ledger.sqlite", postgres_server.address()
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    if to == "file":
+        note_address(path, address)
+    else:
+        note_address(elsewhere / "ledger.sqlite", address)
+    written(path)
+    before = described(path)
+
+    def kill(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, at, kill)
+        with pytest.raises(Killed):
+            moved(tmp_path, "file" if to == "file" else address.url)
+    if to == "file":
+        shutil.copyfile(path, elsewhere / "ledger.sqlite")
+    assert is_opened(path) == is_used
+    assert is_opened(elsewhere / "ledger.sqlite") == is_copy_used
+    if is_used:
+        with open_ledger(path) as ledger:
+            put(ledger, facts.accept, "goes on")
+    moved(tmp_path, "file" if to == "file" else address.url)
+    assert (address_beside(path) is None) == (to == "file")
+    after = described(path)
+    assert (after.identity, after.changes, after.rows) == (before.identity, before.changes, before.rows)
+    with open_ledger(path) as ledger:
+        assert facts.read(ledger).accepted == ("goes on" if is_used else "c0ffee")
+        ledger.database.hold(Holder("theirs", "another host"))
+
+
+def is_opened(path: Path) -> bool:
+    try:
+        open_ledger(path).close()
+    except LedgerError as error:
+        return "gitboot ledger copy" not in str(error)
+    return True
+
+
+def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
+    path: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    moved(tmp_path, "file")
+    assert "holds what was the ledger before already" in refused(tmp_path, address.url)
+    schema = address.url.rpartition("%3D")[2]
+    postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
+    moved(tmp_path, address.url)
+    with open_ledger(path) as ledger:
+        put(ledger, facts.accept, "back")
+
+
+def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:
+    open_ledger(path).close()
+    address = address_beside(path)
+    assert address is not None
+    moved(tmp_path, "file")
+    (other := tmp_path / "other").mkdir()
+    open_ledger(other / "ledger.sqlite").close()
+    assert "was another ledger" in refused(other, address.url)
+    moved(tmp_path, address.url)
+    with open_ledger(path) as ledger:
+        ledger.database.hold(Holder("theirs", "another host"))
+        put(ledger, facts.accept, "back")
 
 
 def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from gitboot.errors import (
     GitbootError,
     HostUnreachable,
     InvalidRepository,
+    LedgerLeft,
     LockedByAnother,
     NotYetDone,
     PublishError,
@@ -69,6 +70,7 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (AssetError, Exit.PARTIAL),
     (UsageError, Exit.USAGE),
     (LockedByAnother, Exit.USAGE),
+    (LedgerLeft, Exit.USAGE),
 )
 
 

@@ -31,6 +31,8 @@ def show(state: Path) -> None:
     found = described(state / LEDGER)
     rows = [count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
     click.echo(f"place     {found.name}")
+    if found.left_for is not None:
+        click.echo(f"left      for {found.left_for}: it goes on there, and is not used here any more")
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
     if found.lease is not None:
@@ -57,7 +59,9 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     """Copy the ledger to another place, compare both, and let the instance go on from there.
 
     The instance must not run meanwhile, and nothing may have been written at the other place yet. The file that was
-    the ledger is kept beside it, under another name; a database is left as it is.
+    the ledger is kept beside it, under another name; a database stays where it is. Neither is used again: whoever opens
+    it is told the new place. On another host with the same ledger the same line names the new place to its STATE, too,
+    and where a copy was killed before its end, it ends it.
     """
     from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran
     from gitboot.ledger.moving import moved
@@ -72,6 +76,10 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         stack.enter_context(locked(state))
         done = moved(state / LEDGER, address)
     total = sum(done.rows.values())
-    click.echo(f"{count(total, 'row')} copied and compared: {done.old} -> {done.new}")
+    if done.was_copied:
+        click.echo(f"it was copied before: {done.old} -> {done.new}; this STATE names the new place now")
+    else:
+        click.echo(f"{count(total, 'row')} copied and compared: {done.old} -> {done.new}")
+        click.echo("tell every other host's STATE so, which refuses the old place now: `gitboot ledger copy`, as here")
     if done.kept is not None:
         click.echo(f"what was the ledger is kept as {done.kept}; delete it when the new one is backed up")

@@ -437,7 +437,9 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
         ):
             loop.run(serving=endpoints)
         if bell.is_over:
-            message = "another instance has taken over: nothing is set, offered or written any more"
+            lease = instance.store.database.lease
+            why = (lease.left if lease is not None else None) or "another instance has taken over"
+            message = f"{why}: nothing is set, offered or written any more"
             tell(Event(at=_clock(), type="LeaseLost", message=message, warning=True))
         else:
             tell(Event(at=_clock(), type="Stopped", message="what was published stays"))

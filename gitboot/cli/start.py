@@ -17,7 +17,7 @@ def command(state: Path) -> None:
     """Let the instance on STATE and its endpoints offer boots again, and say which servers boot from the network."""
     from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of
-    from gitboot.errors import HeldByAnother
+    from gitboot.errors import HeldByAnother, LedgerLeft
     from gitboot.instance.requests import START
     from gitboot.observe.stopped import take_back
     from gitboot.phrases import count, some
@@ -25,7 +25,7 @@ def command(state: Path) -> None:
     found = folders_of(state)
     try:
         names = _released(state)
-    except HeldByAnother as error:  # what endpoints here were told is taken back here
+    except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here
         for each in (*done_in(found, take_back), f"the instance was not told, only endpoints here: {error}"):
             click.echo(f"gitboot: {each}", err=True)
         raise SystemExit(Exit.PARTIAL) from None

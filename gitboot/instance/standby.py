@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.errors import GitbootError, LedgerError
+from gitboot.errors import GitbootError, LedgerError, LedgerLeft
 from gitboot.instance import directory as state
 from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
 from gitboot.instance.commit import Commit
@@ -81,7 +81,7 @@ class Standby:
         except LedgerError as error:
             if not self.is_patient:
                 raise
-            return "LedgerFailed", str(error)
+            return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
         self.is_patient = True
         if other is not None:
             self._note_progress(looking.progress())

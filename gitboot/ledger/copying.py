@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gitboot.errors import LedgerError
 from gitboot.ledger.database import Database, Row
+from gitboot.ledger.leaving import NOTES
 from gitboot.ledger.tables import TABLES
 
 
@@ -13,9 +16,18 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
     Who writes to ``ours`` meanwhile is not held up, and not copied. Raises `LedgerError` where what is read there then
     is not what was read here, and leaves ``new`` as it was.
     """
+    with ours.reading():
+        ours.execute(ours.snapshot)
+        try:
+            return copy_in_transaction(ours, new, {})
+        finally:
+            ours.rollback()
+
+
+def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
+    """The same of what the transaction of ``ours`` sees; ``new`` notes this of copies, and not what ``ours`` does."""
     counted = {}
     with ours.reading(), new.reading():
-        ours.execute(ours.snapshot)
         try:
             new.begin()
             for table in TABLES:
@@ -29,20 +41,24 @@ def copy_tables(ours: Database, new: Database) -> dict[str, int]:
                     raise LedgerError(f"{new.name}: the table {table} is not what {ours.name} has; nothing was copied")
             for statement in new.after_copying:
                 new.execute(statement)
+            new.replace("facts", ("name",), notes.items())
             new.commit()
         except BaseException:
             new.rollback()
             raise
-        finally:
-            ours.rollback()
     return counted
 
 
 def counted_rows(database: Database) -> dict[str, int]:
     """How many rows each table has."""
-    return {table: database.execute(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}  # noqa: S608
+    return {table: database.execute(f"SELECT count(*) FROM {_whole(table)}")[0][0] for table in TABLES}  # noqa: S608
 
 
 def _rows(database: Database, table: str) -> list[Row]:
     """All rows of a table, in an order that does not depend on the database."""
-    return sorted(database.execute(f"SELECT * FROM {table}"), key=repr)  # noqa: S608
+    return sorted(database.execute(f"SELECT * FROM {_whole(table)}"), key=repr)  # noqa: S608
+
+
+def _whole(table: str) -> str:
+    """What a copy has of a table: all but what is noted of copies."""
+    return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

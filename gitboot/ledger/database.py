@@ -27,6 +27,7 @@ class Database(ABC):
     is_local: ClassVar[bool]  # whether it lies in the state directory, and is lost or put back with it
 
     name: str  # as people are told it
+    takes_any = False  # whether it is opened, and written to, where it was left or is half a copy
     lease: HeldLease | None = None  # by which it is held; what lies in a state directory needs only that one's lock
 
     @abstractmethod
@@ -43,7 +44,11 @@ class Database(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Begin a transaction, once no other process is in one."""
+        """Begin a transaction, once no other process is in one; raises `LedgerLeft` where it goes on elsewhere."""
+
+    def begin_at_leisure(self) -> None:
+        """Begin one in which nothing may be asked for a while."""
+        self.begin()
 
     @abstractmethod
     def commit(self) -> None:
@@ -63,6 +68,15 @@ class Database(ABC):
 
     def hold(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
         """Take the lease, and give it back when it is closed; raises `LockedByAnother` while another has it."""
+
+    def leave(self, place: str) -> None:  # noqa: B027 - see `lease`
+        """Let nobody take its lease any more, for it goes on at ``place``; with the transaction that there is."""
+
+    def settle(self) -> None:  # noqa: B027 - most have no such file
+        """Let what was written stand in the file itself, and not beside it."""
+
+    def come_back(self) -> None:  # noqa: B027 - see `lease`
+        """Let its lease be taken again, though it was left."""
 
     @abstractmethod
     def close(self) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 
 from gitboot.errors import LedgerError
 from gitboot.ledger.lease import Lease, now_s
+from gitboot.ledger.leaving import NOBODY, left
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.observe.batches import SUFFIX, ForwardedBatch, writer_of
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
@@ -27,7 +28,8 @@ from gitboot.phrases import in_one_line
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name
 _ASKED_EVERY_S: Final = 5.0  # whether it answers, while nobody asks it for a boot
 _WORTH: Final = 1000  # rows, until they are deleted: each time, all endpoints have to be told
-_HELD: Final = "SELECT epoch, holder, forgotten FROM lease"
+_NOT_LEFT: Final = "SELECT place, holder FROM lease FOR KEY SHARE"  # beside whoever renews it
+_HELD: Final = "SELECT epoch, holder, forgotten, place FROM lease"
 _RECORD: Final = "INSERT INTO fetches (writer, place, server, offer, line) VALUES (%s, %s, %s, %s, %s)"
 
 _Run = Callable[..., list[Any]]  # a statement, and its parameters; the rows that it gives
@@ -69,6 +71,8 @@ class SharedFetches:
         spool, file = batch.writer
 
         def take(run: _Run) -> int:
+            for place, holder in run(_NOT_LEFT):
+                self._refuse_left(place, holder)
             run("INSERT INTO writers VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", (spool, file))
             ((place,),) = run("SELECT place FROM writers WHERE spool = %s AND file = %s FOR UPDATE", (spool, file))
             if batch.begin != place or not batch.lines:
@@ -98,9 +102,15 @@ class SharedFetches:
     def _look(self, run: _Run, how: str = "") -> str | None:
         """Who may give now."""
         rows = run(f"{_HELD} {how}")
+        for _, holder, _, place in rows:
+            self._refuse_left(place, holder)
         giver = str(Lease(rows[0][1], rows[0][0])) if rows else None
         self.giver, self.forgotten = giver, rows[0][2] if rows else 0
         return giver
+
+    def _refuse_left(self, place: str, holder: str) -> None:
+        if holder == NOBODY:
+            raise left(self.name, place)
 
     def _asked(self, work: Callable[[_Run], _T]) -> _T:
         self._asked_s = now_s()

@@ -66,6 +66,7 @@ class HeldLease:
     name: str  # of the ledger, as people are told it
     until_s: float = field(default=0.0)  # by this machine's clock
     is_lost: bool = False  # another has it, and this one never will again
+    left: str | None = None  # the ledger goes on elsewhere: what people are told of that
 
     def renewed(self, asked_s: float) -> None:
         """Note that it was renewed, by a request that was sent then."""
@@ -74,7 +75,7 @@ class HeldLease:
     def lost(self) -> LeaseLost:
         """Note that another has it."""
         self.is_lost = True
-        return LeaseLost(f"{self.name}: another instance acts by this ledger now")
+        return LeaseLost(self.left or f"{self.name}: another instance acts by this ledger now")
 
     def check(self) -> None:
         """Raise `LeaseLost` where another instance may act by now."""

@@ -1,17 +1,20 @@
-"""A ledger taken from one place to another, where it goes on as the same."""
+"""A ledger taken from one place to another, where it goes on as the same, and nobody uses the old one any more."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack, closing, suppress
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from gitboot.errors import LedgerError, UsageError
-from gitboot.ledger.copying import copy_tables, counted_rows
+from gitboot.ledger.copying import copy_in_transaction, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.fetches import FETCHES
 from gitboot.ledger.lease import Holder
+from gitboot.ledger.leaving import COPY, UNFINISHED, Notes, check_is_used, left, note_left
 from gitboot.ledger.naming import PostgresAddress, address_beside, file_beside, note_address
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import open_database
@@ -24,37 +27,84 @@ class Moved(NamedTuple):
     new: str
     rows: Mapping[str, int]  # by table
     kept: Path | None  # what was the ledger, where it was a file
+    was_copied: bool  # before: only what was left to do was done
 
 
 def moved(path: Path, address: PostgresAddress | None) -> Moved:
     """Copy the ledger at ``path``, or that is named there, to ``address``, or to a file there; name the new place.
 
-    For who holds the state directory. Killed before it is named, the old one goes on. Raises `UsageError` where the
+    For who holds the state directory. One that was copied there before is only named. Raises `UsageError` where the
     place is the same, or is not empty; `LockedByAnother` where an instance on another host has one of the two;
-    `LedgerError` where the copy is not the same.
+    `LedgerLeft` where it was copied elsewhere before; `LedgerError` where the copy is not the same.
     """
-    before = address_beside(path)
-    if before == address:
+    if address_beside(path) == address:
         raise UsageError("the ledger is there already")
     with ExitStack() as stack:
-        ours = stack.enter_context(closing(open_database(path)))
-        ours.hold(holder := Holder.of(path.parent))
+        ours = stack.enter_context(closing(open_database(path, takes_any=True)))
+        about = Notes.of(ours)
+        if about.left_for is not None:
+            if address is None and not path.exists():
+                raise left(ours.name, about.left_for)
+            new = stack.enter_context(closing(_opened(path, address)))
+            if (target := Notes.of(new)).copy != about.copy or target.left_for is not None:
+                raise left(ours.name, about.left_for)
+            found = counted_rows(new)
+        else:
+            check_is_used(ours)
+            ours.hold(holder := Holder.of(path.parent))
+            _refuse_untaken(ours)
+            if address is None:
+                stack.enter_context(_made(path, about))
+            new = stack.enter_context(closing(_opened(path, address)))
+            _refuse_in_use(new, about)
+            new.come_back()
+            new.hold(holder)
+            found = _copied(ours, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
+        _finish(new)
+    return Moved(ours.name, new.name, found, _named(path, address), about.left_for is not None)
+
+
+def _copied(ours: Database, new: Database, place: str) -> dict[str, int]:
+    """Copy it while nobody writes to it, and note that it is left; the copy is unfinished as yet."""
+    copy = str(uuid4())
+    try:
+        ours.begin_at_leisure()
         _refuse_untaken(ours)
-        new = stack.enter_context(closing(_emptied(path, address)))
-        new.hold(holder)
-        found = copy_tables(ours, new)
-    kept = None
-    if address is not None:
-        note_address(path, address)
-        kept = _put_away(path)
-    else:
+        found = copy_in_transaction(ours, new, {COPY: copy, UNFINISHED: ours.name})
+        ours.leave(place)
+        _refuse_untaken(ours)  # now nobody records more of it
+        note_left(ours, place, copy)
+        ours.commit()
+        ours.settle()
+    except BaseException as error:
+        with suppress(*ours.errors):
+            ours.rollback()
+        if isinstance(error, ours.errors):
+            raise ours.unreadable(error) from error
+        raise
+    return found
+
+
+def _finish(new: Database) -> None:
+    """Let the copy be the ledger."""
+    with new.reading():
+        new.begin()
+        new.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
+        new.commit()
+
+
+def _named(path: Path, address: PostgresAddress | None) -> Path | None:
+    """Name the new place; where the old one is now, if that was a file."""
+    if address is None:
         file_beside(path).unlink()
-    return Moved(ours.name, new.name, found, kept)
+        return None
+    note_address(path, address)
+    return _put_away(path) if path.exists() else None
 
 
 def _refuse_untaken(ours: Database) -> None:
     """What hosts have given, and no instance has taken in, would be given once more."""
-    if ours.lease is not None:
+    if not ours.is_local:
         ((untaken,),) = ours.execute(
             "SELECT count(*) FROM fetches WHERE id > coalesce((SELECT taken FROM spool WHERE file = ?), 0)", (FETCHES,)
         )
@@ -65,19 +115,54 @@ def _refuse_untaken(ours: Database) -> None:
             )
 
 
-def _emptied(path: Path, address: PostgresAddress | None) -> Database:
-    """The new place, with nothing in it but an identity."""
-    if address is None:
-        if path.exists():
-            raise UsageError(f"{path} is there already; move it away")
-        return SqliteDatabase(path)
-    from gitboot.ledger.postgresql import PostgresDatabase
+@contextmanager
+def _made(path: Path, about: Notes) -> Iterator[None]:
+    """Make room for a file, which is gone where nothing comes of it; one that a killed copy left may be there."""
+    if path.exists():
+        with closing(SqliteDatabase(path)) as found:
+            if not _is_unfinished(Notes.of(found), about):
+                raise UsageError(f"{path} is there already; move it away")
+    try:
+        yield
+    except BaseException:
+        with closing(SqliteDatabase(path)) as found:
+            is_copy = Notes.of(found).copy is not None
+        for suffix in () if is_copy else ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        raise
 
-    database = PostgresDatabase(address)
-    if any(number for table, number in counted_rows(database).items() if table != "facts"):
-        database.close()
-        raise UsageError(f"{address.name} holds a ledger already; name a database, or a schema, with nothing in it")
+
+def _opened(path: Path, address: PostgresAddress | None) -> Database:
+    """The new place, whatever it notes of copies."""
+    database: Database
+    if address is None:
+        database = SqliteDatabase(path)
+    else:
+        from gitboot.ledger.postgresql import PostgresDatabase
+
+        database = PostgresDatabase(address)
+    database.takes_any = True
     return database
+
+
+def _refuse_in_use(new: Database, about: Notes) -> None:
+    """Raise `UsageError` where there is more than an identity, or a copy of this very ledger that did not end."""
+    found = Notes.of(new)
+    if _is_unfinished(found, about):
+        return
+    if any(number for table, number in counted_rows(new).items() if table != "facts"):
+        was = "what was the ledger before" if found.left_for is not None else "a ledger"
+        raise UsageError(f"{new.name} holds {was} already; name a database, or a schema, with nothing in it")
+    if found.left_for is None and found.identity == about.identity:
+        raise UsageError("the ledger is there already")
+    if found.left_for is not None and (found.identity != about.identity or found.changes > about.changes):
+        raise UsageError(
+            f"{new.name} was another ledger, or knows more; name a database, or a schema, with nothing in it"
+        )
+
+
+def _is_unfinished(found: Notes, about: Notes) -> bool:
+    return found.source is not None and found.identity == about.identity and found.changes <= about.changes
 
 
 def _put_away(path: Path) -> Path:

@@ -12,6 +12,7 @@ from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pin
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.lease import Holder
+from gitboot.ledger.leaving import Notes
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
 from gitboot.ledger.store import Store, mark_of, open_database
@@ -51,15 +52,16 @@ class AtAGlance(NamedTuple):
     identity: str
     changes: int
     rows: Mapping[str, int]  # by table
+    left_for: str | None = None  # where it was copied to, and goes on
     lease: tuple[int, str, bool] | None = None  # its number, whose it is, and whether it has not run out
 
 
 def described(path: Path) -> AtAGlance:
     """The ledger at ``path``, or that is named there, as it is; raises `LedgerError` where it cannot be read."""
-    with closing(open_database(path, reads_only=True)) as database, database.reading():
-        found: dict[str, str] = dict(database.execute("SELECT name, value FROM facts"))
-        lease = None if database.is_local else _lease(database)
-        return AtAGlance(database.name, found["identity"], int(found.get("changes", 0)), counted_rows(database), lease)
+    with closing(open_database(path, reads_only=True, takes_any=True)) as database, database.reading():
+        about = Notes.of(database)
+        lease = None if database.is_local or about.left_for is not None else _lease(database)
+        return AtAGlance(database.name, about.identity, about.changes, counted_rows(database), about.left_for, lease)
 
 
 def acting_instead(path: Path, holder: Callable[[], Holder]) -> str | None:

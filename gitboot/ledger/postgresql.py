@@ -11,6 +11,7 @@ from uuid import uuid4
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, Row
 from gitboot.ledger.lease import SHARE, HeldLease, Holder, Lease, now_s
+from gitboot.ledger.leaving import NOBODY, check_is_used, left
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.sqlite import too_new
 from gitboot.ledger.tables import NUMBERED, POSTGRESQL, SHARED, VERSION
@@ -43,8 +44,12 @@ _TAKE: Final = f"""
 """  # noqa: S608 - of our own
 _RENEW: Final = f"UPDATE lease SET until = {_TAKEN_UNTIL} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
 _GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
-_WHO_HOLDS: Final = "SELECT place FROM lease"
-_OTHERS: Final = "SELECT place FROM lease WHERE until > clock_timestamp() AND holder <> %s"
+_WHO_HOLDS: Final = "SELECT place, holder FROM lease"
+# Not even a transaction that only looks at the lease goes on beside this one.
+_LOCK_LEASE: Final = "SELECT 1 FROM lease FOR UPDATE"
+_LEAVE: Final = "UPDATE lease SET epoch = epoch + 1, holder = %s, place = %s, until = 'infinity'"
+_COME_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %s"
+_OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
@@ -102,6 +107,12 @@ class PostgresDatabase(Database):
         connection.execute(_ONE_WRITER)
         if self.lease is not None:
             self._renewed_s = _renew(connection, self.lease)
+        elif not self.takes_any:
+            check_is_used(self)
+
+    def begin_at_leisure(self) -> None:
+        self.begin()
+        self._connection.execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
 
     def commit(self) -> None:
         """After a long transaction the lease is renewed once more: while that went on, nobody else could."""
@@ -139,10 +150,20 @@ class PostgresDatabase(Database):
             asked = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
             given = connection.execute(_TAKE, asked).fetchone()
             if given is None:
-                (place,) = connection.execute(_WHO_HOLDS).fetchone() or ("another host",)
+                place, who = connection.execute(_WHO_HOLDS).fetchone() or ("another host", None)
+                if who == NOBODY:
+                    raise left(self.name, place)
                 raise HeldByAnother(f"{self.name} is in use by the instance {place}")
         self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name)
         self.lease.renewed(asked_s)
+
+    def leave(self, place: str) -> None:
+        self.execute(_LOCK_LEASE)
+        self.execute(_LEAVE, (NOBODY, place))
+        self.lease = None
+
+    def come_back(self) -> None:
+        self.execute(_COME_BACK, (NOBODY,))
 
     def unreadable(self, error: Exception) -> LedgerError:
         told = in_one_line(error)
@@ -202,6 +223,8 @@ def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> float:
     """
     asked_s = now_s()
     if connection.execute(_RENEW, {**held.lease._asdict(), "seconds": held.seconds}).fetchone() is None:
+        place, who = connection.execute(_WHO_HOLDS).fetchone() or (held.name, None)
+        held.left = str(left(held.name, place)) if who == NOBODY else None
         raise held.lost()
     return asked_s
 
@@ -231,7 +254,7 @@ class PostgresRenewing:
     def other_than(self, holder: Holder) -> str | None:
         """Where the instance is that has the lease, if that is not ``holder``; None: it can be taken.
 
-        Raises `LedgerError` where nobody can be asked.
+        Raises `LedgerLeft` where it goes on elsewhere, `LedgerError` where nobody can be asked.
         """
         try:
             rows = self._live().execute(_OTHERS, (holder.id,)).fetchall()
@@ -240,6 +263,8 @@ class PostgresRenewing:
         except psycopg.Error as error:
             self.close()
             raise LedgerError(f"{self._address.name}: the ledger cannot be read ({in_one_line(error)})") from error
+        if rows and rows[0][1] == NOBODY:
+            raise left(self.name, rows[0][0])
         return rows[0][0] if rows else None
 
     def progress(self) -> tuple[str, int] | None:

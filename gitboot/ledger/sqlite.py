@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger.database import Database, Row
+from gitboot.ledger.leaving import check_is_used
 from gitboot.ledger.tables import MIGRATIONS, VERSION
 
 
@@ -42,9 +43,14 @@ class SqliteDatabase(Database):
 
     def begin(self) -> None:
         self._connection.execute("BEGIN IMMEDIATE")
+        if not self.takes_any:
+            check_is_used(self)
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
+
+    def settle(self) -> None:
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def rollback(self) -> None:
         if self._connection.in_transaction:  # SQLite ends it itself where the disk is full

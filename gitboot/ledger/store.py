@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Self
 
 from gitboot.errors import LedgerError
 from gitboot.ledger.database import Database, Row
+from gitboot.ledger.leaving import check_is_used
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.phrases import in_one_line
@@ -185,8 +186,26 @@ class Store:
             raise LedgerError(f"{self._mark_path}: the ledger's mark cannot be written ({error.strerror})") from error
 
 
-def open_database(path: Path, *, synchronous: bool = True, reads_only: bool = False) -> Database:
-    """What keeps the tables of the ledger at ``path``; raises `LedgerError`."""
+def open_database(
+    path: Path, *, synchronous: bool = True, reads_only: bool = False, takes_any: bool = False
+) -> Database:
+    """What keeps the tables of the ledger at ``path``; raises `LedgerError`.
+
+    Of a ledger that goes on elsewhere, or is not whole yet, only where it ``takes_any``.
+    """
+    database = _database(path, synchronous=synchronous, reads_only=reads_only)
+    database.takes_any = takes_any
+    try:
+        if not takes_any:
+            with database.reading():
+                check_is_used(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _database(path: Path, *, synchronous: bool, reads_only: bool) -> Database:
     if (address := address_beside(path)) is not None:
         from gitboot.ledger.postgresql import PostgresDatabase  # few have one
 
