@@ -38,7 +38,7 @@ Anything else is a bug of gitboot's own and ends in its traceback.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from gitboot.problems.problem import Problem
 
@@ -98,12 +98,19 @@ class Orders(NamedTuple):
     ledger: str | None  # of the instance that is to act; None: whichever
 
 
+class Ordering(Protocol):
+    """A Fleet, as far as it is obeyed at once."""
+
+    def orders_at(self, site: str | None) -> Orders:
+        """What it says to the instance for ``site``; None: for all sites."""
+
+
 class InvalidRepository(GitbootError):
     """A commit that does not hold together, with every problem in it, sorted by place."""
 
-    def __init__(self, problems: Iterable[Problem], *, orders: Orders | None = None) -> None:
+    def __init__(self, problems: Iterable[Problem], *, fleet: Ordering | None = None) -> None:
         self.problems = tuple(sorted(problems))
-        self.orders = orders  # None: its Fleet is not well formed
+        self.fleet = fleet  # None: it is not well formed
         super().__init__("\n".join(map(str, self.problems)))
 
 

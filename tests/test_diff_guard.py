@@ -15,7 +15,7 @@ from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
 from gitboot.resolve.decide import decide
 from tests.cases import for_each
-from tests.fleets import SEED, document, fleet, image, maintenance, policy, repository, server
+from tests.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
 from tests.reviewed import FLEET, Files, compared, reviewed
 
 Tripped = set[tuple[str, str, int]]  # guard, group, number
@@ -34,6 +34,33 @@ def web(count: int, spec: str = "provision: 1", *, group: str = "", first: int =
 
 BARE: Files = {path: text for path, text in FLEET.items() if not path.startswith("servers/")}
 ARGUMENT = "provision: 1, kernelArguments: [debug]"
+
+
+def acted_for(**ledgers: str) -> Files:
+    """A fleet of these sites, of which each names a ledger."""
+    sites = (
+        f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', "
+        f"ledger: {uuid_of(ledger)}}}"
+        for site, ledger in ledgers.items()
+    )
+    servers = {f"servers/{site}.yaml": server(f"web-{site}", f"role: web, site: {site}") for site in ledgers}
+    return {**servers, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{', '.join(sites)}]")}
+
+
+@for_each(
+    ("before", "after", "expected"),
+    [
+        ({}, {"a": "one"}, set()),
+        ({"a": "one"}, {"a": "one", "b": "two"}, set()),
+        ({"a": "one"}, {"a": "two"}, {("allowTakeover", "all", 1)}),
+        ({"a": "one", "b": "two"}, {"b": "two"}, {("allowTakeover", "all", 1)}),
+    ],
+)
+def test_who_ceases_to_act_is_asked_about_and_who_joins_the_others_is_not(
+    before: dict[str, str], after: dict[str, str], expected: Tripped
+) -> None:
+    gone = dict.fromkeys(acted_for(**before).keys() - acted_for(**after).keys())
+    assert tripped({**BARE, **acted_for(**after), **gone}, {**BARE, **acted_for(**before)}) == expected
 
 
 def without(count: int) -> Files:

@@ -244,12 +244,12 @@ class World:
         self.turn()
 
     @contextmanager
-    def restarted(self, folder: Path, *, evaluates: bool = True) -> Iterator[World]:
+    def restarted(self, folder: Path, *, evaluates: bool = True, site: str | None = None) -> Iterator[World]:
         """Another process over a copy of what this one has left behind."""
         copy = folder / "copy"
         for name in ("state", "output"):
             shutil.copytree(folder / name, copy / name, symlinks=True)
-        with in_process(copy, self.repository.bare, limits=Limits(), evaluates=evaluates) as parts:
+        with in_process(copy, self.repository.bare, limits=Limits(), evaluates=evaluates, site=site) as parts:
             yield World(parts, self.repository, self.now)
 
     def told(self, type: str) -> list[Event]:

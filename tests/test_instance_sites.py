@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -48,7 +48,7 @@ from tests.redfish.profiles import GENERIC
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 from tests.test_evaluate_laws import EDITS, LAWS, History, Tree, evaluated, in_full, sent, tree_of
-from tests.test_instance_edges import INSTALLS, World, shown
+from tests.test_instance_edges import INSTALLS, World, held_digest, shown
 
 SITES: Final = ("ams2", "fra1")
 UNKNOWN: Final = (Phase.DISK, Cause.UNKNOWN)
@@ -60,12 +60,12 @@ def placed(**where: str) -> tuple[str, ...]:
     return tuple(server(name, f"site: {site}", "provision: 1") for name, site in sorted(where.items()))
 
 
-def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched") -> str:
+def fleet_of(ledgers: Mapping[str, str], evidence: str = "Fetched", sites: Collection[str] = SITES) -> str:
     """A Fleet of both sites, of which these name ledgers."""
     said = (
         f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test'"
         f"{f', ledger: {ledgers[site]}' if site in ledgers else ''}}}"
-        for site in SITES
+        for site in sites
     )
     provisioning = f"provisioning: {{evidence: {evidence}}}"
     return fleet(f"baseURL: 'http://boot.test', {provisioning}, sites: [{', '.join(said)}]")
@@ -365,17 +365,88 @@ def test_another_site_over_a_state_is_refused_before_anything_is_done(
         pass
 
 
-def test_a_site_that_the_fleet_has_no_more_goes_on_with_what_was_accepted(country: Country) -> None:
+GONE: Final = (
+    ("its servers go to another site", {"web01": "ams2", "web02": "ams2"}),
+    ("its servers go with it", {"web01": "ams2"}),
+)
+
+
+@pytest.mark.parametrize(("what", "where"), GONE, ids=[what for what, _ in GONE])
+def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_servers_go(
+    country: Country, tmp_path: Path, what: str, where: dict[str, str]
+) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
-    before = country.instances["fra1"].applied
-    text = "---\n".join(
-        (fleet_of(country.ledgers).replace("fra1", "fra2"), *BOOTS, *placed(web01="ams2", web02="fra2"))
-    )
-    country.repository.push({"fleet.yaml": text}, "Rename the site")
+    stays, goes = (country.instances[site] for site in SITES)
+    before = goes.applied
+    text = "---\n".join((fleet_of(country.ledgers, sites=("ams2",)), *BOOTS, *placed(**where)))
+    country.repository.push({"fleet.yaml": text}, "Close fra1")
     country.turn()
-    (problem,) = country.instances["fra1"].parts.reconciler.status.problems
-    assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra2?")
-    assert (country.instances["fra1"].applied, country.planned("fra1")) == (before, {"web02": INSTALLS})
+    for each in (stays, goes):
+        assert each.held is not None and each.held.guards == ("allowTakeover",), "as in CI"
+    digest = held_digest(goes)
+    assert held_digest(stays) == digest
+    assert goes.parts.reconciler.status.problems == ()
+    assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "StandsBack"))
+    assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
+    assert goes.parts.reconciler.standing.schedule.may_set is False
+    country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
+    country.turn()
+    assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}, "a broken commit gives nothing back"
+    country.repository.push({"bad.yaml": "# nothing\n"}, f"Mend it\n\nGitboot-Ack: {digest} allowTakeover")
+    country.turn()
+    assert [each for each in (stays, goes) if each.held is not None] == []
+    assert goes.condition("LedgerNamed") == (False, "StandsBack")
+    assert (country.planned("fra1"), published(tmp_path / "fra1")) == ({}, set())
+    with goes.restarted(tmp_path / "fra1", site="fra1") as again:
+        again.turn()
+        assert again.condition("LedgerNamed") == (False, "StandsBack")
+        assert again.parts.reconciler.status.problems == ()
+    if "web02" in where:
+        assert country.planned("ams2")["web02"] == UNKNOWN
+        assert json.loads(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
+
+
+def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["fra1"].install("web02")
+    file, new = tmp_path / "web02.json", tmp_path / "par1/state"
+    with in_process(tmp_path / "par1", country.repository.bare, site="par1") as parts:
+        world = World(parts, country.repository, at("20T12:00"))
+        country = Country(country.repository, {**country.instances, "par1": world})
+        every = ("ams2", "fra1", "par1")
+        for sites, where in ((every, "fra1"), (("ams2", "par1"), "par1")):
+            documents = fleet_of(country.ledgers, sites=sites), *BOOTS, *placed(web01="ams2", web02=where)
+            country.repository.push({"fleet.yaml": "---\n".join(documents)}, "Change")
+            country.turn()
+        digest = held_digest(world)
+        country.repository.push({}, f"Rename it\n\nGitboot-Ack: {digest} allowTakeover")
+        country.turn()
+        assert (country.planned("fra1"), country.planned("par1")) == ({}, {"web02": UNKNOWN})
+        file.write_text(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)
+        given = left(said, ("take-over", file, "--state", new, "--reason", "renamed"), country)
+        assert "web02 is provisioned: provision 1" in given
+        assert country.planned("par1") == {"web02": (Phase.DISK, Cause.PROVISIONED)}
+
+
+def test_the_instance_of_a_site_whose_ledger_another_instance_has_in_a_broken_commit_stands_back(
+    country: Country,
+) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    text = "---\n".join((fleet_of({**country.ledgers, "fra1": uuid_of("another")}), *BOOTS, "kind: Nothing\n"))
+    country.repository.push({"fleet.yaml": text}, "Name another, and break something")
+    country.turn()
+    found = [each.condition("LedgerNamed") for each in country.instances.values()]
+    assert found == [None, (False, "StandsBack")]
+
+
+def test_an_instance_for_a_site_that_the_fleet_never_had_accepts_nothing(country: Country, tmp_path: Path) -> None:
+    country.push(*placed(web01="ams2", web02="fra1"))
+    with in_process(tmp_path / "fra2", country.repository.bare, initial="fresh", site="fra2") as parts:
+        world = World(parts, country.repository, at("20T12:00"))
+        world.turn()
+        (problem,) = parts.reconciler.status.problems
+        assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra1?")
+        assert parts.reconciler.standing.attempt.accepted is None
 
 
 @for_each(
@@ -551,6 +622,51 @@ def test_a_site_sets_its_own_bmcs_alone_and_withdraws_at_a_windows_end_what_it_s
         plan = standing.plans.servers["web01"].plan
         assert plan is not None and plan.phase is Phase.DISK
         assert [each.status for each in standing.conditions if each.type == "SourceReady"] == [False]
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["its servers go to another site", "its servers go with it"])
+def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_anybody_looks(
+    tmp_path: Path, stays: bool
+) -> None:
+    give_credentials(tmp_path / "credentials", password="correct horse")
+    machine = Machine("web01", uuid=uuid_of("web01"), profile=GENERIC)
+    repository, now = Repository.create(tmp_path / "git"), [at("20T12:00")]
+    with ExitStack() as stack:
+        bmc = stack.enter_context(RedfishServer(Service(machine, credentials={"root": "correct horse"})))
+        parts = stack.enter_context(
+            in_process(
+                *(tmp_path / "ams2", repository.bare),
+                initial="fresh",
+                credentials=tmp_path / "credentials",
+                clock=lambda: now[0],
+                site="ams2",
+            )
+        )
+        ledgers = {"ams2": parts.reconciler.standing.knowledge.facts.identity, "fra1": uuid_of("fra1")}
+        access = f"bmc: {{address: '{bmc.url}', system: {machine.path}, credentials: rack}}"
+
+        def turn(documents: tuple[str, ...], message: str = "Change") -> None:
+            now[0] += timedelta(minutes=1)
+            machine.advance((now[0] - machine.now).total_seconds())
+            repository.push({"fleet.yaml": "---\n".join(documents)}, message)
+            parts.source.fetch()
+            parts.reconciler.reconcile(now[0], wait=True)
+
+        before = *BOOTS, server("web01", "site: ams2", f"provision: 1, {access}")
+        for _ in range(3):
+            turn((fleet_of(ledgers), *before))
+        assert boot_of(machine) == "Once"
+        at_fra1 = server("web01", "site: fra1", f"provision: 1, {access}") if stays else server("other", "site: fra1")
+        for _ in range(3):
+            turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
+        assert parts.reconciler.status.held is not None
+        assert boot_of(machine) == "Disabled"
+        writes = len(machine.writes)
+        given = {"server": "web01", "consumed": False, "key": None, "bmc": None, "reason": "looked"}
+        requests.give(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
+        for _ in range(2):
+            turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
+        assert (boot_of(machine), len(machine.writes)) == ("Disabled", writes)
 
 
 def boot_of(machine: Machine) -> str:

@@ -124,9 +124,9 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
             assert one.get("/readyz").status_code == 200, "machines are answered as before, but for installers"
             assert two.get(web.entry).status_code == 503
             rack.settings = f"{BASE_URL}, provisioning: {{ledger: {two.status()['ledger']}}}"
-            rack.push("Name the other")
+            named = rack.push("Name the other")
             for instance, state in ((one, rack.state), (two, tmp_path / "two/state")):
-                approve(instance, state)
+                approve(instance, state, named)
             until_condition(two, "RecordsKnown", status=False, reason="NewLedger")
             assert web.times_set == 1, "a new ledger knows nothing"
             assert typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state").code == 0
@@ -136,11 +136,12 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
             assert (condition(one, "LedgerNamed")["reason"], boots(one, web)) == ("StandsBack", "disk")
 
 
-def approve(instance: Instance, state: Path) -> None:
-    """Let an instance take note that who acts is another."""
+def approve(instance: Instance, state: Path, commit: str) -> None:
+    """Let an instance take note that who acts is another by a commit; what came before it may be held, too."""
 
     def held() -> str | None:
-        found = instance.status()["attempted"]["held"]
+        attempted = instance.status()["attempted"]
+        found = attempted["held"] if attempted["commit"] == commit else None
         return found["digest"] if found is not None and "allowTakeover" in found["guards"] else None
 
     digest = eventually(held)

@@ -388,4 +388,5 @@ def test_stopped_is_told_of_a_commit_that_is_invalid(
 ) -> None:
     with pytest.raises(InvalidRepository) as caught:
         read(snapshot(*documents))
-    assert caught.value.orders == orders
+    said = caught.value.fleet
+    assert (said.orders_at(None) if said is not None else None) == orders

@@ -52,7 +52,14 @@ def changes_ledger(shared: SharedChange) -> bool:
     """Whether one instance was named that is to act, for all or for a site, and is no more."""
     if (old := shared.old) is None:
         return False
-    return any(old.get(key) and old[key] != shared.new.get(key) for key in ("ledger", "ledgers"))
+    were, are = (_named(each) for each in (old, shared.new))
+    return any(are.get(site) != ledger for site, ledger in were.items())
+
+
+def _named(shared: Mapping[str, object]) -> dict[str | None, object]:
+    """The ledgers that are named, by site; None: for all of them."""
+    by_site, for_all = shared.get("ledgers"), shared["ledger"]
+    return {**(by_site if isinstance(by_site, dict) else {}), **({None: for_all} if for_all is not None else {})}
 
 
 def _shared(

@@ -22,6 +22,7 @@ from gitboot.evaluate.limits import Allowance
 from gitboot.evaluate.shelf import Shelf
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.model.fleet import FleetSpec
 from gitboot.source import Reader
 from gitboot.source.repository import lacks_memory
 
@@ -106,7 +107,7 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
             answering.send(answer)
         return True
     except InvalidRepository as error:
-        answering.send(wire.Refused(error.problems, error.orders))
+        answering.send(wire.Refused(error.problems, error.fleet if isinstance(error.fleet, FleetSpec) else None))
     except SourceError as error:
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)

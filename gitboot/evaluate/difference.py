@@ -10,7 +10,6 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.canonical import canonical
-from gitboot.errors import InvalidRepository, Orders
 from gitboot.evaluate.encoded import encoded
 from gitboot.evaluate.evaluator import CommitPair, Foundation
 from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, bytes_of, fleet_part
@@ -23,6 +22,7 @@ from gitboot.model.server import Server
 from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
 from gitboot.problems.codes import Code
+from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut, holds
 from gitboot.resolve.places import Places
 from gitboot.resolve.sites import sites
@@ -37,27 +37,25 @@ def told(difference: CommitPair, site: str | None = None) -> Iterator[Answer]:
     """The frames that tell a commit to whoever knows its base; with a ``site`` as if there were its servers alone.
 
     A server that comes from another site comes without a word of its being new: so nobody takes it for one that was
-    never installed. Raises `InvalidRepository` where the Fleet has no such site.
+    never installed. A site that the Fleet does not have has no servers.
     """
-    if site is not None:
-        _check_site(difference.head, site)
     servers = _servers(difference, site)
     while batch := tuple(islice(servers, _BATCH)):
         yield ServerParts(batch)
     yield _result(difference, site)
 
 
-def _check_site(commit: Foundation, site: str) -> None:
+def _no_site(commit: Foundation, site: str) -> Problem | None:
+    """That the Fleet has no such site, if so."""
     repository = commit.decided.repository
     fleet = repository.fleet.spec
     names = [each.name for each in fleet.sites]
     if site in names:
-        return
+        return None
     hint = did_you_mean(site, names, Code.NO_SUCH_SITE.hint)
     message = f"this instance is for the site {site}, which the Fleet does not have"
     key = Id("Fleet", repository.fleet.metadata.name)
-    problem = repository.problem(Code.NO_SUCH_SITE, message, key, "spec", "sites", hint=hint)
-    raise InvalidRepository([problem], orders=Orders(stopped=fleet.stopped, ledger=fleet.provisioning.ledger))
+    return repository.problem(Code.NO_SUCH_SITE, message, key, "spec", "sites", hint=hint)
 
 
 def _here(commit: Foundation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
@@ -160,6 +158,7 @@ def _result(difference: CommitPair, site: str | None) -> CommitEnd:
         gone_machines=tuple(sorted(uuids_before - uuids.keys())),
         sites={name: each for name, each in selected.items() if each != selected_before.get(name)},
         gone_sites=tuple(sorted(selected_before.keys() - selected.keys())),
+        no_site=_no_site(head, site) if site is not None else None,
     )
 
 

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from gitboot.diff.extent import Extent
-from gitboot.errors import Orders
 from gitboot.evaluate.limits import Allowance
 from gitboot.frames import decoder, encode
 from gitboot.load.machines import Machine, Moves
@@ -119,13 +118,14 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gone_machines: tuple[SystemUuid, ...]  # that no server has any more
     sites: dict[str, str]  # by server, likewise
     gone_sites: tuple[str, ...]  # servers that no site selects any more
+    no_site: Problem | None = None  # that the Fleet does not have the site that is asked for
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """A commit that does not hold together."""
 
     problems: tuple[Problem, ...]
-    orders: Orders | None = None  # what its Fleet says anyway
+    fleet: FleetSpec | None = None  # what that says anyway; None: it is not well formed
 
 
 class Unreadable(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from gitboot.load.machines import NO_MOVES, Machine, Moves, machines
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision
+from gitboot.problems.problem import Problem
 from gitboot.resolve import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.sites import site_of
@@ -78,7 +79,7 @@ class Commit:
     @property
     def orders(self) -> Orders:
         """What it says that is obeyed at once."""
-        return Orders(stopped=self.fleet.stopped, ledger=self.ledger)
+        return self.fleet.orders_at(self.site)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +90,7 @@ class Evaluated:
     changes: Extent
     names: tuple[str, ...]  # of servers of machines that the base does not have
     moves: Moves = NO_MOVES  # between the site of this instance and the others
+    no_site: Problem | None = None  # that the Fleet does not have the site of this instance
 
     @property
     def come(self) -> Iterator[Decision]:

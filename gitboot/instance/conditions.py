@@ -203,8 +203,9 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
     else:
         yield _condition("LedgerWritable", True, "Writable", "the ledger took all that was new", at)
     if accepted is not None and standing.commit is not None and not standing.acts:
+        who = f"no ledger for {accepted.site}" if standing.is_orphaned else "another ledger"
         message = (
-            f"the Fleet names another ledger than this instance's, which is {knowledge.facts.identity}: nothing is set "
+            f"the Fleet names {who}, and this instance has {knowledge.facts.identity}: nothing is set "
             "any more, and no boot that writes disks is offered; windows end, and what was set is withdrawn"
         )
         yield _condition("LedgerNamed", False, "StandsBack", message, at)

@@ -146,9 +146,15 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
                 parts.take(servers)
             case wire.CommitEnd() as result:
                 commit = parts.commit(revision, result)
-                return Evaluated(commit=commit, changes=result.extent, names=result.come, moves=result.moves)
-            case wire.Refused(problems=problems, orders=orders):
-                raise InvalidRepository(problems, orders=orders)
+                return Evaluated(
+                    commit=commit,
+                    changes=result.extent,
+                    names=result.come,
+                    moves=result.moves,
+                    no_site=result.no_site,
+                )
+            case wire.Refused(problems=problems, fleet=fleet):
+                raise InvalidRepository(problems, fleet=fleet)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):
                 raise CorruptClone(message) if is_corrupt else SourceError(message)
     raise EOFError

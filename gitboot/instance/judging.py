@@ -137,7 +137,7 @@ class Judging:
         if not heeds_lines:
             ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
         self._forget_all_but(ahead)
-        walk = self._walked(ahead)
+        walk = self._walked(ahead, knowledge)
         commits, given = walk.commits, approvals(knowledge)
         if not walk.legs:
             return Advance(invalid=walk.invalid, orders=walk.orders_after(0), passed=tuple(_passed(ahead, walk, None)))
@@ -175,14 +175,17 @@ class Judging:
             passed=tuple(_passed(ahead, walk, found)),
         )
 
-    def _walked(self, ahead: Ahead) -> _Walk:
+    def _walked(self, ahead: Ahead, knowledge: Knowledge) -> _Walk:
         """Every commit, each beside the valid one before it."""
         walk = _Walk(commits={0: ahead.accepted})
+        has_begun = ahead.accepted is not None or knowledge.facts.accepted is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
             if (fault := ahead.untrusted.get(revision)) is not None:  # nobody looks into it
                 found: Evaluated | InvalidRepository = InvalidRepository([fault])
             else:
                 found = self._evaluated(revision, walk.commits[max(walk.commits)])
+            if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # its name is misspelt
+                found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
@@ -191,8 +194,8 @@ class Judging:
                 walk.moves[position], walk.orders[position] = found.moves, found.commit.orders
             else:
                 walk.invalid = walk.faults[position] = found
-                if found.orders is not None:
-                    walk.orders[position] = found.orders
+                if found.fleet is not None:
+                    walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
         if walk.invalid is not None:  # what led up to it is judged as if nothing had come after it
             del walk.legs[max(walk.commits) :]
         return walk
@@ -246,7 +249,7 @@ class Judging:
             # No two commits tell what comes back: beside the one before it looks new.
             returning=len(returning(come, knowledge.records, knowledge.machines)),
             rewound=ahead.leaves_out is not None,
-            takeover=base is not None and base.is_for(identity) != commit.is_for(identity),
+            takeover=changes.takeover or (base is not None and base.is_for(identity) != commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
 

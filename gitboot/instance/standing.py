@@ -13,7 +13,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.stops import is_named
 from gitboot.load import Revision
-from gitboot.model.fleet import Evidence
+from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.refused import NotGiven
 from gitboot.plan import InstallAttempt, Run
@@ -96,6 +96,12 @@ class Standing:
     def acts(self) -> bool:
         """Whether this instance may set anything, and offer boots that write disks."""
         return is_named(self.knowledge, self.attempt.accepted, self.attempt.orders)
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the newest Fleet has no site any more for which this instance is, or names nobody for it."""
+        orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
+        return orders is not None and orders.ledger == NOBODY
 
     def status(self) -> Status:
         """This instance at a glance."""

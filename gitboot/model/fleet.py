@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Final, Literal
 
+from gitboot.errors import Orders
 from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BaseUrl,
@@ -218,6 +219,10 @@ class FleetSpec(Struct):
             return next((each.ledger for each in self.sites if each.name == site), None) or NOBODY
         by_sites = sorted({each.ledger for each in self.sites if each.ledger is not None})
         return " and ".join(by_sites) or self.provisioning.ledger
+
+    def orders_at(self, site: str | None) -> Orders:
+        """What the instance for ``site`` obeys at once, or with None the one for all sites."""
+        return Orders(stopped=self.stopped, ledger=self.ledger_for(site))
 
 
 NOBODY: Final = "nobody"  # no ledger is called so

@@ -390,8 +390,8 @@ class Code(StrEnum):
     NO_SUCH_SITE = (
         "GB2023",
         "An instance for a site that the Fleet does not have",
-        "What was accepted before goes on: its machines are not forgotten over a name that was misspelt or removed.",
-        "Name one of the Fleet's sites in `gitboot run --site`, or give the site its name back.",
+        "Nothing is accepted for a name that was misspelt. An instance that has accepted a commit stands back instead.",
+        "Name one of the Fleet's sites in `gitboot run --site`, or add it to the Fleet.",
     )
     TEMPLATE_SYNTAX = (
         "GB2101",

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.errors import InvalidRepository, Orders
+from gitboot.errors import InvalidRepository
 from gitboot.load import Flawed, ParseCache, Snapshot, examine
-from gitboot.model.fleet import FleetSpec
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decide import Apply, Decided, decide_all, one_by_one
@@ -24,16 +23,11 @@ def read(snapshot: Snapshot, cache: ParseCache | None = None, apply: Apply = one
     if isinstance(found, Flawed):
         problems = dict.fromkeys((*found.problems, *_besides(found)))
         is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
-        orders = _orders(found.well_formed.fleet.spec) if is_there else None
-        raise InvalidRepository(problems, orders=orders)
+        raise InvalidRepository(problems, fleet=found.well_formed.fleet.spec if is_there else None)
     try:
         return decide_all(found, apply)
     except InvalidRepository as error:
-        raise InvalidRepository(error.problems, orders=_orders(found.fleet.spec)) from None
-
-
-def _orders(fleet: FleetSpec) -> Orders:
-    return Orders(stopped=fleet.stopped, ledger=fleet.provisioning.ledger)
+        raise InvalidRepository(error.problems, fleet=found.fleet.spec) from None
 
 
 def _besides(flawed: Flawed) -> Iterator[Problem]:
