@@ -123,6 +123,26 @@ def test_an_address_that_nobody_answers_at_says_so_in_time(tmp_path: Path) -> No
         open_ledger(path)
 
 
+def test_a_schema_that_does_not_exist_or_may_not_be_used_is_said_with_the_line_that_helps(
+    own: PostgresServer, tmp_path: Path
+) -> None:
+    own.sql("CREATE ROLE ops LOGIN")
+    address = own.address("gitboot2")
+    address = replace(address, url=address.url.replace("postgres@", "ops@"))
+    note_address(path := tmp_path / "ledger.sqlite", address)
+    for said, schema_is_made in (
+        ('schema gitboot2 does not exist: CREATE SCHEMA "gitboot2" AUTHORIZATION "ops"', False),
+        ('ops may not use schema gitboot2: GRANT USAGE, CREATE ON SCHEMA "gitboot2" TO "ops"', True),
+    ):
+        if schema_is_made:
+            own.sql("CREATE SCHEMA gitboot2")
+        with pytest.raises(UsageError) as failed:
+            open_ledger(path)
+        assert str(failed.value).endswith(said)
+        own.sql(said.rpartition(": ")[2] if schema_is_made else "SELECT")
+    open_ledger(path).close()
+
+
 @pytest.fixture(scope="module")
 def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[PostgresServer, str, Path]]:
     """A server that is asked over a network, encrypted and by password; its URL, and the authority that it is of."""

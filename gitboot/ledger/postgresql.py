@@ -182,6 +182,7 @@ def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) ->
     connection = psycopg.connect(**asked, autocommit=True)
     try:
         _check(connection, address.name, synchronous=synchronous)
+        _check_schema(connection, address.name)
         if not reads_only:
             _migrate(connection, address.name)
     except BaseException:
@@ -196,6 +197,22 @@ def _check(connection: psycopg.Connection[Row], name: str, *, synchronous: bool)
     (syncs,) = connection.execute("SHOW fsync").fetchone() or ("off",)
     if synchronous and syncs != "on":
         raise LedgerError(f"{name}: this PostgreSQL does not wait for its disk (fsync = off): turn that on")
+
+
+def _check_schema(connection: psycopg.Connection[Row], name: str) -> None:
+    """Raise `UsageError` where there is no schema for its tables, which gitboot does not make."""
+    found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
+    schema, user, path = found or (None, "", "")
+    if schema is not None:
+        return
+    wanted = path.split(",")[0].strip().strip('"')
+    known = connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (wanted,)).fetchone()
+    if known is None:
+        made = f'CREATE SCHEMA "{wanted}" AUTHORIZATION "{user}"'
+        raise UsageError(f"{name}: schema {wanted} does not exist: {made}")
+    raise UsageError(
+        f'{name}: {user} may not use schema {wanted}: GRANT USAGE, CREATE ON SCHEMA "{wanted}" TO "{user}"'
+    )
 
 
 def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
