@@ -127,7 +127,7 @@ class PostgresServer:
             self.process.wait()
             self.process = None
 
-    def sql(self, statement: str) -> str:
+    def sql(self, statement: str, database: str = "postgres") -> str:
         """What an administrator does, and what that prints."""
         done = subprocess.run(
             [
@@ -140,7 +140,7 @@ class PostgresServer:
                 "-U",
                 _USER,
                 "-d",
-                "postgres",
+                database,
                 "-c",
                 statement,
             ],

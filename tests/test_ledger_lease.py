@@ -21,7 +21,7 @@ from gitboot.ledger import evidence, facts
 from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.lease import Holder, Lease, LeaseKeeper
-from gitboot.ledger.naming import PostgresAddress, address_beside
+from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
 from gitboot.ledger.store import Store
@@ -31,7 +31,7 @@ from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of
 from tests.fleets import at
-from tests.postgresqls import PostgresServer
+from tests.postgresqls import PostgresServer, postgresql
 
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 0.3), Holder("two", "host-b:/state", 0.3)
@@ -377,23 +377,27 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
             fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
 
 
-def test_an_endpoint_needs_no_more_rights_than_its_page_gives_it(path: Path, postgres_server: PostgresServer) -> None:
-    whole = address(path)
-    schema = whole.url.rpartition("%3D")[2]
-    its = replace(whole, url=whole.url.replace("postgres@", f"endpoint_{schema}@"))
-    page = Path(__file__).parents[1] / "docs" / "standby.md"
-    (grants,) = re.findall(r"```sql\n(.*?)```", page.read_text(), re.S)
-    grants = grants.replace("boot_endpoints", f"endpoint_{schema}").replace("SCHEMA gitboot", f"SCHEMA {schema}")
-    with held(path, replace_seconds(ONE, 60)) as (_, lease):
-        postgres_server.sql(f"CREATE ROLE endpoint_{schema} LOGIN; SET search_path = {schema}; {grants}")
-        with closing(SharedFetches(its)) as fetches:
-            assert fetches.given("web01", OFFER, None, 1) is None
-            fetches.record(GIVEN, str(lease), 1)
-            batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
-            assert fetches.take(batch, []) == batch.end
-        with (
-            closing(PostgresDatabase(its, reads_only=True)) as database,
-            pytest.raises(LedgerError, match="permission denied"),
-            database.reading(),
-        ):
-            database.execute("SELECT * FROM records")
+def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_rights_than_it_needs(tmp_path: Path) -> None:
+    """Its statements and its command, as they stand there, but for the host."""
+    page = (Path(__file__).parents[1] / "docs" / "standby.md").read_text()
+    makes, grants = re.findall(r"```sql\n(.*?)```", page, re.S)
+    (named,) = re.findall(r"--ledger (postgresql://\S+)", page)
+    with postgresql() as server:
+        url = f"{named.replace('@db.example.net', '@')}?host={server.folder / 'socket'}"
+        its = PostgresAddress(url=url.replace("gitboot@", "boot_endpoints@"))
+        for each in makes.split(";")[:-1]:
+            server.sql(each)
+        note_address(path := tmp_path / "ledger.sqlite", PostgresAddress(url=url))
+        with held(path, replace_seconds(ONE, 60)) as (_, lease):
+            server.sql(grants, database="gitboot")
+            with closing(SharedFetches(its)) as fetches:
+                assert fetches.given("web01", OFFER, None, 1) is None
+                fetches.record(GIVEN, str(lease), 1)
+                batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
+                assert fetches.take(batch, []) == batch.end
+            with (
+                closing(PostgresDatabase(its, reads_only=True)) as database,
+                pytest.raises(LedgerError, match="permission denied"),
+                database.reading(),
+            ):
+                database.execute("SELECT * FROM records")
