@@ -90,7 +90,7 @@ def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> Non
     written(path)
     with open_ledger(path) as ledger:
         ledger.rows("UPDATE overrides SET state = 'Nonsense'")
-    with pytest.raises(LedgerError, match=r"postgres: the ledger cannot be read .*restore it from a backup"):
+    with pytest.raises(LedgerError, match=r"schema ledger_\w+\): the ledger cannot be read .*restore it from a backup"):
         open_ledger(path)
 
 
@@ -185,6 +185,20 @@ def test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a
     with pytest.raises(LedgerError, match=said) as failed:
         open_ledger(path)
     assert password.strip() not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ("", "postgresql://u@db/gitboot"),
+        ("?sslmode=disable", "postgresql://u@db/gitboot"),
+        ("?options=-csearch_path%3Dfra1", "postgresql://u@db/gitboot (schema fra1)"),
+        ("?sslmode=disable&options=-c%20search_path%3D%22ber1%22,public", "postgresql://u@db/gitboot (schema ber1)"),
+        ("?options=--search-path%3Dham1%20-cstatement_timeout%3D5s", "postgresql://u@db/gitboot (schema ham1)"),
+    ],
+)
+def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> None:
+    assert PostgresAddress.parse(f"postgresql://u@db/gitboot{options}", None).name == name
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -13,6 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from gitboot.errors import UsageError
 from gitboot.files import write_whole
 
+_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # as libpq's options have it
 _SCHEMES: Final = ("postgresql", "postgres")
 
 
@@ -40,8 +42,16 @@ class PostgresAddress:
 
     @property
     def name(self) -> str:
-        """As people are told it."""
-        return self.url.partition("?")[0]
+        """As people are told it: the schema as well, where it names one, for several ledgers may share a database."""
+        place, schema = self.url.partition("?")[0], self.schema
+        return f"{place} (schema {schema})" if schema is not None else place
+
+    @property
+    def schema(self) -> str | None:
+        """The first schema of the search path that it asks for, if it asks for one."""
+        options = dict(parse_qsl(urlsplit(self.url).query)).get("options", "")
+        found = _SEARCH_PATH.findall(options)
+        return str(found[-1]).replace('"', "").replace("\\", "") if found else None
 
     @property
     def is_here(self) -> bool:
