@@ -43,7 +43,7 @@ def allowance_options(command: Command) -> Command:
         type=click.IntRange(min=1),
         metavar="MIB",
         envvar="GITBOOT_COMMIT_MEMORY",
-        help="The memory that it may take. Default: 512 MiB, and 64 for each 1,000 files.",
+        help="The memory that it may take. Default: 1,024 MiB, and 64 for each 1,000 files.",
     )
     workers = click.option(
         "--commit-workers",

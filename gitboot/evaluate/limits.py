@@ -13,7 +13,7 @@ from gitboot.problems.problem import Problem
 # 2.5 GiB; so the defaults leave room for a machine that is five times as slow.
 _SECONDS: Final = 60
 _SECONDS_A_FILE: Final = 0.006
-_MEBIBYTES: Final = 512
+_MEBIBYTES: Final = 1024  # the most files that a commit may have are listed in half of it, before they are counted
 _MEBIBYTES_A_FILE: Final = 0.064
 _WALL: Final = 3  # times the processor's time: others want it too
 _STARTING_S: Final = 10  # until a process has read its program from a slow disk
