@@ -976,6 +976,11 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         other.reconcile()
         events = [each.type for each in other.events if each.type.startswith("Override")]
         assert events == ["OverrideSetByAnother", "OverrideStalled"]
+        plan = other.reconcile()
+        assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED), (
+            "nor is it given to who asks"
+        )
+        assert other.instance.reconciler.status.installs == {}
         if not has_booted:
             site.boot()
         for _ in range(3):
@@ -984,5 +989,25 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
             other.reconcile()
             site.bench.reconcile()
         assert site.patches == 1, "neither sets it once more, also where nothing shows any more that it was set"
-        (told,) = [each for each in other.instance.reconciler.standing.conditions if each.type == "Bmc/web01"]
-        assert told.reason == "NeedsOperator" and "another instance may have installed" in told.message
+        standing = other.instance.reconciler.standing
+        (told,) = [each for each in standing.conditions if each.type == "BootsProven"]
+        assert told.reason == "NeedsOperator" and "or another instance has set it" in told.message
+        given = {"uuid": site.machine.uuid, "server": "web01", "bmc": None, "reason": "nothing is installed"}
+        other.request("resolve", **given, consumed=False, key="provision/1")
+        plan = other.plan()
+        assert plan is not None and plan.phase is Phase.NETWORK, "until a person has looked"
+
+
+def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_has_set_it(site: Site, tmp_path: Path) -> None:
+    wipe = image("wipe-1", "writesDisk: true"), profile("wipe", "wipe-1", method="Pxe")
+    window = maintenance("wipe", "20T11:00 20T14:00", "networkBoot: Once, run: 1", boots="wipe")
+    site.decide("Never", *wipe, window)
+    site.bench.reconcile()
+    assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path) as other:
+        other.now, other.commits.newest = site.bench.now, site.bench.commits.newest
+        other.reconcile()
+        plan = other.reconcile()
+        assert plan is not None and (plan.phase, plan.boot) == (Phase.DISK, None)
+        assert site.patches == 1

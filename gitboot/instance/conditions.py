@@ -355,7 +355,7 @@ def _of_the_boots(standing: Standing, at: datetime) -> Condition:
 
 
 _UNPROVEN: Final = {
-    "NeedsOperator": "an override is gone, and nothing shows what became of the boot",
+    "NeedsOperator": "an override is gone, or another instance has set it, and nothing shows what became of the boot",
     "Failed": "an installation has failed",
     "Overdue": "an installation has shown nothing new for too long",
 }

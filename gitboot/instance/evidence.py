@@ -14,6 +14,7 @@ from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import fetches, offer_of
 from gitboot.instance.provisioning import (
     complete,
+    leave_to_another,
     note_consumed,
     record_boot,
     record_consumed,
@@ -208,12 +209,15 @@ def _judge_off(learning: Learning, state: ServerState, seen: Observed, at: datet
 def _judge_consumed(learning: Learning, state: ServerState, number: int, at: datetime) -> None:
     """An override was consumed without a fetch: proof for what fetches nothing, else a reason to look.
 
-    Where DHCP names the loader, that would have asked for the machine's entry.
+    Where DHCP names the loader, that would have asked for the machine's entry. What another instance has set is that
+    one's to give: nothing is given here until a person has looked.
     """
     plan, uuid = state.plan, state.decision.uuid
     if plan is None or plan.boot is None or (offer := offer_of(state.decision, plan, state.record)) is None:
         return
     own = next((each for each in learning.overrides_of(uuid) if each.reason == offer.key), None)
+    if own is not None and own.state is State.SET_BY_ANOTHER:
+        leave_to_another(learning, offer, at)
     if own is None or own.state not in (State.CONSUMED, State.LOST):
         return
     if own.state is State.CONSUMED and not fetches(plan.boot) and not own.override.leaves_it_to_dhcp:

@@ -15,7 +15,7 @@ from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import provisioned, report_of, run_made, run_started
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.fleet import Evidence
-from gitboot.model.graces import FETCH_GRACE
+from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
@@ -310,6 +310,14 @@ def note_consumed(learning: Learning, uuid: SystemUuid, server: str, key: str, a
     record = learning.record(uuid)
     if record is not None and learning.settled is not None and record.consumed_key != key:
         learning.write_record(uuid, server, replace(record, consumed_at=at, consumed_key=key))
+
+
+def leave_to_another(learning: Learning, offer: Offer, at: datetime) -> None:
+    """Record that another instance has set the override for a boot: it counts as made long enough ago to be over."""
+    if offer.phase is Phase.MAINTENANCE:
+        record_run(learning, offer, Seen(at - FETCH_GRACE, "", ""), "SetByAnother", at, starts=False)
+    else:
+        note_consumed(learning, offer.uuid, offer.server, offer.key, at - CONSUMED_GRACE)
 
 
 def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
