@@ -130,6 +130,12 @@ def test_a_server_that_changes_its_site_is_unknown_there_until_somebody_says_wha
     assert country.planned("fra1")["web01"] == UNKNOWN
     (event,) = country.instances["fra1"].told("ServerUnknown")
     assert event.facts["servers"] == ["web01"]
+    assert "or, where another site had it, with gitboot records take-over" in event.message
+    (known,) = [
+        each for each in country.instances["fra1"].parts.reconciler.status.conditions if each.reason == "UnknownServers"
+    ]
+    assert "or with gitboot records take-over, where another site had it" in known.message
+    assert known.remedy is not None and known.remedy.endswith("# or: pending; or: take-over FILE, from another site")
     country.push(*placed(web01="ams2", web02="fra1"))
     assert country.planned("ams2")["web01"] == UNKNOWN, (
         "its first ledger does not know what the other one has made of it"

@@ -102,7 +102,10 @@ def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mappi
             named = standing.plans.unknown
     if named:
         given = {**given, "SERVERS": " ".join(nsmallest(_MOST_NAMED, named))}
-    return remedy(condition.type, condition.reason, given)
+    found, commit = remedy(condition.type, condition.reason, given), standing.commit
+    if found is not None and condition.reason == "UnknownServers" and commit is not None:
+        found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
+    return found
 
 
 _MOST_NAMED: Final = 20  # in one line; the next has the others
@@ -252,6 +255,10 @@ def _of_the_records(standing: Standing, commit: Commit, at: datetime) -> Conditi
         message = (
             f"not known whether {_some(unknown)} {'is' if len(unknown) == 1 else 'are'} provisioned: nothing is "
             "installed there; say it with gitboot records set"
+        ) + (
+            ", or with gitboot records take-over, where another site had it"
+            if commit.fleet.has_instances_by_site
+            else ""
         )
         return _condition("RecordsKnown", False, "UnknownServers", message, at)
     return _condition("RecordsKnown", True, "Known", "the ledger knows every server", at)

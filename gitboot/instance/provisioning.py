@@ -121,6 +121,8 @@ def _begin(
             learning.write_record(each.uuid, each.server, record)
     for why, names in sorted(unknown.items()):
         message = f"{some(names)}: {why}. Say what is installed there with gitboot records set {names[0]}"
+        if commit.fleet.has_instances_by_site:
+            message += ", or, where another site had it, with gitboot records take-over what that one hands over"
         learning.events.append(
             Event(at=at, type="ServerUnknown", message=message, facts={"servers": names}, warning=True)
         )
