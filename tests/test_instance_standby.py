@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 import shutil
 import signal
 import socket
@@ -77,6 +78,12 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
             assert f"type it on {socket.gethostname()}, with --state {hosts.one.state}" in " ".join(refused.err.split())
             assert "Traceback" not in refused.err
         assert typed("records", "show", "--state", hosts.one.state).code == 0
+        said = typed("status", "--state", hosts.one.state).out
+        assert re.search(r"^acts       under lease 1, until \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$", said, re.M), said
+        assert "this host's instance acts, under lease 1, until" in " ".join(
+            typed("doctor", "--state", hosts.one.state).out.split()
+        )
+        assert not hosts.one.told_of("TookOver"), "nobody had acted"
         stopped = typed("stop", "--reason", "a test", "--state", hosts.two.state)
         assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
         word = hosts.two.state / "spool" / WORD
@@ -87,6 +94,14 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         hosts.one.stop()
         assert hosts.lease() is None or hosts.lease()[0] > epoch, "it is given back at once"  # type: ignore[index]
         assert hosts.taken_over(epoch) is hosts.two
+        (took,) = (event for event in hosts.two.events if event["type"] == "TookOver")
+        assert took["lease"] == epoch + 1
+        assert took["before"] == f"{socket.gethostname()}:{hosts.one.state}"
+        assert "TookOver" in typed("events", "--state", hosts.two.state).out
+        hosts.one.start()
+        eventually(lambda: hosts.one.reason == "StandingBy")
+        hosts.one.stop()
+        assert hosts.one.told[-1]["type"] == "Stopped"
         assert web.times_set == 1
         suspended = ("suspend", "--until", "2100-01-01T00:00Z", "--reason", "a test", "--state")
         assert typed(*suspended, hosts.one.state).code == 64, "also where nothing runs: it would write beside who acts"

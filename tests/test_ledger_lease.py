@@ -92,12 +92,17 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path) -
 def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_back(path: Path) -> None:
     long = replace_seconds(ONE, 60)
     with held(path, long):
-        with held(path, long) as (_, again):
+        with held(path, long) as (ledger, again):
             assert again.epoch == 1, "what it has published goes on as it is"
+            assert ledger.database.lease is not None
+            assert ledger.database.lease.before is None, "nobody else had it"
         told = described(path).lease
-        assert told == (1, "host-a:/state", False)
-    with held(path, TWO) as (_, lease):
+        assert told is not None
+        assert told[:4] == (1, "host-a:/state", "one", False)
+    with held(path, TWO) as (ledger, lease):
         assert lease.epoch == 2
+        assert ledger.database.lease is not None
+        assert ledger.database.lease.before == "host-a:/state"
 
 
 def replace_seconds(holder: Holder, seconds: float) -> Holder:

@@ -61,7 +61,7 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     from gitboot.cli.instance import looked_at
     from gitboot.errors import HeldByAnother
     from gitboot.instance import examining
-    from gitboot.instance.acting import check_acts
+    from gitboot.instance.acting import acting_here, check_acts
     from gitboot.instance.directory import has_ledger, running
     from gitboot.source import LIBGIT2_VERSION, features
     from gitboot.timekeeping import keeping
@@ -78,6 +78,8 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     except HeldByAnother as error:
         yield from examining.of_standing_by(error)
         return
+    if (lease := acting_here(state)) is not None:
+        yield from examining.of_acting(lease)
     with looked_at(state, now()) as look:
         yield from examining.of_the_ledger(look, running(state))
         if output is not None:

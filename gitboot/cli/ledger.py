@@ -36,8 +36,8 @@ def show(state: Path) -> None:
     click.echo(f"identity  {found.identity}")
     click.echo(f"changes   {found.changes}")
     if found.lease is not None:
-        number, place, stands = found.lease
-        click.echo(f"lease     {number}, {'held by' if stands else 'free, last held by'} {place}")
+        held = f"held until {found.lease.until} by" if found.lease.stands else "free, last held by"
+        click.echo(f"lease     {found.lease.number}, {held} {found.lease.place}")
     click.echo(f"holds     {', '.join(rows) or 'nothing'}")
 
 

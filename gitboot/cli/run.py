@@ -392,6 +392,8 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
                 if standby.address is None:
                     raise
                 standby.fail(error)
+        else:
+            tell(Event(at=_clock(), type="Stopped", message="it stood by, and acted for nobody"))
     return Exit.FINE
 
 

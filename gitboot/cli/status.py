@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,6 +54,7 @@ def command(
 
     status = read_status(state)
     status["process"] = running(state)
+    status["lease"] = _lease(state) if status["process"] else None
     status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
     for output in outputs:
         text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
@@ -66,13 +68,14 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         return "\n".join(
             [f"gitboot    {runs}{', stands by' if process else ''}", "", *_conditions(status["conditions"], state)]
         )
-    problems = status["attempted"]["problems"]
+    lease, problems = status["lease"], status["attempted"]["problems"]
     attempted = str(status["attempted"]["commit"] or "-")
     if problems:
         attempted += f", {count(len(problems), 'problem')}"
     phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
     lines = [
         f"gitboot    {runs}",
+        *([f"acts       under lease {lease['number']}, until {lease['until']}"] if lease else []),
         *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
         *([f"site       {status['site']}"] if status.get("site") else []),
         f"applied    {status['applied']['commit'] or '-'}",
@@ -92,6 +95,17 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     if left := more(len(problems) - _MOST_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
     return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
+
+
+def _lease(state: Path) -> dict[str, Any] | None:
+    """By which lease the instance on ``state`` acts; None: by none, or nobody can say now."""
+    from gitboot.errors import LedgerError
+    from gitboot.instance.acting import acting_here
+
+    with suppress(LedgerError):
+        if (lease := acting_here(state)) is not None:
+            return {"number": lease.number, "until": lease.until}
+    return None
 
 
 def _vouched(accepted: dict[str, Any]) -> Iterator[str]:

@@ -6,8 +6,14 @@ from pathlib import Path
 
 from gitboot.errors import HeldByAnother
 from gitboot.instance.directory import LEDGER
-from gitboot.ledger.lease import Holder
-from gitboot.ledger.opening import acting_instead
+from gitboot.ledger.lease import Holder, Leased
+from gitboot.ledger.opening import acting_instead, lease_of
+
+
+def acting_here(directory: Path) -> Leased | None:
+    """The lease by which this host's instance acts; None: it has none, or its ledger is a file."""
+    lease = lease_of(directory / LEDGER)
+    return lease if lease is not None and lease.stands and lease.holder == Holder.of(directory).id else None
 
 
 def check_acts(directory: Path) -> None:

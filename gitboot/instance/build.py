@@ -259,6 +259,7 @@ def running(
         stack.enter_context(state.locked(settings.state))
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
+        _tell_of_taking_over(store, tell, clock())
         shared, fence = stack.enter_context(_kept(store, lost))
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
@@ -323,6 +324,16 @@ def running(
             )
         )
         yield instance, source
+
+
+def _tell_of_taking_over(store: Store, tell: Tell, at: datetime) -> None:
+    """Tell, and note, whose place is taken, where another acted before."""
+    if (lease := store.database.lease) is not None and lease.before is not None:
+        number = lease.lease.epoch
+        message = f"this instance acts by {lease.name} now, under lease {number}; before, {lease.before} did"
+        event = Event(at=at, type="TookOver", message=message, facts={"lease": number, "before": lease.before})
+        tell(event)
+        write_events(store, [event])
 
 
 @contextmanager

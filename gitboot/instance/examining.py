@@ -14,6 +14,7 @@ from gitboot.bmc.access import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.instance.build import Look
+from gitboot.ledger.lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head
@@ -74,6 +75,11 @@ def of_the_clock(keeping: Keeping) -> Examination:
 def of_standing_by(found: HeldByAnother) -> Examination:
     """That another host acts by the ledger, where the rest can be looked at."""
     yield _fine("ledger", str(found))
+
+
+def of_acting(lease: Leased) -> Examination:
+    """That this host acts, by a ledger that others share."""
+    yield _fine("lease", f"this host's instance acts, under lease {lease.number}, until {lease.until} and on")
 
 
 def of_state(state: Path) -> Examination:

@@ -57,6 +57,16 @@ class Lease(NamedTuple):
         return f"{self.epoch}/{self.holder}"
 
 
+class Leased(NamedTuple):
+    """A lease as everybody sees it."""
+
+    number: int
+    place: str  # where its instance is, or was
+    holder: str
+    stands: bool  # whether it has not run out
+    until: str  # by the clock of the server
+
+
 @dataclass(slots=True)
 class HeldLease:
     """A lease as its instance sees it."""
@@ -66,6 +76,7 @@ class HeldLease:
     name: str  # of the ledger, as people are told it
     until_s: float = field(default=0.0)  # by this machine's clock
     is_lost: bool = False  # another has it, and this one never will again
+    before: str | None = None  # where the one is that had it before; None: it was its own, or nobody's
     left: str | None = None  # the ledger goes on elsewhere: what people are told of that
 
     def renewed(self, asked_s: float) -> None:

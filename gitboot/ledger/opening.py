@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
-from gitboot.ledger.lease import Holder
+from gitboot.ledger.lease import Holder, Leased
 from gitboot.ledger.leaving import Notes
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
@@ -53,7 +53,7 @@ class AtAGlance(NamedTuple):
     changes: int
     rows: Mapping[str, int]  # by table
     left_for: str | None = None  # where it was copied to, and goes on
-    lease: tuple[int, str, bool] | None = None  # its number, whose it is, and whether it has not run out
+    lease: Leased | None = None
 
 
 def described(path: Path) -> AtAGlance:
@@ -75,9 +75,20 @@ def acting_instead(path: Path, holder: Callable[[], Holder]) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
-def _lease(database: Database) -> tuple[int, str, bool] | None:
-    rows = database.execute("SELECT epoch, place, until > clock_timestamp() FROM lease")
-    return (rows[0][0], rows[0][1], rows[0][2]) if rows else None
+def lease_of(path: Path) -> Leased | None:
+    """The lease of a ledger that hosts share; None: nobody has had it, or it is a file. Raises as `described`."""
+    if address_beside(path) is None:
+        return None
+    with closing(open_database(path, reads_only=True)) as database, database.reading():
+        return _lease(database)
+
+
+def _lease(database: Database) -> Leased | None:
+    rows = database.execute(
+        "SELECT epoch, place, holder, until > clock_timestamp(),"
+        """ to_char(until AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM lease"""
+    )
+    return Leased(*rows[0]) if rows else None
 
 
 def check(store: Store) -> None:

@@ -44,6 +44,7 @@ _TAKE: Final = f"""
 """  # noqa: S608 - of our own
 _RENEW: Final = f"UPDATE lease SET until = {_TAKEN_UNTIL} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
 _GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
+_BEFORE: Final = "SELECT epoch, place FROM lease"
 _WHO_HOLDS: Final = "SELECT place, holder FROM lease"
 # Not even a transaction that only looks at the lease goes on beside this one.
 _LOCK_LEASE: Final = "SELECT 1 FROM lease FOR UPDATE"
@@ -148,6 +149,7 @@ class PostgresDatabase(Database):
         with self.reading():
             connection = self._live()
             asked = {"holder": holder.id, "place": holder.place, "seconds": holder.seconds}
+            before = connection.execute(_BEFORE).fetchone()
             given = connection.execute(_TAKE, asked).fetchone()
             if given is None:
                 place, who = connection.execute(_WHO_HOLDS).fetchone() or ("another host", None)
@@ -155,6 +157,7 @@ class PostgresDatabase(Database):
                     raise left(self.name, place)
                 raise HeldByAnother(f"{self.name} is in use by the instance {place}")
         self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name)
+        self.lease.before = before[1] if before is not None and before[0] < given[0] else None
         self.lease.renewed(asked_s)
 
     def leave(self, place: str) -> None:
