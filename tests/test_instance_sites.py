@@ -222,12 +222,22 @@ def test_nobody_acts_for_a_site_that_names_no_ledger_and_of_two_the_one_that_is_
                 each.turn()
                 assert each.condition("LedgerNamed") == (False, "AnotherLedger")
                 assert each.parts.reconciler.standing.plans.servers == {}
-    held = country.instances["ams2"].held
-    assert held is not None and held.guards == ("allowTakeover",)
-    assert country.planned("ams2") == {}, "it begins to act when somebody has looked"
-    country.repository.push({}, f"Let them begin\n\nGitboot-Ack: {held.digest} allowTakeover")
-    country.turn()
+    assert [each for each in country.instances.values() if each.held is not None] == [], "they take over from nobody"
     assert country.planned("ams2") == {"web01": INSTALLS}
+
+
+def test_one_for_all_sites_from_which_others_take_over_is_asked(country: Country, tmp_path: Path) -> None:
+    servers = placed(web01="ams2", web02="fra1")
+    country.push(*servers, ledgers={})
+    with in_process(tmp_path / "all", country.repository.bare, initial="fresh") as parts:
+        for_all = World(parts, country.repository, at("20T12:00"))
+        for_all.turn()
+        assert shown(for_all.plan("web01")) == INSTALLS
+        country.push(*servers)
+        for_all.turn()
+        assert for_all.held is not None and for_all.held.guards == ("allowTakeover",)
+        assert for_all.condition("LedgerNamed") == (False, "StandsBack")
+        assert shown(for_all.plan("web01")) == (Phase.DISK, Cause.STOPPED)
 
 
 def said(*arguments: str | Path) -> Result:

@@ -263,7 +263,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 @allowance_options
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
-@click.option("--allow-takeover", is_flag=True, help="Accept a commit by which this instance begins or ceases to act.")
+@click.option("--allow-takeover", is_flag=True, help="Accept a commit by which an instance ceases to act.")
 @click.option(
     "--once", is_flag=True, help="Reconcile once, then exit: 3 where the commit is invalid, 8 where it is partial."
 )

@@ -120,8 +120,8 @@ def judge(
     ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
     which changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings
     back that the records know as installed, and that would be installed again. ``rewound`` says that the commit does
-    not descend from the accepted one, ``takeover`` that by it the instance begins or ceases to act for the fleet; where
-    there is no instance, the commit alone says whether one may. ``bmcs`` is how many servers it lets an instance send
+    not descend from the accepted one, ``takeover`` that by it some instance ceases to act for the fleet; where there is
+    none that knows, the commit alone says whether one does. ``bmcs`` is how many servers it lets an instance send
     credentials for to whom it was never told to send them.
     """
     taken = extent.takeover if takeover is None else takeover

@@ -249,7 +249,7 @@ class Judging:
             # No two commits tell what comes back: beside the one before it looks new.
             returning=len(returning(come, knowledge.records, knowledge.machines)),
             rewound=ahead.leaves_out is not None,
-            takeover=changes.takeover or (base is not None and base.is_for(identity) != commit.is_for(identity)),
+            takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
 
