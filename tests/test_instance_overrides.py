@@ -13,7 +13,9 @@ from typing import Any, Protocol
 
 import pytest
 
+from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.override import OverrideRecord, State
+from gitboot.instance.overrides import events_of
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase
 from tests.bench import Bench
@@ -976,6 +978,8 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         other.reconcile()
         events = [each.type for each in other.events if each.type.startswith("Override")]
         assert events == ["OverrideSetByAnother", "OverrideStalled"]
+        (message,) = [each.message for each in other.events if each.type == "OverrideSetByAnother"]
+        assert message.endswith(" for provision/1 was set by another instance, and is not set")
         plan = other.reconcile()
         assert plan is not None and (plan.phase, plan.cause) == (Phase.DISK, Cause.CONSUMED), (
             "nor is it given to who asks"
@@ -996,6 +1000,37 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         other.request("resolve", **given, consumed=False, key="provision/1")
         plan = other.plan()
         assert plan is not None and plan.phase is Phase.NETWORK, "until a person has looked"
+
+
+TOLD = {
+    State.RECORDED: "Once Pxe for provision/1 is about to be set, or was",
+    State.CONFIRMED: "Once Pxe for provision/1 is set",
+    State.WITHDRAWING: "Once Pxe for provision/1 is about to be withdrawn",
+    State.INSERTED: "the medium of Once Pxe for provision/1 is inserted",
+    State.WITHDRAWN: "Once Pxe for provision/1 is withdrawn",
+    State.CONSUMED: "Once Pxe for provision/1 is consumed",
+    State.LOST: "Once Pxe for provision/1 is gone, and nothing proves that a boot has consumed it",
+    State.SET_BY_ANOTHER: "Once Pxe for provision/1 was set by another instance, and is not set",
+    State.OPENED: "Once Pxe for provision/1 may be set in place of whatever stands there",
+    State.UNSENT: "Once Pxe for provision/1 was not set: the BMC had changed since it was read",
+}
+
+
+def test_each_state_of_an_override_is_told_in_words(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    (record,) = site.bench.knowledge.overrides_of(site.bench.decisions.servers["web01"].uuid)
+    for state in State:
+        wrote = (replace(record, state=state),)
+        result = Result(
+            server="web01",
+            uuid=site.bench.decisions.servers["web01"].uuid,
+            outcome=Outcome.APPLIED,
+            message="",
+            wrote=wrote,
+        )
+        (event,) = events_of(result, "0" * 40, site.bench.now, first=False)
+        assert event.message == f"web01: {TOLD[state]}"
 
 
 def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_has_set_it(site: Site, tmp_path: Path) -> None:

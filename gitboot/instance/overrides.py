@@ -523,17 +523,27 @@ def events_of(result: Result, commit: str, at: datetime, *, first: bool) -> Iter
             "commit": commit,
         }
         ejected = bool(record.media) and not record.has_media and not record.state.is_open
-        what, state = f"{_shown(record.override)} for {record.reason}", str(record.state)
+        what = f"{_shown(record.override)} for {record.reason}"
         if ejected or record.state is State.INSERTED:
-            state = "Ejected" if ejected else state
-            yield Event(
-                at=at,
-                type=f"Medium{state}",
-                message=f"{result.server}: the medium of {what} is {state.lower()}",
-                facts=facts,
-            )
+            type, became = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
+            yield Event(at=at, type=type, message=f"{result.server}: the medium of {what} {became}", facts=facts)
             continue
-        yield Event(at=at, type=f"Override{state}", message=f"{result.server}: {what} is {state.lower()}", facts=facts)
+        message = f"{result.server}: {what} {_BECAME[record.state]}"
+        yield Event(at=at, type=f"Override{record.state}", message=message, facts=facts)
+
+
+_BECAME: Final = {
+    State.RECORDED: "is about to be set, or was",
+    State.CONFIRMED: "is set",
+    State.WITHDRAWING: "is about to be withdrawn",
+    State.INSERTED: "has its medium inserted",
+    State.WITHDRAWN: "is withdrawn",
+    State.CONSUMED: "is consumed",
+    State.LOST: "is gone, and nothing proves that a boot has consumed it",
+    State.SET_BY_ANOTHER: "was set by another instance, and is not set",
+    State.OPENED: "may be set in place of whatever stands there",
+    State.UNSENT: "was not set: the BMC had changed since it was read",
+}
 
 
 def switched(result: Result, commit: str, at: datetime) -> Iterator[Event]:
