@@ -139,6 +139,20 @@ def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: Postg
         assert web.times_set == 1
 
 
+def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
+    with postgresql() as own, pair(rack, own, own.address()) as hosts:
+        begun(rack, hosts)
+        own.stop()
+        eventually(lambda: hosts.two.reason == "LedgerFailed")
+        said = typed("status", "--state", hosts.two.state).out
+        assert "stands by\n" in said
+        assert "LedgerFailed" in said
+        assert "cannot be read" in said
+        assert not re.search("^(servers|planned|next) ", said, re.M), said
+        own.start()
+        eventually(lambda: hosts.two.reason == "StandingBy")
+
+
 TYPED = (
     ("records", "show"),
     ("records", "set", "web01", "pending", "--reason", "a test"),

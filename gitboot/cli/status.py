@@ -64,7 +64,7 @@ def command(
 def _as_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     runs = click.style(f"running, process {process}", fg="green") if process else click.style("not running", fg="red")
-    if any(each["reason"] == "StandingBy" for each in status["conditions"]):  # what there is, the one that acts says
+    if any(each["type"] == "Acting" and not each["status"] for each in status["conditions"]):  # who acts says the rest
         return "\n".join(
             [f"gitboot    {runs}{', stands by' if process else ''}", "", *_conditions(status["conditions"], state)]
         )
