@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -21,6 +22,7 @@ from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.instance.directory import has_ledger
 from gitboot.ledger import events, evidence, facts, moving, overrides, records, requests
+from gitboot.ledger.database import Database
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
@@ -491,6 +493,28 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(path: Path
             put(commands, facts.accept, "theirs")
     with open_ledger(path) as ledger:
         assert facts.read(ledger).accepted == "c0ffee"
+
+
+def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(path)
+    seen: list[int] = []
+    finish = moving._finish
+
+    def look(new: Database) -> None:
+        seen.extend(each.stat().st_mode & 0o777 for each in tmp_path.glob("ledger.sqlite*"))
+        finish(new)
+
+    monkeypatch.setattr(moving, "_finish", look)
+    before = os.umask(0o022)
+    try:
+        moved(tmp_path, "file")
+    finally:
+        os.umask(before)
+    seen.append(path.stat().st_mode & 0o777)
+    assert set(seen) == {0o600}
+    assert len(seen) > 1
 
 
 class Killed(BaseException):

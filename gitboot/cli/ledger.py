@@ -64,6 +64,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     and where a copy was killed before its end, it ends it.
     """
     from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran
+    from gitboot.instance.rights import private
     from gitboot.ledger.moving import moved
     from gitboot.ledger.naming import PostgresAddress
 
@@ -73,6 +74,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     if not has_ledger(state):
         raise never_ran(state)
     with ExitStack() as stack:
+        stack.enter_context(private(state))
         stack.enter_context(locked(state))
         done = moved(state / LEDGER, address)
     total = sum(done.rows.values())
