@@ -405,6 +405,8 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     assert (goes.applied, goes.condition("LedgerNamed")) == (before, (False, "StandsBack"))
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}
     assert goes.parts.reconciler.standing.schedule.may_set is False
+    refused = str(said("hand-over", "web02", "--state", tmp_path / "fra1/state").exception)
+    assert refused.endswith("let it accept the one by which it stands back first")
     country.repository.push({"bad.yaml": "kind: Nothing\n"}, "Break something else")
     country.turn()
     assert country.planned("fra1") == {"web02": (Phase.DISK, Cause.STOPPED)}, "a broken commit gives nothing back"

@@ -28,9 +28,10 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     """What is known of a server that an instance has let go; raises `UsageError` where it has not, or not yet."""
     about, servers = look.knowledge.facts, look.commit.decisions.servers
     if server in servers:
+        is_named = about.orders is None or about.orders.ledger in (None, about.identity)
         raise UsageError(
             f"{server} is still this instance's by the commit {look.commit.revision[:12]} that it has accepted: "
-            "move the server in Git first"
+            + ("move the server in Git first" if is_named else "let it accept the one by which it stands back first")
         )
     uuid = _machine_of(server, look)
     standing = [each for each in look.knowledge.overrides_of(uuid) if each.stays_behind]
