@@ -175,6 +175,9 @@ def running(
         reader.join(5)
         plain = [event["message"] for event in instance.events if event["type"] == "NotJson"]
         assert not plain, "\n".join(plain)
+    except BaseException as error:
+        error.add_note(f"the instance had ended with {process.poll()}, and said last: {instance.events[-5:]}")
+        raise
     finally:
         process.kill()
         process.wait()
