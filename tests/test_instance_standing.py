@@ -68,7 +68,7 @@ def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_ti
             places = ("--out", rack.folder / "other", "--state", rack.folder / "elsewhere")
             done = typed("run", rack.repository.bare, *places, *ledger, "--once")
             assert done.code == exit_of(LockedByAnother(""))
-            assert f"/postgres is in use by the instance {gethostname()}:{rack.state}" in done.err
+            assert f"is in use by the instance {gethostname()}:{rack.state}" in done.err
 
 
 def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]], why: str, *ledger: str) -> None:

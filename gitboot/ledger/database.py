@@ -43,12 +43,11 @@ class Database(ABC):
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
 
     @abstractmethod
-    def begin(self) -> None:
-        """Begin a transaction, once no other process is in one; raises `LedgerLeft` where it goes on elsewhere."""
+    def begin(self, *, at_leisure: bool = False) -> None:
+        """Begin a transaction, once no other process is in one; raises `LedgerLeft` where it goes on elsewhere.
 
-    def begin_at_leisure(self) -> None:
-        """Begin one in which nothing may be asked for a while."""
-        self.begin()
+        ``at_leisure``: nothing may be asked in it for a while.
+        """
 
     @abstractmethod
     def commit(self) -> None:
@@ -68,15 +67,6 @@ class Database(ABC):
 
     def hold(self, holder: Holder) -> None:  # noqa: B027 - see `lease`
         """Take the lease, and give it back when it is closed; raises `LockedByAnother` while another has it."""
-
-    def leave(self, place: str) -> None:  # noqa: B027 - see `lease`
-        """Let nobody take its lease any more, for it goes on at ``place``; with the transaction that there is."""
-
-    def settle(self) -> None:  # noqa: B027 - most have no such file
-        """Let what was written stand in the file itself, and not beside it."""
-
-    def come_back(self) -> None:  # noqa: B027 - see `lease`
-        """Let its lease be taken again, though it was left."""
 
     @abstractmethod
     def close(self) -> None:

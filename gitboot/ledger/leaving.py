@@ -51,6 +51,30 @@ def note_left(database: Database, place: str, copy: str) -> None:
     database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
 
 
+def end_lease(database: Database, place: str) -> None:
+    """Let nobody take the lease of a shared ledger any more, with the transaction that there is: it goes on elsewhere.
+
+    Not even a transaction that only looks at the lease goes on beside this one.
+    """
+    if not database.is_local:
+        database.execute("SELECT 1 FROM lease FOR UPDATE")
+        leave = "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'"
+        database.execute(leave, (NOBODY, place))
+        database.lease = None
+
+
+def free_lease(database: Database) -> None:
+    """Let the lease of a shared ledger be taken again, though it was left."""
+    if not database.is_local:
+        database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NOBODY,))
+
+
+def settle(database: Database) -> None:
+    """Let what was written to a ledger in a file stand in the file itself, and not beside it."""
+    if database.is_local:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
 def check_is_used(database: Database) -> None:
     """Raise `LedgerLeft` where it was copied elsewhere and goes on there, `LedgerError` where it is half a copy."""
     rows = database.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608

@@ -14,7 +14,17 @@ from gitboot.ledger.copying import copy_in_transaction, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.fetches import FETCHES
 from gitboot.ledger.lease import Holder
-from gitboot.ledger.leaving import COPY, UNFINISHED, Notes, check_is_used, left, note_left
+from gitboot.ledger.leaving import (
+    COPY,
+    UNFINISHED,
+    Notes,
+    check_is_used,
+    end_lease,
+    free_lease,
+    left,
+    note_left,
+    settle,
+)
 from gitboot.ledger.naming import PostgresAddress, address_beside, file_beside, note_address
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import open_database
@@ -57,7 +67,7 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
                 stack.enter_context(_made(path, about))
             new = stack.enter_context(closing(_opened(path, address)))
             _refuse_in_use(new, about)
-            new.come_back()
+            free_lease(new)
             new.hold(holder)
             found = _copied(ours, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
         _finish(new)
@@ -68,14 +78,14 @@ def _copied(ours: Database, new: Database, place: str) -> dict[str, int]:
     """Copy it while nobody writes to it, and note that it is left; the copy is unfinished as yet."""
     copy = str(uuid4())
     try:
-        ours.begin_at_leisure()
+        ours.begin(at_leisure=True)
         _refuse_untaken(ours)
         found = copy_in_transaction(ours, new, {COPY: copy, UNFINISHED: ours.name})
-        ours.leave(place)
+        end_lease(ours, place)
         _refuse_untaken(ours)  # now nobody records more of it
         note_left(ours, place, copy)
         ours.commit()
-        ours.settle()
+        settle(ours)
     except BaseException as error:
         with suppress(*ours.errors):
             ours.rollback()

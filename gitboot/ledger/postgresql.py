@@ -46,10 +46,6 @@ _RENEW: Final = f"UPDATE lease SET until = {_TAKEN_UNTIL} WHERE holder = %(holde
 _GIVE_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %(holder)s AND epoch = %(epoch)s"
 _BEFORE: Final = "SELECT epoch, place FROM lease"
 _WHO_HOLDS: Final = "SELECT place, holder FROM lease"
-# Not even a transaction that only looks at the lease goes on beside this one.
-_LOCK_LEASE: Final = "SELECT 1 FROM lease FOR UPDATE"
-_LEAVE: Final = "UPDATE lease SET epoch = epoch + 1, holder = %s, place = %s, until = 'infinity'"
-_COME_BACK: Final = "UPDATE lease SET until = clock_timestamp() WHERE holder = %s"
 _OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
@@ -102,7 +98,7 @@ class PostgresDatabase(Database):
                 for row in last.values():
                     copy.write_row(_storable(row))
 
-    def begin(self) -> None:
+    def begin(self, *, at_leisure: bool = False) -> None:
         connection = self._live()
         connection.execute("BEGIN")
         connection.execute(_ONE_WRITER)
@@ -110,10 +106,8 @@ class PostgresDatabase(Database):
             self._renewed_s = _renew(connection, self.lease)
         elif not self.takes_any:
             check_is_used(self)
-
-    def begin_at_leisure(self) -> None:
-        self.begin()
-        self._connection.execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
+        if at_leisure:
+            connection.execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
 
     def commit(self) -> None:
         """After a long transaction the lease is renewed once more: while that went on, nobody else could."""
@@ -159,14 +153,6 @@ class PostgresDatabase(Database):
         self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name)
         self.lease.before = before[1] if before is not None and before[0] < given[0] else None
         self.lease.renewed(asked_s)
-
-    def leave(self, place: str) -> None:
-        self.execute(_LOCK_LEASE)
-        self.execute(_LEAVE, (NOBODY, place))
-        self.lease = None
-
-    def come_back(self) -> None:
-        self.execute(_COME_BACK, (NOBODY,))
 
     def unreadable(self, error: Exception) -> LedgerError:
         told = in_one_line(error)

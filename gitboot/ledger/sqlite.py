@@ -41,16 +41,13 @@ class SqliteDatabase(Database):
             every = chain((first,), rest)
             self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", every)  # noqa: S608
 
-    def begin(self) -> None:
+    def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - nobody ends one
         self._connection.execute("BEGIN IMMEDIATE")
         if not self.takes_any:
             check_is_used(self)
 
     def commit(self) -> None:
         self._connection.execute("COMMIT")
-
-    def settle(self) -> None:
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def rollback(self) -> None:
         if self._connection.in_transaction:  # SQLite ends it itself where the disk is full
