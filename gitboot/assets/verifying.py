@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from threading import Event
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from gitboot.assets.fetching import Fetcher
 from gitboot.assets.sighting import Presence, Sighting, judge, judge_content
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.plan import BootFile
+
+if TYPE_CHECKING:
+    from gitboot.assets.fetching import Fetcher
 
 _MOST_BYTES: Final = 1 << 40  # of what has no size: nobody reads for ever
 

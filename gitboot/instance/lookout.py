@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from heapq import heapify, heappop, heappush
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.assets.fetching import Fetcher
 from gitboot.assets.remembered import read_sightings, write_sightings
 from gitboot.assets.sighting import Sighting, is_withheld, since_before
 from gitboot.assets.verifying import look_at
 from gitboot.plan import BootFile
+
+if TYPE_CHECKING:
+    from gitboot.assets.fetching import Fetcher
 
 _FIRST_RETRY_S: Final = 5.0  # after which what is not there is looked at again; twice as long each time
 _LONGEST_RETRY_S: Final = 60.0

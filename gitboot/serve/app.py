@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from starlette.routing import Route, Router
 from starlette.types import Message, Receive, Scope, Send
 
 from gitboot.age import Keys
-from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.observation import last_lines
 from gitboot.observe.refused import WhyNot
 from gitboot.render.aliases import INVENTORY
@@ -28,19 +26,18 @@ from gitboot.serve.answers import Answer, Answers, Entry
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.body import end_of
-from gitboot.serve.certificate import Certificate
-from gitboot.serve.clients import LOOPBACK, Network, client_address, membership
+from gitboot.serve.clients import LOOPBACK, client_address, membership
 from gitboot.serve.connection import GONE
-from gitboot.serve.crowd import MOST_IDLE, Crowd
+from gitboot.serve.crowd import Crowd
 from gitboot.serve.forwarded import FORWARDED, Forwarded, SpoolRecorder
 from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.inventories import INVENTORY_PATH, Inventories
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.noticing import UnknownClients
-from gitboot.serve.operators import OperatorsDoor, Stranger, Tokens
+from gitboot.serve.operators import OperatorsDoor, Stranger
 from gitboot.serve.operatorspage import PAGE, page_routes
-from gitboot.serve.pushes import PUSHED, Pushes
+from gitboot.serve.pushes import PUSHED
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
@@ -59,6 +56,7 @@ from gitboot.serve.reply import (
     names,
     part_of,
 )
+from gitboot.serve.rights import Clients
 from gitboot.serve.tree import Moving, PublishedTree
 from gitboot.stoppage import Stoppage
 
@@ -75,22 +73,6 @@ _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
 DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
 _MOVING_S: Final = 0.01  # between two looks for a server whose address is on its way to another
 _MOVING_LOOKS: Final = 50
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clients:
-    """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
-
-    trusted_proxies: Iterable[Network] | None = None  # None: who may be one on this machine
-    operators: Iterable[Network] = LOOPBACK
-    names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
-    tokens: Tokens | None = None  # that let read what operators may, from anywhere
-    operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
-    certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
-    most_idle: int = MOST_IDLE  # connections of one address that wait for their client
-    pushes: Pushes | None = None  # who hears webhooks of forges
-    spool_tokens: Tokens | None = None  # by which endpoints on other hosts forward what they have recorded
-    asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
 def door_of(clients: Clients) -> OperatorsDoor:
@@ -119,11 +101,12 @@ class Endpoint:
         tree: PublishedTree,
         clock: Callable[[], datetime],
         recorder: SpoolRecorder | None = None,
-        clients: Clients = Clients(),
+        clients: Clients | None = None,  # None: as `Clients` has it
         assets: Path | None = None,
         keys: Keys | None = None,
     ) -> None:
         self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
+        clients = clients if clients is not None else Clients()
         self._answers = Answers(tree)
         self._named = NamedAnswers(tree, self._answers)
         self.refusals = Refusals()
