@@ -64,7 +64,12 @@ def write(found: Iterable[Measured]) -> None:
 
 
 def _key(facts: dict[str, Any]) -> tuple[str, str, int]:
-    return facts["row"], facts["where"], facts["servers"]
+    """What stands once: of a row that has one size, whichever that was."""
+    servers = 0 if facts["row"] in _OF_ONE_SIZE else facts["servers"]
+    return facts["row"], facts["where"], servers
+
+
+_OF_ONE_SIZE: Final = frozenset(row.name for row in ROWS if row.only is not None)
 
 
 def sections(facts: Sequence[dict[str, Any]]) -> Iterator[str]:
