@@ -120,11 +120,16 @@ def _encoded(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, byt
     characters at the ends are of its neighbours as well; there both are the same.
     """
     yield token, name
-    for before in range(3 if depth else 0):
-        yield from _encoded(_within(token, before), _within(name, before), depth - 1)
+    if depth:
+        for in_token, in_name in zip(_within(token), _within(name), strict=True):
+            yield from _encoded(in_token, in_name, depth - 1)
 
 
-def _within(text: bytes, before: int) -> bytes:
-    """What base64 has of ``text`` alone, so many bytes after where a group begins."""
-    bits = 8 * (before + len(text))
-    return b2a_base64(bytes(before) + text, newline=False)[-(-8 * before // 6) : bits // 6]
+def _within(text: bytes) -> tuple[bytes, bytes, bytes]:
+    """What base64 has of ``text`` alone, where it begins with a group, a byte after that, or two."""
+    bits = 8 * len(text)
+    return (
+        b2a_base64(text, newline=False)[: bits // 6],
+        b2a_base64(b"\0" + text, newline=False)[2 : (bits + 8) // 6],
+        b2a_base64(b"\0\0" + text, newline=False)[3 : (bits + 16) // 6],
+    )

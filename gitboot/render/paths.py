@@ -100,7 +100,10 @@ class PathKind(NamedTuple):
 
     def of(self, identity: str, token: str = "", name: str = "") -> str:
         """The path below the output directory; ``identity`` is spelt as the tree spells it."""
-        text = _IDENTITY.sub(self.spelt(identity), self.text)
+        text = self.text.replace("{id}", identity)
+        for mark, by in _SEPARATORS.items():
+            if mark in text:
+                text = text.replace(mark, identity.replace("-", by))
         return BOOT + text.replace("{token}", token).replace("{name}", name)
 
     def spelt(self, identity: str) -> str:
@@ -215,6 +218,8 @@ class _TableLines:
         return self._kinds[int(found.lastgroup[1:])] if found is not None and found.lastgroup is not None else None
 
 
+_RECENT: Final = 1024  # paths: what of one server is rendered, and published, asks for each of its own several times
+
 _CANONICAL: Final = _TableLines(TABLE, lambda kind: BOOT + kind.expression)
 _ANY_SPELLING: Final = tuple((kind, re.compile(kind.any_spelling)) for kind in TABLE)
 
@@ -232,12 +237,13 @@ def _loosely(kind: PathKind) -> str:
 _LOOSE: Final = _TableLines((IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS), _loosely)
 
 
-@lru_cache(maxsize=1024)  # what of one server is rendered asks for each of its paths several times
+@lru_cache(maxsize=_RECENT)
 def means(path: str) -> PathKind | None:
     """What a fetch of ``path`` says that is not the fetch of an entry: a line of the table; None: of an entry."""
     return _LOOSE.of(path)
 
 
+@lru_cache(maxsize=_RECENT)
 def token_in(path: str) -> str | None:
     """The installation that a path names; None: it names none."""
     found = _TOKEN.search(path)

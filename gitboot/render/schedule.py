@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple
 
@@ -137,6 +138,8 @@ class RenderedState(ServerState):
         }
 
 
+_OF_A_STATE: Final = tuple(each.name for each in fields(ServerState))
+
 # How many transitions are known ahead. An endpoint whose instance is held up, or gone, still opens the next windows
 # and, what matters more, ends them.
 AHEAD: Final = 4
@@ -231,7 +234,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         paths=turns,
     )
     return RenderedState(
-        **{each.name: getattr(planned, each.name) for each in fields(ServerState)},
+        **{name: getattr(planned, name) for name in _OF_A_STATE},
         files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
         published=published,
     )
@@ -359,9 +362,11 @@ def _turns(renderings: list[_Rendering]) -> dict[str, tuple[Turn, ...]]:
     """What each path that changes in place answers, and from when on."""
     turns: dict[str, tuple[Turn, ...]] = {}
     for path in sorted({path for each in renderings for path in each.files if not is_immutable(path)}):
+        kind = kind_of(path)
+        assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
         versions: list[Turn] = []
         for each in renderings:
-            version = _version(path, each)
+            version = _version(kind, path, each)
             before = versions[-1]._replace(since=version.since) if versions else None
             if version != before and (versions or version.content is not None):
                 versions.append(version)
@@ -376,9 +381,7 @@ def _unturning(tombstones: Mapping[str, File]) -> Iterator[tuple[str, tuple[Turn
         yield path, (turn,)
 
 
-def _version(path: str, rendering: _Rendering) -> Turn:
-    kind = kind_of(path)
-    assert kind is not None, path  # noqa: S101 - what is of one server stands in the table
+def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
     file = rendering.files.get(path)
     digest = _evidence(kind, path, rendering) if file is not None else None
     return Turn(
@@ -476,6 +479,7 @@ def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[
     return {file.sha256: file.content.decode() for file in in_place if file.sha256 not in lies_there}
 
 
+@lru_cache(maxsize=1024)  # each of a server's paths is asked for several times
 def _is_stored(path: str) -> bool:
     """Whether the content of a path lies in the tree, from when it is first planned, and not in its server's state."""
     return is_immutable(path) or means(path) is MEDIUM
