@@ -17,6 +17,7 @@ from tests.redfish.double import Machine
 from tests.redfish.faults import Drop
 from tests.redfish.media import Drive, Drives
 from tests.redfish.profiles import AMI, GENERIC, IDRAC9, ILO6, OPENBMC, PROFILES, STUCK, XCC, Profile
+from tests.searching import each_of
 
 ISO, OTHERS = "http://boot.test/assets/node/1.iso", "http://rescue.test/somebody.iso"
 DISC = Wanted(
@@ -311,11 +312,19 @@ class Killed(Exception):
     """As by SIGKILL: nothing after it happens."""
 
 
-@pytest.mark.parametrize("kept", [False, True], ids=["before it is written", "after it is written"])
+CRASHES = [  # in an order in which those next to each other differ little
+    (profile, wants, nth, kept)
+    for wants, most in ((DISC, 6), (BOTH, 9))
+    for nth in range(1, most + 1)
+    for profile, kept in ((GENERIC, False), (XCC, False), (XCC, True), (GENERIC, True))
+]
+
+
 @pytest.mark.parametrize(
-    ("wants", "nth"), [(wants, nth) for wants, most in ((DISC, 6), (BOTH, 9)) for nth in range(1, most + 1)]
+    ("profile", "wants", "nth", "kept"),
+    each_of(CRASHES, one_in=3),
+    ids=lambda value: value.name if isinstance(value, Profile) else None,
 )
-@pytest.mark.parametrize("profile", [GENERIC, XCC], ids=lambda profile: profile.name)
 def test_a_crash_at_any_step_boots_media_once_and_leaves_none(
     make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch, profile: Profile, wants: Wanted, nth: int, kept: bool
 ) -> None:

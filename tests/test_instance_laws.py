@@ -25,9 +25,10 @@ from gitboot.render.schedule import ServerState, rendered
 from gitboot.resolve.attempts import attempt_of, provision_reason
 from gitboot.stoppage import Halt
 from tests.generated import GeneratedFleet, fleets
+from tests.searching import examples
 from tests.test_evaluate_laws import EDITS, LAWS, History, evaluated, sent, tree_of
 
-RUNS = settings(LAWS, max_examples=30)
+RUNS = settings(LAWS, max_examples=examples(30))
 STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between
 
 
