@@ -117,10 +117,13 @@ _LEFT_OUT: Final = {
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     place = {name: number for number, name in enumerate(_FIRST)}
-    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
+    files = {item.path for item in items}
+    places = {path: place.get(path.stem, len(place)) for path in files}
+    items.sort(key=lambda item: places[item.path])
     for folder, needs in _LEFT_OUT.items():
+        left_out = {path for path in files if path.is_relative_to(_HERE / folder)}
         for item in items:
-            if item.path.is_relative_to(_HERE / folder):
+            if item.path in left_out:
                 item.add_marker(folder)
                 if not config.getoption(folder):
                     item.add_marker(pytest.mark.skip(reason=needs))

@@ -194,12 +194,13 @@ def test_text_says_what_it_leaves_out() -> None:
         )
         for number, name in enumerate(names)
     }
-    shown = click.unstyle(as_text(reviewed(new, {**FLEET, **old}), ""))
+    review = reviewed(new, {**FLEET, **old})
+    shown = click.unstyle(as_text(review, ""))
     assert "\nand 70 more groups: -o json has them all\n" in shown
     assert "    and 115 more reasons\n" in shown
     assert "  not rendered: there are too many groups\n" not in shown
     assert shown.count("\nServer/w") == 50
-    assert as_json(reviewed(new, {**FLEET, **old})).count('"rendered": null') == 20
+    assert as_json(review).count('"rendered": null') == 20
 
 
 def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:
