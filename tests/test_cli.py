@@ -285,6 +285,7 @@ class Places:
     missing: Path
     empty: Path
     corrupt: Path
+    unborn: Path  # a repository without a commit
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +297,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     git(folder, "clone", "-q", "--bare", str(repository.work), str(corrupt))
     blob = git(repository.work, "rev-parse", "HEAD:06.yaml")
     (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
-    return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt)
+    git(folder, "init", "-q", str(unborn := folder / "unborn"))
+    return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt, unborn)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +342,27 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("serve --out {empty} --listen nonsense", 64, "expected HOST:PORT"),
         ("run --out {empty}/o --state {empty}/s", 64, "Missing argument 'REPOSITORY'"),
         ("run {repository} --state {empty}/s", 64, "Missing option '--out'"),
-        ("run {repository} --out {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range x>0"),
+        ("run {repository} --out {empty}/o --state {empty}/s --poll 0", 64, "0.0 is not in the range 0<x<="),
         ("run {repository} --out {empty}/o --state {empty}/s --poll often", 64, "'often' is not a valid float"),
+        (
+            "run {repository} --out {empty}/o --state {empty}/s --once --poll nan",
+            64,
+            "expected a finite number, found 'nan'",
+        ),
+        ("run {repository} --out {empty}/o --state {empty}/s --once --step-minutes inf", 64, "inf is not in the range"),
+        (
+            "run {repository} --out {empty}/o --state {empty}/s --once --fetch-memory 99999999999",
+            64,
+            "is not in the range",
+        ),
+        ("plan {fleet} --commit-seconds nan", 64, "expected a finite number, found 'nan'"),
+        ("plan {fleet} --commit-seconds 1e300", 64, "1e+300 is not in the range"),
+        ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
+        ("compare {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
+        ("hub {file} --every inf", 64, "inf is not in the range"),
+        ("entry web01 --tree {empty}", 64, "is no published tree; give what `gitboot run` or `gitboot render` has"),
+        ("diff main --path {unborn}", 64, "unborn has no commit yet"),
+        ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
         ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
         ("run {repository} --out {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),

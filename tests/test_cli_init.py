@@ -219,3 +219,10 @@ def test_commands_and_options_are_completed(
         with pytest.raises(SystemExit):
             gitboot()
         assert capsys.readouterr().out.split() == [expected]
+
+
+def test_what_it_says_to_type_can_be_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gitboot("init", tmp_path / "my fleet's")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cd ")]
+    done = subprocess.run(["sh", "-c", f"{line} && cat fleet.yaml"], capture_output=True, text=True, check=False)
+    assert "kind: Fleet" in done.stdout

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Final
@@ -60,3 +62,32 @@ def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> Non
     places = ("--state", str(tmp_path / "state"), "--out", str(tmp_path / "output"))
     done = code("run", str(repository.bare), *places, "--once", "--allow-empty", unread_errors=True)
     assert done == Exit.FINE and (tmp_path / "output" / "boot" / "boot.ipxe").exists()
+
+
+@pytest.mark.parametrize("command", [("plan", "-o", "json"), ("plan",), ("--help",), ("schema",)], ids=" ".join)
+def test_a_full_output_is_said_once_and_is_no_success(command: tuple[str, ...]) -> None:
+    """It was a traceback, and code 1 or 120."""
+    where = (EXAMPLE,) if command[0] == "plan" else ()
+    done = redirected(f"gitboot {' '.join([*command, *where])} > /dev/full")
+    assert done.returncode == Exit.PARTIAL
+    lines = [line for line in done.stderr.splitlines() if not re.match(r" |\d+ servers? would", line)]
+    assert lines == ["gitboot: standard output cannot be written: No space left on device"]
+
+
+def test_where_errors_cannot_be_written_the_code_is_what_was_found() -> None:
+    assert redirected(f"gitboot validate {EXAMPLE} 2> /dev/full").returncode == Exit.FINE
+    assert redirected(f"gitboot explain nobody --path {EXAMPLE} 2> /dev/full").returncode == Exit.USAGE
+    assert redirected(f"gitboot explain nobody --path {EXAMPLE} > /dev/full").returncode == Exit.USAGE
+
+
+def test_a_command_without_any_output_does_its_work(tmp_path: Path) -> None:
+    """`>&-` was a traceback. What it writes besides is not given to who writes to output or errors."""
+    done = redirected(f"gitboot render {EXAMPLE} --out {tmp_path / 'tree'} <&- >&- 2>&-")
+    assert done.returncode == Exit.FINE and (tmp_path / "tree" / "boot" / "boot.ipxe").exists()
+    assert redirected(f"gitboot plan {EXAMPLE} >&-").returncode == Exit.FINE
+
+
+def redirected(command: str) -> subprocess.CompletedProcess[str]:
+    """A command as a shell starts it: what is closed there is closed from the start."""
+    script = f'gitboot() {{ {sys.executable} -m gitboot "$@"; }}; {command}'
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)

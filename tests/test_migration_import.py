@@ -543,6 +543,14 @@ def test_two_machines_never_share_what_tells_them_apart(tmp_path: Path) -> None:
     assert "### web01-2 (pending)" in report
 
 
+def test_of_two_with_one_name_it_is_kept_by_who_has_it_as_it_is(tmp_path: Path) -> None:
+    hosts = [f"host {name} {{ hardware ethernet 52:54:00:00:00:0{n}; }}\n" for n, name in enumerate(("Web01", "web01"))]
+    report = (imported(tmp_path, "isc", files={"dhcpd.conf": "".join(hosts)}) / "import-report.md").read_text()
+    of_web01, of_the_other = (report[report.index(f"### {name}") :] for name in ("web01 ", "web01-2"))
+    assert of_web01.startswith("### web01 ") and "the source's" not in of_web01[: of_web01.index("###", 3)]
+    assert "its name: the source's Web01 is none of a document" in of_the_other
+
+
 def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()
@@ -557,6 +565,7 @@ def test_a_source_that_cannot_be_read_is_named_without_what_it_says(tmp_path: Pa
     file = source / ("x.yaml" if system == "metal3" else "groups")
     done = typed("import", system, tmp_path if system == "matchbox" else file, "--out", tmp_path / "fleet")
     assert done.code == 64 and "is no" in done.err and PASSWORD not in done.err
+    assert not done.err.rstrip().endswith(" at")
 
 
 def test_a_source_without_a_machine_is_an_error_and_writes_nothing(tmp_path: Path) -> None:

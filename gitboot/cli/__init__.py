@@ -11,7 +11,7 @@ import click
 
 from gitboot import __version__
 from gitboot.cli.exit import Exit, exit_of
-from gitboot.cli.output import outlive_readers
+from gitboot.cli.output import outlive_readers, why_lost
 from gitboot.errors import GitbootError
 from gitboot.phrases import did_you_mean
 
@@ -101,7 +101,13 @@ def program() -> NoReturn:
     # No other package has a say in what is valid; to look for one that wants it would take 30 ms of each process.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     outlive_readers()
-    main(PROGRAM)
+    try:
+        main(PROGRAM)
+    except SystemExit as ended:
+        if why := why_lost():
+            click.echo(f"gitboot: standard output cannot be written: {why}", err=True)
+            sys.exit(ended.code or Exit.PARTIAL)
+        raise
 
 
 def main(context: object = None) -> NoReturn:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB, FiniteRange
 
 if TYPE_CHECKING:
     from gitboot.evaluate.forks import Forks
@@ -33,14 +34,14 @@ def allowance_options(command: Command) -> Command:
     """--commit-seconds, --commit-memory and --commit-workers: what evaluating one commit may take."""
     seconds = click.option(
         "--commit-seconds",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True, max=LONGEST_S),
         metavar="SECONDS",
         envvar="GITBOOT_COMMIT_SECONDS",
         help="The processor's time that evaluating one commit may take. Default: 60, and 6 for each 1,000 files.",
     )
     memory = click.option(
         "--commit-memory",
-        type=click.IntRange(min=1),
+        type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
         metavar="MIB",
         envvar="GITBOOT_COMMIT_MEMORY",
         help="The memory that it may take. Default: 1,024 MiB, and 64 for each 1,000 files.",

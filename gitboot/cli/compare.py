@@ -19,7 +19,7 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option, this_second
+from gitboot.cli.inputs import FiniteRange, OutputOption, document, fleet_argument, output_option, this_second
 from gitboot.migration.former import SHAPES
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _NAME: Final = 40  # characters of a server's name in the table
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True, max=300),
+    type=FiniteRange(min=0, min_open=True, max=300),
     default=10.0,
     metavar="SECONDS",
     help="How long one answer may take to come. Default: 10.",

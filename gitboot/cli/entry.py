@@ -35,10 +35,23 @@ def command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOpt
 
     state = read_state(tree, name)
     if state is None:
-        raise UsageError(f"there is no server {name!r} in {tree}")
+        raise UsageError(_missing(name, tree))
     found = _entries(state, tree, at or now())
     for output in outputs:
         output.write(_as_text(found) if output.format == "text" else document(items=found))
+
+
+def _missing(name: str, tree: Path) -> str:
+    from gitboot.phrases import did_you_mean
+    from gitboot.publish.manifest import MANIFEST
+
+    if not (tree / MANIFEST).is_file():
+        return f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"
+    servers = tree / "ops" / "servers"
+    hint = did_you_mean(
+        name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} has those that there are"
+    )
+    return f"there is no server {name!r} in {tree}; {hint}"
 
 
 def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:

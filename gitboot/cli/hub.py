@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.access import AccessSettings, check, clients_of, operators_options
-from gitboot.cli.inputs import config_option
+from gitboot.cli.inputs import LONGEST_S, FiniteRange, config_option
 from gitboot.cli.stopping import Stop, end_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.status import Event
@@ -31,7 +31,7 @@ _LEAVE_S: Final = 5  # for who is asked to answer, once it is to end
 @click.option("--listen", metavar="HOST:PORT", default="127.0.0.1:8081", show_default=True, help="Where to listen.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1, max=LONGEST_S),
     metavar="SECONDS",
     default=30,
     show_default=True,

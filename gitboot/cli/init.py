@@ -59,7 +59,7 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
         left = [name for name, text in _files(known or THIS_VERSION, folder) if not _written(directory / name, text)]
     except OSError as error:
         raise UsageError(f"{directory} cannot be written: {error.strerror}") from error
-    click.echo(_NEXT.format(directory=fleet))
+    click.echo(_NEXT.format(directory=fleet, quoted=shlex.quote(str(fleet))))
     for name in left:
         click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
     if known is None:
@@ -127,7 +127,7 @@ _VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|
 _NEXT: Final = """\
 {directory} is a fleet of one server now. Next:
 
-  cd {directory}
+  cd {quoted}
   gitboot validate                 # every problem, with its place and its hint: none yet
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines

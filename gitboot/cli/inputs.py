@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -220,6 +221,20 @@ def name_source(error: click.UsageError) -> None:
         case ParameterSource.ENVIRONMENT:
             variables = error.param.envvar or f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}"
             error.param_hint = variables if isinstance(variables, str) else " or ".join(variables)
+
+
+LONGEST_S: Final = 10_000_000  # a hundred days
+MOST_MEMORY_MIB: Final = 1_000_000_000
+
+
+class FiniteRange(click.FloatRange):
+    """A number that there is an end to: ``nan`` lies in every range of click's."""
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
+        found: float = super().convert(value, param, context)
+        if not math.isfinite(found):
+            self.fail(f"expected a finite number, found {value!r}", param, context)
+        return found
 
 
 class InstantType(click.ParamType[datetime]):

@@ -19,6 +19,9 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import emptied
 from gitboot.cli.guards import LIMITS, limit_options, limits_of
 from gitboot.cli.inputs import (
+    LONGEST_S,
+    MOST_MEMORY_MIB,
+    FiniteRange,
     RenamedOption,
     accept_filesystem_option,
     config_option,
@@ -45,7 +48,7 @@ _LONGEST_TELLING_S: Final = 15.0  # of a forge, after reconciling once
 _LAST_TELLING_S: Final = 1.0  # of a forge, at the end
 
 _COUNT = click.IntRange(min=1)
-_SECONDS = click.FloatRange(min=0, min_open=True)
+_SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -98,7 +101,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
     "--lease-seconds",
     "lease_s",
     envvar="GITBOOT_LEASE_SECONDS",
-    type=click.FloatRange(min=2),
+    type=FiniteRange(min=2, max=LONGEST_S),
     default=15,
     show_default=True,
     help="How long a ledger in a PostgreSQL is this instance's without its saying so again: then one that stands by on "
@@ -167,7 +170,7 @@ _SECONDS = click.FloatRange(min=0, min_open=True)
 )
 @click.option(
     "--fetch-memory",
-    type=_COUNT,
+    type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
     metavar="MIB",
     help="The memory that a fetch may take, in a process of its own: for a file that comes as a difference from "
     "another, twice its size. Default: 512 MiB, which is enough for a history of 3 million objects.",

@@ -84,17 +84,16 @@ def fleet_of(estate: Estate, supplement: Supplement) -> ImportedFleet:
 
 
 def _named(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Things by the name of their document; of two with one name the second is NAME-2."""
+    """Things by the name of their document; of two with one name the second is NAME-2. Who has it as it is keeps it."""
     found: dict[str, Any] = {}
-    for own, each in sorted(pairs, key=lambda pair: pair[0]):
+    for own, each in sorted(pairs, key=lambda pair: (name_of(pair[0]) != pair[0], pair[0])):
         name, number = name_of(own), 1
         while name in found:
             number += 1
             name = f"{name_of(own)}-{number}"
         if name != own:
-            each = replace(
-                each, remarks=(*each.remarks, guessed(f"its name: the source's {own} is none of a document"))
-            )
+            why = "is another's, too" if name_of(own) == own else "is none of a document"
+            each = replace(each, remarks=(*each.remarks, guessed(f"its name: the source's {own} {why}")))
         found[name] = each
     return found
 

@@ -48,8 +48,17 @@ def json_of(path: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        where = (
+            f"line {error.lineno}, column {error.colno}: {_without_at(error.msg)}"
+            if isinstance(error, json.JSONDecodeError)
+            else "nested too deeply"
+        )
         raise UsageError(f"{path} is no JSON: {where}") from None
+
+
+def _without_at(message: str) -> str:
+    """Python's "Invalid control character at" is followed by the place."""
+    return message.removesuffix(" at").removesuffix(" starting")
 
 
 def yaml_of(path: str, text: str) -> list[Any]:

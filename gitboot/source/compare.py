@@ -103,7 +103,10 @@ def _commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
         return repository.revparse_single(rev).peel(pygit2.Commit).id
     except (pygit2.GitError, KeyError, ValueError) as error:
         shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
-        raise UsageError(f"{path} has no commit {rev}: {words(error)}{shallow}") from error
+        if repository.head_is_unborn and repository.is_empty:
+            raise UsageError(f"{path} has no commit yet") from error
+        reason = words(error)  # often no more than the name again
+        raise UsageError(f"{path} has no commit {rev}{f': {reason}' * (reason != rev)}{shallow}") from error
 
 
 def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
