@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import random
 import re
 import shutil
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +20,7 @@ from click.testing import CliRunner
 
 from gitboot.cli import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
-from gitboot.ledger import evidence, facts
+from gitboot.ledger import events, evidence, facts, records
 from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.lease import Holder, Lease, LeaseKeeper
@@ -25,13 +28,16 @@ from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of
+from gitboot.plan import Record, Run
+from gitboot.status import Event
 from tests.fleets import at
-from tests.postgresqls import PostgresServer, postgresql
+from tests.instance import eventually
+from tests.postgresqls import PostgresServer, postgresql, public_folder
 
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 0.3), Holder("two", "host-b:/state", 0.3)
@@ -406,3 +412,140 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
                 database.reading(),
             ):
                 database.execute("SELECT * FROM records")
+
+
+# Who is paused
+
+
+class Line:
+    """Connections to the server's socket, which carry so many bytes, there and back, and then nothing more."""
+
+    def __init__(self, server: PostgresServer, folder: Path) -> None:
+        self._to, self._folder = server.folder / "socket" / ".s.PGSQL.5432", folder
+        self.carries: float = math.inf
+        self.carried = 0
+        self._one = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(folder / ".s.PGSQL.5432"))
+        self._listening.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+        self._open.clear()
+
+    def close(self) -> None:
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        self.cut()
+
+    def address(self, path: Path, **settings: str) -> PostgresAddress:
+        url = address(path).url.replace(str(self._to.parent), str(self._folder))
+        return PostgresAddress(url=url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(str(self._to))
+                self._open += [client, server]
+                for one, other in ((client, server), (server, client)):
+                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+
+    def _carry(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                with self._one:
+                    data = data[: int(min(len(data), max(0, self.carries - self.carried)))]
+                    self.carried += len(data)
+                other.sendall(data)
+                if self.carried >= self.carries:
+                    return  # it reads no more, and closes nothing: its end looks like a process that is paused
+
+
+@pytest.fixture
+def line(postgres_server: PostgresServer) -> Iterator[Line]:
+    with public_folder() as folder, closing(Line(postgres_server, folder)) as made:
+        yield made
+
+
+def written(ledger: Store, many: int = 1200) -> None:
+    """All forms in which rows are sent, and are asked for, while others wait."""
+    known = [
+        (SystemUuid(f"{each:032}"), f"web{each}", Record(runs={"m": Run(1, NOON, NOON)} if each % 2 else {}))
+        for each in range(many)
+    ]
+    with ledger.writing() as tx:
+        records.write(tx, known)
+        events.write(tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)])
+        evidence.judge(tx, dict.fromkeys(range(many), "Provisioned"))
+        tx.send()
+        assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
+        facts.accept(tx, "c0ffee")
+
+
+def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(
+    path: Path, line: Line, tmp_path: Path, lives: int
+) -> None:
+    """Of what it sends, and of what it gets: the server waits for each in another way."""
+    chance, count = random.Random(2026), 12 * lives
+    waits_s = 0.2
+    (state := tmp_path / "paused").mkdir()
+    note_address(state / "ledger.sqlite", line.address(path, idle_in_transaction_session_timeout="200"))
+
+    def write() -> None:
+        with suppress(LedgerError), held(state / "ledger.sqlite", ONE) as (ledger, _):
+            written(ledger)
+
+    with open_ledger(path) as two:
+        write()
+        assert facts.read(two).accepted == "c0ffee"
+        total = line.carried
+        for number in range(count):
+            line.carried, line.carries = 0, int(total * (number + chance.random()) / count)
+            thread = threading.Thread(target=write, daemon=True)
+            thread.start()
+            eventually(lambda: line.carried >= line.carries)
+            began = time.monotonic()
+            eventually(lambda: taken_by(two, TWO))
+            took = time.monotonic() - began
+            assert took < ONE.seconds + waits_s + 3, f"at byte {line.carries} of {total}"
+            two.database.lease = None
+            line.carries = math.inf
+            line.cut()
+            thread.join(10)
+            time.sleep(TWO.seconds)
+
+
+def taken_by(ledger: Store, holder: Holder) -> bool:
+    try:
+        ledger.database.hold(holder)
+    except HeldByAnother:
+        return False
+    return True
+
+
+def read(fetches: RecordedFetches) -> None:
+    with suppress(LedgerError):
+        fetches.read({})
+
+
+def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: Path, line: Line) -> None:
+    lines = b"".join(line_of(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
+    with held(path, replace_seconds(ONE, 60)) as (_, lease), shared(path) as fetches:
+        fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
+        with closing(RecordedFetches(line.address(path))) as paused:
+            assert paused.read({FETCHES: 5000}).observations == []
+            line.carries = line.carried + len(lines) // 2
+            thread = threading.Thread(target=read, args=(paused,), daemon=True)
+            thread.start()
+            eventually(lambda: line.carried >= line.carries)
+            fetches.given("web01", OFFER, None, 1)
+            fetches.record(GIVEN, str(lease), 1)
+            line.cut()
+            thread.join(10)

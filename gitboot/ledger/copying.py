@@ -29,7 +29,7 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
     counted = {}
     with ours.reading(), new.reading():
         try:
-            new.begin()
+            new.begin(at_leisure=True)  # while the other is read
             for table in TABLES:
                 new.execute(f"DELETE FROM {table}")  # noqa: S608 - of our own
                 found = _rows(ours, table)
@@ -56,7 +56,7 @@ def counted_rows(database: Database) -> dict[str, int]:
 
 def _rows(database: Database, table: str) -> list[Row]:
     """All rows of a table, in an order that does not depend on the database."""
-    return sorted(database.execute(f"SELECT * FROM {_whole(table)}"), key=repr)  # noqa: S608
+    return sorted(database.whole(f"SELECT * FROM {_whole(table)}"), key=repr)  # noqa: S608
 
 
 def _whole(table: str) -> str:

@@ -39,8 +39,20 @@ class Database(ABC):
         """Carry out a statement that gives none, for each of these."""
 
     @abstractmethod
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows with these columns; the others are what they are by default."""
+
+    @abstractmethod
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Delete the rows that have these ``keys``."""
+
+    @abstractmethod
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
+
+    @abstractmethod
+    def whole(self, query: str) -> Iterator[Row]:
+        """All rows of a long answer, within a transaction for which others may wait."""
 
     @abstractmethod
     def begin(self, *, at_leisure: bool = False) -> None:

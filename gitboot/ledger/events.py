@@ -15,8 +15,9 @@ from gitboot.status import Event
 
 
 def write(tx: Transaction, events: Iterable[Event]) -> None:
-    tx.executemany(
-        "INSERT INTO events (at, type, message, facts) VALUES (?, ?, ?, ?)",
+    tx.insert(
+        "events",
+        ("at", "type", "message", "facts"),
         [(format_instant(each.at), each.type, each.message, rows.json_of(_facts(each))) for each in events],
     )
 

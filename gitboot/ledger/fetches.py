@@ -137,11 +137,17 @@ class RecordedFetches:
         """
         after = taken.get(FETCHES, 0)
 
-        def read(run: _Run) -> list[Any]:
+        def last(run: _Run) -> int:
             run("LOCK TABLE fetches IN SHARE MODE")
-            return run("SELECT id, writer, line FROM fetches WHERE id > %s ORDER BY id", (after,))
+            ((number,),) = run("SELECT coalesce(max(id), 0) FROM fetches")
+            return int(number)
 
-        rows = self._read(read)
+        def read(run: _Run) -> list[Any]:  # without a lock: who is paused while it gets many rows holds nobody up
+            query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
+            return run(query, (after, until))
+
+        until = self._read(last)
+        rows = self._read(read) if until > after else []
         latest: dict[str | None, datetime] = {}  # by writer, whose clock may go back
         found: list[tuple[datetime, int, Observation]] = []
         for number, writer, line in rows:

@@ -14,7 +14,7 @@ def read(store: Store) -> dict[SystemUuid, Record]:
     """What is known of each server, by UUID; a UUID that is missing is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
-        for uuid, maintenance, *made in store.rows(f"SELECT {rows.RUN} FROM runs"):  # noqa: S608 - constant
+        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(rows.RUNS)} FROM runs"):  # noqa: S608 - constant
             runs.setdefault(uuid, {})[maintenance] = rows.run(*made)
         found = store.rows(f"SELECT uuid, {rows.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
         return {SystemUuid(uuid): rows.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
@@ -27,11 +27,9 @@ def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) ->
         return
     tx.mark()
     tx.replace("records", ("uuid",), [(uuid, server, *rows.of_record(each)) for uuid, (server, each) in found.items()])
-    tx.executemany("DELETE FROM runs WHERE uuid = ?", [(uuid,) for uuid in found])
+    tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
     made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
-    tx.executemany(
-        "INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?)", [(uuid, *rows.of_run(name, run)) for uuid, name, run in made]
-    )
+    tx.insert("runs", rows.RUNS, [(uuid, *rows.of_run(name, run)) for uuid, name, run in made])
 
 
 def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
@@ -39,7 +37,7 @@ def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
     if uuids:
         tx.mark()
         for table in ("records", "runs"):
-            tx.executemany(f"DELETE FROM {table} WHERE uuid = ?", [(uuid,) for uuid in uuids])  # noqa: S608 - constant
+            tx.delete(table, ("uuid",), [(uuid,) for uuid in uuids])
 
 
 def forget(tx: Transaction) -> None:

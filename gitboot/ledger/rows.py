@@ -57,7 +57,7 @@ RECORD: Final = (
     " overwritten_by, offered, answered, taken_back, attempts, released"
 )
 _NO_ATTEMPTS: Final = "[]"
-RUN: Final = "uuid, maintenance, run, made_at, window_end, seen"
+RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
 
 
 def of_record(record: Record) -> tuple[Any, ...]:

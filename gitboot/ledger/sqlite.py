@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -33,6 +33,17 @@ class SqliteDatabase(Database):
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         self._connection.executemany(statement, rows)
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
+
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        same = " AND ".join(f"{key} = ?" for key in keys)
+        self._connection.executemany(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
+
+    def whole(self, query: str) -> Iterator[Row]:
+        yield from self.execute(query)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
         rest = iter(rows)

@@ -45,6 +45,14 @@ class Transaction:
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         self._write(partial(self._database.executemany, statement), rows)
 
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Add rows with these columns; the others are what they are by default."""
+        self._write(partial(self._database.insert, table, columns), rows)
+
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Delete the rows that have these ``keys``."""
+        self._write(partial(self._database.delete, table, keys), rows)
+
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
         self._write(partial(self._database.replace, table, keys), rows)
