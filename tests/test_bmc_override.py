@@ -610,7 +610,7 @@ def test_what_nobody_disturbs_is_booted_once_and_then_left_alone(profile: Profil
     assert gitboot.ledger[INSTALL.reason].state in (CONSUMED, LOST)
 
 
-@pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
+@for_each("profile", PROFILES.values(), ids=PROFILES)
 def test_a_window_interrupts_an_installation_and_then_opens_it_again(profile: Profile) -> None:
     gitboot = _Instance(Machine(profile=profile), wanted=INSTALL)
     gitboot.run()

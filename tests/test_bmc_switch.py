@@ -100,7 +100,7 @@ BLIND = seen(marks=Marks())
 GENTLY = ResetType.GRACEFUL_RESTART
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "wanted", "record", "observed", "step"),
     [
         ("nothing is wanted", None, None, seen(), "leave"),

@@ -28,6 +28,7 @@ from gitboot.model.scalars import Digest
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import Boot, BootFiles, Decision
 from gitboot.resolve.decide import decide
+from tests.cases import for_each
 from tests.fleets import (
     at,
     decision,
@@ -87,7 +88,7 @@ NEVER = {**FLEET, **web("", "Never")}
 # Risk classes
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "new", "expected"),
     [
         ("an image by stream under Once", stream("current: flatcar-2"), {Risk.IMAGE, Risk.USER_DATA}),
@@ -221,7 +222,7 @@ def test_the_parts_above_are_all_that_a_boot_has() -> None:
 # Reinstalls
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "old", "new", "expected"),
     [
         ("provision raised under Once", FLEET, own("provision: 2"), {Why.PROVISION}),
@@ -377,7 +378,7 @@ def test_a_bmc_that_is_another_is_told_though_no_decision_is() -> None:
 # When
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "old", "new", "expected"),
     [
         ("an image under Once", FLEET, stream("current: flatcar-2"), {When.NEXT_INSTALL}),
@@ -419,7 +420,7 @@ def test_the_digest_is_of_decisions_and_not_of_how_they_came_about() -> None:
     assert compared(with_notes, {**FLEET, "images/3.yaml": image("unused-3")}).digest == one_way.digest
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "new"),
     [
         ("another server", {"servers/fra1-web02.yaml": server("fra1-web02", "site: fra1, role: web", "provision: 2")}),

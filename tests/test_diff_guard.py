@@ -67,7 +67,7 @@ def without(count: int) -> Files:
     return dict.fromkeys(web(count))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "old", "new", "expected"),
     [
         ("30 % of 10", web(10), web(3, ARGUMENT), set()),

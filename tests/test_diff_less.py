@@ -380,7 +380,7 @@ PARKED: Files = {
 }
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "old", "new"),
     [
         ("a window that ends early", {"m": WIPE}, {"m": WIPE.replace("21T04", "20T23")}),

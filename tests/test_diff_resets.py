@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from gitboot.diff.changes import Changes, compare
 from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.risks import Risk
 from gitboot.load import load
 from gitboot.resolve.decide import decide
 from gitboot.review import words
+from tests.cases import for_each
 from tests.fleets import SEED, maintenance, policy, server, snapshot
 
 WINDOW = "20T22:00 21T04:00"
@@ -34,7 +33,7 @@ def changed(old: tuple[str, ...] | None, new: tuple[str, ...], *, servers: int =
     return compare(before[0], after[0], before[1], after[1])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("case", "old", "new", "counts"),
     [
         ("it comes", (), (check(),), True),

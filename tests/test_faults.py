@@ -23,6 +23,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot
 from gitboot.problems.problem import Problem
 from gitboot.resolve.reading import read
+from tests.cases import for_each
 from tests.searching import examples
 
 FOLDER: Final = Path(__file__).parent / "faults"
@@ -111,7 +112,7 @@ def test_nothing_is_wrong_before_a_fault_is_planted() -> None:
     assert found(planted()) == []
 
 
-@pytest.mark.parametrize("fault", ALL, ids=lambda fault: fault.name)
+@for_each("fault", ALL, ids=lambda fault: fault.name)
 def test_a_fault_is_found_where_it_is_and_nothing_besides(fault: Fault) -> None:
     assert fault.expected
     assert found(planted(fault)) == fault.expected
@@ -208,7 +209,7 @@ MESSAGES: Final = {
 }
 
 
-@pytest.mark.parametrize("name", MESSAGES)
+@for_each("name", MESSAGES)
 def test_a_message_names_what_was_found_and_what_was_meant(name: str) -> None:
     (fault,) = (each for each in ALL if each.name == name)
     (problem,) = _problems(planted(fault))

@@ -196,7 +196,7 @@ SCENARIOS = [
 ]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+@for_each("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
     decisions = scenario.decisions()
     decision = decisions.servers[scenario.server]

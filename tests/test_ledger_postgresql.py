@@ -31,6 +31,7 @@ from gitboot.ledger.store import Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.status import Event
+from tests.cases import for_each
 from tests.git_servers import free_port
 from tests.postgresqls import PostgresServer, postgresql
 from tests.redfish.certificates import Authority
@@ -203,7 +204,7 @@ def test_two_ledgers_in_one_database_are_told_apart(options: str, name: str) -> 
     assert PostgresAddress.parse(f"postgresql://u@db/gitboot{options}", None).name == name
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("url", "is_here"),
     [
         ("postgresql:///gitboot?host=/run/postgresql", True),

@@ -227,8 +227,8 @@ ADDRESSES = (
 SYSTEMS = ("/redfish/v1/Systems/1", "/redfish/v1/Systems/1/", "/redfish//v1/Systems/1", "/redfish/v1/Systems/%31")
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-@pytest.mark.parametrize("address", ADDRESSES)
+@for_each("system", SYSTEMS)
+@for_each("address", ADDRESSES)
 def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None:
     servers = (
         server(name, "", f"bmc: {{address: '{at}', credentials: a, system: '{path}'}}")
@@ -469,7 +469,7 @@ TOO_MANY: dict[str, Callable[[int], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", TOO_MANY)
+@for_each("case", TOO_MANY)
 def test_a_hundred_problems_of_a_file_are_shown_and_how_many_more(case: str) -> None:
     found = problems(snapshot(*SEED, files={"x.yaml": TOO_MANY[case](250)}))
     assert {each.path for each in found} == {"x.yaml"}
@@ -490,7 +490,7 @@ def test_lines_of_gitbootignore_that_are_no_patterns_are_counted_too() -> None:
     assert found[-1].message == "150 more problems from here on are not shown"
 
 
-@pytest.mark.parametrize("case", TOO_MANY)
+@for_each("case", TOO_MANY)
 def test_problems_of_a_file_take_as_long_as_there_are_many(case: str) -> None:
     fleets = {size: snapshot(*SEED, files={"x.yaml": TOO_MANY[case](size)}) for size in (200, 200 * TIMES)}
     assert growth(lambda size: problems(fleets[size]), 200) < AT_MOST

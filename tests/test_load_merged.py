@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from gitboot.load.merged import Overlay, merged, replaced
+from tests.cases import for_each
 
 
 def test_the_same_object_is_given_where_nothing_is_another() -> None:
@@ -26,7 +27,7 @@ def test_what_changes_little_is_not_copied() -> None:
     assert isinstance(replaced(before, dict.fromkeys(range(1000), 0)), dict)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_many_changes_add_up_to_one_dictionary_in_order(seed: int) -> None:
     draw = random.Random(seed)
     keys = range(draw.choice((4, 30, 300)))

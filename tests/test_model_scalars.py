@@ -234,7 +234,7 @@ def test_a_fraction_of_a_second_is_what_an_instant_has_too_much(found: str) -> N
 PARSERS = sorted({row[0] for row in UNCHANGED} | {row[0] for row in REFUSED}, key=lambda parse: parse.__name__)
 
 
-@pytest.mark.parametrize("parse", PARSERS)
+@for_each("parse", PARSERS)
 def test_a_long_value_takes_as_long_as_it_is_long(parse: Callable[[object], Any]) -> None:
     for beginning in ("", "oci://", "http://", "assets:"):
         for piece in ("a", "1", "-", "a-", ".", "a.", "/", "a/", ":", "0:", " ", "=", "@", "[", "\\", "é"):

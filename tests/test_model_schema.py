@@ -68,7 +68,7 @@ def test_there_is_a_schema_for_each_kind_and_one_for_any() -> None:
         Draft202012Validator.check_schema(schema)
 
 
-@pytest.mark.parametrize("path", EXAMPLE, ids=lambda path: path.stem)
+@for_each("path", EXAMPLE, ids=lambda path: path.stem)
 def test_the_example_is_what_its_schemas_say(path: Path) -> None:
     kind = str(yaml.load(path.read_text(), Core)["kind"])
     assert faults(path.read_text()) == []

@@ -18,6 +18,7 @@ from gitboot.oci.reference import AllowedRegistry, OciReference
 from gitboot.oci.registry import Registries
 from gitboot.oci.resolve import resolve
 from gitboot.web import opener
+from tests.cases import for_each
 from tests.registries import (
     BASIC,
     GARDENLINUX,
@@ -256,7 +257,7 @@ def test_t3_a_redirect_takes_no_token_along(tmp_path: Path) -> None:
         assert [headers.get("Authorization") for target, headers in asked.asked if "/token" in target] == [BASIC]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "error", "says"),
     [
         ((200, {}, b"{}"), RegistryRefused, "is not what the registry answered"),

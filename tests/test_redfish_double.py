@@ -422,7 +422,7 @@ def test_a_slow_answer_comes_byte_by_byte() -> None:
         assert time.monotonic() - begun >= 0.05 * 8
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("fault", "outcome"),
     [
         pytest.param(Hang(), "ReadTimeout", id="hangs"),

@@ -19,6 +19,7 @@ from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, Role, kind_of, token_in
 from gitboot.render.schedule import RenderedState
 from gitboot.render.tree import File
+from tests.cases import for_each
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.serving import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, planned, site
 
@@ -186,8 +187,8 @@ TURNED: Final = EarlierKey(OTHER, BEFORE, START)
 AT_WORK: Final = Record(attempts=(InstallAttempt(key="provision/1", boots=(Seen(BEFORE, "boot/x", "10.0.0.1"),)),))
 
 
-@pytest.mark.parametrize("key", [OTHER, None], ids=["another key", "none yet"])
-@pytest.mark.parametrize(("minutes", "is_heard"), [(-1, False), (0, True), (59, True), (60, False)])
+@for_each("key", [OTHER, None], ids=["another key", "none yet"])
+@for_each(("minutes", "is_heard"), [(-1, False), (0, True), (59, True), (60, False)])
 def test_t6_what_was_told_a_token_by_an_earlier_key_is_heard_while_that_counts(
     key: bytes | None, minutes: int, is_heard: bool
 ) -> None:

@@ -389,13 +389,13 @@ def looked_at(text: str) -> list[Secret]:
     return secrets(text)
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@for_each("case", HOSTILE)
 def test_a_text_takes_as_long_as_it_is_long(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
     assert growth(lambda size: looked_at(texts[size]), 1500) < AT_MOST, case
 
 
-@pytest.mark.parametrize("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
+@for_each("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")
 def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: TokenRule) -> None:
     """Their words again and again, with letters and with parts that never become a token."""
     words = dict.fromkeys(each for word in rule.words for each in (word, word.upper(), word.capitalize()))
@@ -407,7 +407,7 @@ def test_t8_a_text_of_what_looks_like_tokens_takes_as_long_as_it_is_long(rule: T
     assert growth(lambda size: looked_at(texts[size]), 300) < AT_MOST, rule.what
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@for_each("kind", KINDS)
 def test_a_rule_of_lines_finds_in_each_by_itself_what_it_finds_in_all(kind: str) -> None:
     """Wherever a line is broken."""
     secret = f"password: a\n{KINDS[kind]} {KINDS[kind]}\nuser: b"

@@ -264,7 +264,7 @@ def board(spec: str) -> Files:
 OLD = uuid_of("fra1-web01")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("what", "new", "expected"),
     [
         ("it comes at 1", own("provision: 1", "new01"), ()),

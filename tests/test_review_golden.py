@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import click
-import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.authorship import Message
@@ -157,7 +156,7 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@for_each("name", SCENARIOS)
 def test_a_reviewer_sees_exactly_this(name: str) -> None:
     new, old, outcome = SCENARIOS[name]
     review = reviewed(new, old)
@@ -170,7 +169,7 @@ def test_a_reviewer_sees_exactly_this(name: str) -> None:
         assert path.read_text() == text
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+@for_each("name", SCENARIOS)
 def test_the_json_is_what_its_schema_says(name: str) -> None:
     found = json.loads((GOLDEN / f"{name}.json").read_text())
     assert [error.message for error in SCHEMA.iter_errors(found)] == []

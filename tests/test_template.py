@@ -477,7 +477,7 @@ def test_nothing_grows_without_bounds() -> None:
     assert {name: seconds for name, (_, _, seconds) in ends.items() if seconds > 4} == {}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "message"),
     [
         ("loops", "its loops take more than 100,000 steps"),
@@ -649,7 +649,7 @@ def test_a_slice_of_a_number_is_a_fault_in_the_templates_words() -> None:
         TemplateSet({"t": b"{{ 1[1:] }}"}).render_file("t", {})
 
 
-@pytest.mark.parametrize("name", sorted(FILTERS))
+@for_each("name", sorted(FILTERS))
 def test_t4_no_filter_takes_an_argument_that_lets_it_grow(name: str) -> None:
     """0.1.0 indented by four thousand million columns where a template asked it to."""
     arguments = ("4000000000", "indent=4000000000", "width=4000000000", "'x', 4000000000", "4000000000, true", "'', -9")

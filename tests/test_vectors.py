@@ -50,6 +50,7 @@ from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
 from gitboot.resolve.records import exported, imported
+from tests.cases import for_each
 from tests.fleets import (
     at,
     decided,
@@ -852,7 +853,7 @@ LIFECYCLES: Final = [id for id, case in CASES.items() if case["when"]["op"] == "
 APPLICABLE: Final = [id for id, case in CASES.items() if case["when"]["op"] in OPERATIONS and id not in NOT_APPLICABLE]
 
 
-@pytest.mark.parametrize("id", APPLICABLE)
+@for_each("id", APPLICABLE)
 def test_a_case_of_the_operators_that_came_before(id: str) -> None:
     OPERATIONS[CASES[id]["when"]["op"]](CASES[id])
 
