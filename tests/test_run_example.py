@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -47,6 +48,17 @@ class Run:
         while _LAST_LINE not in self.said.read_text():
             assert time.monotonic() < until, self.said.read_text()
             assert self.process.poll() is None, self.said.read_text()
+            time.sleep(0.1)
+
+    def wait_for(self, *arguments: bytes) -> int:
+        """The process of it whose first arguments these are, once there is one."""
+        until = time.monotonic() + 60
+        while True:
+            assert time.monotonic() < until, self.said.read_text()
+            for pid in self.started():
+                with suppress(OSError):  # it has ended meanwhile
+                    if Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[1 : 1 + len(arguments)] == [*arguments]:
+                        return pid
             time.sleep(0.1)
 
     def left(self) -> list[str]:
@@ -108,9 +120,7 @@ def test_nothing_is_left_when_what_started_it_is_killed(start: Start) -> None:
 
 def test_what_does_not_end_by_itself_is_killed(start: Start) -> None:
     run = start()
-    run.wait_until_ready()
-    gitboot = next(pid for pid in run.started() if b"\0gitboot\0run\0" in Path(f"/proc/{pid}/cmdline").read_bytes())
-    os.kill(gitboot, signal.SIGSTOP)
+    os.kill(run.wait_for(b"-m", b"gitboot", b"run"), signal.SIGSTOP)
     run.process.send_signal(signal.SIGINT)
     assert run.process.wait(30) == 0
     assert (run.left(), list(run.scratch.iterdir())) == ([], [])
