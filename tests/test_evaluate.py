@@ -333,7 +333,7 @@ def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path
 
         (refused,) = eventually(refusals, within_s=300)  # an evaluator waits for whoever is not nice
         assert Code.LIMITS in refused["message"]
-        # Whoever waited for the evaluator would wait for all of it; on cores that others use, too, seconds pass besides.
+        # Whoever waited for the evaluator would wait for all of it; on cores of others, too, seconds pass besides.
         assert max(waits) < max(2, (time.monotonic() - pushed) / 2)
         commit = repository.push({"many.yaml": server("web02", "role: web")})
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
