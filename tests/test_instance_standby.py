@@ -24,6 +24,7 @@ from gitboot.instance.directory import LEDGER
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.ledger.tables import TABLES
 from gitboot.observe.stopped import WORD
+from gitboot.render.terms import TERMS
 from tests.failing_disk import fill, small_disk
 from tests.fleets import server as described
 from tests.instance import Instance, begin, eventually
@@ -84,12 +85,6 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
             typed("doctor", "--state", hosts.one.state).out.split()
         )
         assert not hosts.one.told_of("TookOver"), "nobody had acted"
-        stopped = typed("stop", "--reason", "a test", "--state", hosts.two.state)
-        assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
-        word = hosts.two.state / "spool" / WORD
-        assert word.exists(), "endpoints of that host obey"
-        assert typed("start", "--state", hosts.two.state).code == 8
-        assert not word.exists()
         epoch = hosts.lease()[0]  # type: ignore[index]
         hosts.one.stop()
         assert hosts.lease() is None or hosts.lease()[0] > epoch, "it is given back at once"  # type: ignore[index]
@@ -109,6 +104,41 @@ def test_one_acts_and_the_other_says_that_it_stands_by(rack: Rack, server: Postg
         assert typed(*suspended, hosts.one.state).code == 0, "nobody acts: it has the lease while it writes"
         assert hosts.lease() is None
         assert hosts.last_epoch == epoch + 2
+
+
+def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where_only_its_disk_is(
+    rack: Rack, server: PostgresServer
+) -> None:
+    rack.add("web01")
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        state, words = hosts.two.state, [each / WORD for each in (hosts.two.state / "spool", hosts.one.state / "spool")]
+        stop, start = ("stop", "--reason", "a test", "--state", state), ("start", "--state", state)
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+
+        def offers() -> bool:
+            return all(each["status"] for each in status()["conditions"] if each["type"] == "BootsOffered")
+
+        eventually(offers)
+        stopped = typed(*stop)
+        assert (stopped.code, f"is told, with --state {hosts.one.state}" in " ".join(stopped.err.split())) == (0, True)
+        eventually(lambda: not offers())
+        assert [each.exists() for each in words] == [False, True]
+        assert typed(*start).code == 0
+        eventually(offers)
+        assert [each.exists() for each in words] == [False, False]
+        server.sql(f"UPDATE {hosts.schema}.lease SET place = 'elsewhere:/state'")
+        for refused in (typed(*stop), typed(*start)):
+            assert refused.code == 64
+            assert "type it on elsewhere, with --state /state" in " ".join(refused.err.split())
+        assert offers()
+        assert [each.exists() for each in words] == [False, False]
+        (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
+        stopped = typed(*stop)
+        assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
+        assert words[0].exists(), "endpoints of that host obey"
+        assert typed(*start).code == 8
+        assert not words[0].exists()
 
 
 def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: PostgresServer) -> None:

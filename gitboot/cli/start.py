@@ -16,13 +16,13 @@ from gitboot.cli.inputs import now, state_option
 def command(state: Path) -> None:
     """Let the instance on STATE and its endpoints offer boots again, and say which servers boot from the network."""
     from gitboot.cli.instance import request
-    from gitboot.cli.words import done_in, folders_of
+    from gitboot.cli.words import done_in, folders_of, told_to
     from gitboot.errors import HeldByAnother, LedgerLeft
     from gitboot.instance.requests import START
     from gitboot.observe.stopped import take_back
     from gitboot.phrases import count, some
 
-    found = folders_of(state)
+    found = folders_of(state := told_to(state))
     try:
         names = _released(state)
     except (HeldByAnother, LedgerLeft) as error:  # what endpoints here were told is taken back here

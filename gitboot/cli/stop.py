@@ -27,13 +27,13 @@ def command(state: Path, reason: str, everything: bool) -> None:
     overrides; the exit code is 8.
     """
     from gitboot.cli.instance import request
-    from gitboot.cli.words import done_in, folders_of
+    from gitboot.cli.words import done_in, folders_of, told_to
     from gitboot.instance.directory import running
     from gitboot.instance.requests import STOP
     from gitboot.observe.stopped import say
 
     at, stoppage = now(), Stoppage(operator(), reason, everything)
-    found = folders_of(state)
+    found = folders_of(state := told_to(state))
     missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
     try:
         click.echo(request(state, STOP, {"reason": reason, "everything": everything}))

@@ -6,7 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+import click
+
 from gitboot.errors import LedgerError
+from gitboot.instance.acting import told_here
 from gitboot.instance.directory import LEDGER, has_ledger
 from gitboot.ledger.opening import places
 from gitboot.observe.stopped import folders
@@ -22,6 +25,14 @@ def folders_of(state: Path) -> tuple[Path, ...]:
         output, spool = places(state / LEDGER) if has_ledger(state) else (None, None)
         found.update(folders(output, spool) if output is not None else ())
     return tuple(folder for folder in sorted(found) if folder.is_dir())
+
+
+def told_to(state: Path) -> Path:
+    """The STATE of the instance that is told: that of who acts, where this one stands by on the same host."""
+    if (acting := told_here(state)) != state:
+        told = f"{state}: this instance stands by; the one that acts is told, with --state {acting}"
+        click.echo(f"gitboot: {told}", err=True)
+    return acting
 
 
 def done_in(found: tuple[Path, ...], do: Callable[[Path], None]) -> Iterator[str]:
