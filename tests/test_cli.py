@@ -363,6 +363,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("entry web01 --tree {empty}", 64, "is no published tree; give what `gitboot run` or `gitboot render` has"),
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
+        ("diff main --path {repository}", 64, "has no work tree, where something could lie uncommitted: write BASE.."),
         ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
         ("run {repository} --out {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),

@@ -127,6 +127,8 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: Work) -> None:
         pytest.param("bare.git", "WORKTREE", "is a bare repository", id="no work tree"),
         pytest.param("empty", "HEAD", "has no commit yet", id="no commit yet"),
         pytest.param("empty.git", None, "has no commit yet", id="no commit yet, bare"),
+        pytest.param("unborn.git", None, "HEAD that names no commit; name a branch: main$", id="a HEAD of nothing"),
+        pytest.param("shallow", "HEAD~1", "has no commit HEAD~1, and this clone is shallow", id="too shallow"),
     ],
 )
 def test_what_cannot_be_meant_is_a_usage_error(
@@ -136,6 +138,9 @@ def test_what_cannot_be_meant_is_a_usage_error(
     work.bare(tmp_path / "bare.git")
     (tmp_path / "plain").mkdir()
     Work(tmp_path / "empty").bare(tmp_path / "empty.git")
+    work.git("clone", "-q", "--bare", str(work.path), str(tmp_path / "unborn.git"))
+    (tmp_path / "unborn.git" / "HEAD").write_text("ref: refs/heads/master\n")  # as `git init --bare` of some versions
+    work.git("clone", "-q", "--depth=1", f"file://{work.path}", str(tmp_path / "shallow"))
     with pytest.raises(UsageError, match=message):
         open_snapshot(tmp_path / where, rev)
 

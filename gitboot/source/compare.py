@@ -17,8 +17,8 @@ from gitboot.load import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.line import Merge, line, messages
-from gitboot.source.repository import Stored, blaming, containing, files_of, objects_of, words
-from gitboot.source.snapshot import fleet_folder, folder_in
+from gitboot.source.repository import Stored, blaming, containing, files_of, objects_of
+from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
 from gitboot.source.tree import of_commit, tree_at
 from gitboot.source.worktree import WORKTREE, of_worktree
 
@@ -63,7 +63,9 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
             raise UsageError(f"{path} is not a directory, nor is {folder} a folder of one of the commits")
         stored = Stored(files_of(repository))
         if head == WORKTREE:
-            if in_worktree is None or merge or dots == "...":
+            if in_worktree is None:
+                raise UsageError(f"{path} has no work tree, where something could lie uncommitted: write BASE..HEAD")
+            if merge or dots == "...":
                 raise UsageError(f"{path}: what lies in the work tree is compared as it is: BASE..WORKTREE")
             snapshot = of_worktree(root, repository, in_worktree)
         else:
@@ -99,14 +101,7 @@ def _parted(text: str, accepted: str | None = None) -> tuple[str, str, str]:
 
 
 def _commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
-    try:
-        return repository.revparse_single(rev).peel(pygit2.Commit).id
-    except (pygit2.GitError, KeyError, ValueError) as error:
-        shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
-        if repository.head_is_unborn and repository.is_empty:
-            raise UsageError(f"{path} has no commit yet") from error
-        reason = words(error)  # often no more than the name again
-        raise UsageError(f"{path} has no commit {rev}{f': {reason}' * (reason != rev)}{shallow}") from error
+    return pygit2.Oid(hex=commit_at(repository, rev, str(path)))
 
 
 def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:

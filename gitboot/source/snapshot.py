@@ -74,10 +74,18 @@ def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
     """The commit that a Git revision means; raise `UsageError` naming ``where`` when it means none."""
     try:
         return Revision(str(repository.revparse_single(rev).peel(pygit2.Commit).id))
-    except pygit2.GitError as error:
+    except (pygit2.GitError, KeyError, ValueError) as error:
         if lacks_memory(error):
             raise MemoryError from error
-        if rev == "HEAD" and repository.head_is_unborn:
-            raise UsageError(f"{where} has no commit yet") from error
-        reason = words(error)  # often no more than the name again
-        raise UsageError(f"{where} has no commit {rev}{f': {reason}' * (reason != rev)}") from error
+        raise UsageError(f"{where} has {_missing(repository, rev, error)}") from error
+
+
+def _missing(repository: pygit2.Repository, rev: str, error: Exception) -> str:
+    branches = sorted(repository.branches)
+    if repository.head_is_unborn and not branches:
+        return "no commit yet"
+    if repository.head_is_unborn and rev == "HEAD":
+        return f"a HEAD that names no commit; name a branch: {', '.join(branches[:10])}"
+    reason = words(error)  # often no more than the name again
+    shallow = ", and this clone is shallow: fetch more of its history" if repository.is_shallow else ""
+    return f"no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}{shallow}"
