@@ -182,9 +182,9 @@ class SshServer:
         self._directory = directory
         self.port = free_port()
         for name, passphrase in (("ed25519", ""), ("rsa", ""), ("client", self.PASSPHRASE), ("stranger", "")):
-            kind = "rsa" if name == "rsa" else "ed25519"
+            kind = ("rsa", "-b", "2048") if name == "rsa" else ("ed25519",)  # a longer one takes a second to make
             keygen = program("ssh-keygen", "openssh-client")
-            command = [keygen, "-q", "-a", "1", "-t", kind, "-N", passphrase, "-f", str(directory / name)]
+            command = [keygen, "-q", "-a", "1", "-t", *kind, "-N", passphrase, "-f", str(directory / name)]
             subprocess.run(command, check=True)
         (directory / "sshd_config").write_text(
             f"ListenAddress 127.0.0.1:{self.port}\n"
