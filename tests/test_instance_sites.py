@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.cli import cli
+from gitboot.cli.exit import Exit
 from gitboot.cli.handing import read_hand_over, taken
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluate.difference import told
@@ -43,6 +44,7 @@ from tests.fleets import at, fleet, image, maintenance, policy, profile, server,
 from tests.generated import GeneratedFleet, fleets
 from tests.inprocess import in_process
 from tests.instance import Repository
+from tests.rack import typed
 from tests.redfish.double import Machine
 from tests.redfish.profiles import GENERIC
 from tests.redfish.server import RedfishServer
@@ -415,6 +417,11 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
     assert [each for each in (stays, goes) if each.held is not None] == []
     assert goes.condition("LedgerNamed") == (False, "StandsBack")
     assert (country.planned("fra1"), published(tmp_path / "fra1")) == ({}, set())
+    places = ("--out", tmp_path / "fra1/output", "--state", tmp_path / "fra1/state", "--site", "fra1")
+    tried = typed("run", country.repository.bare, *places, "--dry-run")
+    assert (tried.code, "GB2023" in tried.err) == (Exit.PARTIAL, False)
+    assert "the Fleet names no ledger for fra1, and this instance has" in tried.err
+    assert "nothing is set any more" in tried.err
     with goes.restarted(tmp_path / "fra1", site="fra1") as again:
         again.turn()
         assert again.condition("LedgerNamed") == (False, "StandsBack")

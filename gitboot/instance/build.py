@@ -379,7 +379,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
-            facts.accept(tx, None)  # it is not in the copy's clone
+            facts.lapse(tx)  # it is not in the copy's clone
         about = facts.read(store)
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = stack.enter_context(fetched_apart(settings, copy))

@@ -178,7 +178,8 @@ class Judging:
     def _walked(self, ahead: Ahead, knowledge: Knowledge) -> _Walk:
         """Every commit, each beside the valid one before it."""
         walk = _Walk(commits={0: ahead.accepted})
-        has_begun = ahead.accepted is not None or knowledge.facts.accepted is not None
+        about = knowledge.facts
+        has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
         for position, (revision, messages) in enumerate(ahead.merges, 1):
             if (fault := ahead.untrusted.get(revision)) is not None:  # nobody looks into it
                 found: Evaluated | InvalidRepository = InvalidRepository([fault])

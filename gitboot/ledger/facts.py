@@ -21,6 +21,7 @@ def read(store: Store) -> Facts:
         return Facts(
             identity=found["identity"],
             accepted=found.get("accepted"),
+            lapsed=found.get("lapsed"),
             sequence=int(found.get("sequence", 0)),
             initialised=found.get("initialised"),
             doubt=found.get("doubt"),
@@ -44,6 +45,11 @@ def read(store: Store) -> Facts:
 def accept(tx: Transaction, commit: str | None) -> None:
     """Note which commit was accepted last; None: none is known any more."""
     _put(tx, "accepted", commit)
+
+
+def lapse(tx: Transaction) -> None:
+    """Note that the commit that was accepted is not known where this copy of a ledger is."""
+    tx.execute("UPDATE facts SET name = 'lapsed' WHERE name = 'accepted'")
 
 
 def count_decisions(tx: Transaction, sequence: int) -> None:
