@@ -26,7 +26,8 @@
         │   └── ArtifactMissing     who has to have an artifact says that there is none
         ├── LedgerError             the ledger cannot be read or written, or is of another version
         │   ├── DamagedLedger       it does not hold together
-        │   └── LedgerLeft          it was copied elsewhere, and goes on there
+        │   ├── LedgerLeft          it was copied elsewhere, and goes on there
+        │   └── LedgerUnfinished    it is a copy that has not ended
         ├── BmcRejected             the BMC answered no: credentials, an unsupported setting
         ├── ForgeRefused            the forge answered no: a token, a project, what it may do
         └── RegistryRefused         a registry answered no, or may not be asked: a token, a host, what it has
@@ -172,6 +173,10 @@ class DamagedLedger(LedgerError):
 
 class LedgerLeft(LedgerError):
     """The ledger was copied to another place, and goes on there."""
+
+
+class LedgerUnfinished(LedgerError):
+    """This is a copy of a ledger that has not ended, and no ledger yet."""
 
 
 class LeaseLost(LedgerError):

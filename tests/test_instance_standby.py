@@ -21,6 +21,8 @@ import pytest
 
 from gitboot.evaluate.shelf import KEPT, WORTH
 from gitboot.instance.directory import LEDGER
+from gitboot.ledger import moving
+from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.ledger.tables import TABLES
 from gitboot.observe.stopped import WORD
@@ -187,6 +189,37 @@ def test_who_stands_by_says_so_while_the_database_is_down(rack: Rack) -> None:
         assert not re.search("^(servers|planned|next) ", said, re.M), said
         own.start()
         eventually(lambda: hosts.two.reason == "StandingBy")
+
+
+def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_typed_again(
+    rack: Rack, server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, other = server.address(), tmp_path / "other"
+    other.mkdir()
+    open_ledger(other / LEDGER).close()
+    copy = ("ledger", "copy", "--state", other, "--to", ledger.url)
+    with monkeypatch.context() as patched:
+        patched.setattr(moving, "note_left", kill)
+        with pytest.raises(Killed):
+            typed(*copy)
+    rack.push()
+    with pair(rack, server, ledger) as hosts:
+        server.sql(f"UPDATE {hosts.schema}.lease SET until = clock_timestamp()")
+        hosts.one.start()
+        eventually(lambda: hosts.one.reason == "LedgerUnfinished")
+        assert f"a copy of {other / LEDGER} that has not ended" in hosts.one.condition["message"]
+        assert "type it on that host once more: gitboot ledger copy" in hosts.one.condition["message"]
+        assert typed(*copy).code == 0
+        eventually(lambda: hosts.one.url)
+        hosts.one.stop()
+
+
+class Killed(BaseException):
+    """Where the copy comes to its end."""
+
+
+def kill(*_: object) -> None:
+    raise Killed
 
 
 TYPED = (

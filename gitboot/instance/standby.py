@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.errors import GitbootError, LedgerError, LedgerLeft
+from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.instance import directory as state
 from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
 from gitboot.instance.commit import Commit
@@ -81,7 +81,7 @@ class Standby:
         except LedgerError as error:
             if not self.is_patient:
                 raise
-            return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
+            return _reason(error), str(error)
         self.is_patient = True
         if other is not None:
             self._note_progress(looking.progress())
@@ -98,7 +98,7 @@ class Standby:
     def fail(self, error: LedgerError) -> None:
         """Note that the ledger could not be read once the lease was taken: it is waited for."""
         self._has_failed = True
-        self._say("LedgerFailed", str(error), self._clock())
+        self._say(_reason(error), str(error), self._clock())
 
     def _say(self, reason: str, message: str, since: datetime) -> None:
         """Tell what has changed, and leave it for `gitboot status`."""
@@ -109,6 +109,13 @@ class Standby:
         acting = Condition(type="Acting", status=False, reason=reason, message=message, since=since)
         left = state.LeftStatus(self._settings.state, self._clock)
         left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
+
+
+def _reason(error: LedgerError) -> str:
+    """Why it waits, as a word."""
+    if isinstance(error, (LedgerLeft, LedgerUnfinished)):
+        return type(error).__name__
+    return "LedgerFailed"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from gitboot.errors import LedgerError, LedgerLeft
+from gitboot.errors import LedgerLeft, LedgerUnfinished
 
 if TYPE_CHECKING:
     from gitboot.ledger.database import Database
@@ -76,14 +76,15 @@ def settle(database: Database) -> None:
 
 
 def check_is_used(database: Database) -> None:
-    """Raise `LedgerLeft` where it was copied elsewhere and goes on there, `LedgerError` where it is half a copy."""
+    """Raise `LedgerLeft` where it was copied elsewhere, `LedgerUnfinished` where it is half a copy."""
     rows = database.execute(f"SELECT name, value FROM facts WHERE name IN ('{LEFT}', '{UNFINISHED}')")  # noqa: S608
     for name, value in rows:
         if name == LEFT:
             raise left(database.name, json.loads(value)["place"])
-        raise LedgerError(
-            f"{database.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or type the"
-            " same `gitboot ledger copy` once more"
+        to = "file" if database.is_local else "URL"
+        raise LedgerUnfinished(
+            f"{database.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
+            f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {to}"
         )
 
 
