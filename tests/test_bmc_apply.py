@@ -85,7 +85,7 @@ def test_another_reason_is_withdrawn_before_the_wanted_one_is_set(rack: Rack) ->
     [
         ("at work on something else", Status(status=409), Outcome.WAITING, State.WITHDRAWN, "409"),
         ("not now", Status(status=503), Outcome.WAITING, State.WITHDRAWN, "503"),
-        ("changed since it was read", Status(status=412), Outcome.WAITING, State.UNSENT, "412"),
+        ("as if changed since it was read", Status(status=412), Outcome.WAITING, State.UNSENT, "412"),
         ("someone set the same meanwhile", Intrusion(boot=SET_AT_BMC), Outcome.WAITING, State.SET_BY_ANOTHER, "412"),
         (
             "someone set another meanwhile",
@@ -110,7 +110,8 @@ def test_what_becomes_of_a_refused_or_lost_patch(
     assert (result.outcome, rack.records["web01"]["provision/1"].state) == (outcome, left), case
     assert said in result.message
     assert result.wrote[0].state is State.RECORDED
-    assert len(rack.machine.writes) == 1
+    otherwise_spelt = isinstance(fault, Status) and fault.status == 412  # the ETag, for it has not changed
+    assert len(rack.machine.writes) == (2 if otherwise_spelt else 1)
 
 
 @pytest.mark.parametrize(("applied", "patches"), [(True, 1), (False, 2)])

@@ -199,11 +199,18 @@ class BmcConnection:
                 headers = {"If-Match": etag} if etag else None
                 self.login.ask(lambda: send(path, data=body, headers=headers))
             except exceptions.HTTPError as error:
-                if error.status_code != 412 or etag is None or not etag.startswith("W/"):
+                if error.status_code != 412 or etag is None or not self._is_misread(path, etag):
                     raise
-                # RFC 9110 compares If-Match strongly: some BMCs refuse the weak ETags that they give.
-                strong = {"If-Match": etag.removeprefix("W/")}
-                self.login.ask(lambda: send(path, data=body, headers=strong))
+                other = {"If-Match": _other_spelling(etag)}
+                self.login.ask(lambda: send(path, data=body, headers=other))
+
+    def _is_misread(self, path: str, etag: str) -> bool:
+        """Whether a BMC that refused an ETag may have refused how it is written, and not that it has changed since.
+
+        One that has two quotes is asked for again: who takes it without them may take no notice of one that it cannot
+        read, and write over somebody's change.
+        """
+        return etag.startswith("W/") or (_other_spelling(etag) != etag and self.read(path).etag == etag)
 
     def _note_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
@@ -287,6 +294,15 @@ def _resource(response: Response) -> Resource:
         raise BmcUnreachable(f"GET {response.url}: not a JSON object")
     etag = response.headers.get("ETag") or body.get("@odata.etag")
     return Resource(url=response.url, body=body, etag=etag if isinstance(etag, str) else None)
+
+
+def _other_spelling(etag: str) -> str:
+    """How some BMCs want back an ETag that they have given.
+
+    RFC 9110 compares If-Match strongly, and refuses weak ones. Others compare it with what is between the quotes
+    (stmcginnis/gofish pull request 275, ansible-collections/community.general pull request 3296).
+    """
+    return etag.removeprefix("W/") if etag.startswith("W/") else etag.strip('"')
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -451,7 +451,8 @@ class Machine:
                 return refusal(428, "Base.1.18.PreconditionRequired", "the request needs If-Match")
             return None
         weak = if_match.startswith("W/") and self.profile.if_match_strong
-        if weak or if_match.removeprefix("W/") != etag.removeprefix("W/"):
+        expected = etag.strip('"') if self.profile.if_match_unquoted else etag.removeprefix("W/")
+        if weak or if_match.removeprefix("W/") != expected:
             return refusal(412, "Base.1.18.PreconditionFailed", "the ETag did not match")
         return None
 

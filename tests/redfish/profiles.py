@@ -73,6 +73,7 @@ class Profile:
     etag_in_header: bool = True  # or only as @odata.etag
     if_match_required: bool = False  # 428 without one
     if_match_strong: bool = False  # 412 for a weak one
+    if_match_unquoted: bool = False  # 412 for one in quotes
     in_post: InPost = InPost.TAKEN
     last_reset_time: bool = True
     reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
