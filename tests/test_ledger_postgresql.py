@@ -33,6 +33,7 @@ from gitboot.plan import Record
 from gitboot.status import Event
 from tests.cases import for_each
 from tests.git_servers import free_port
+from tests.instance import Instance, eventually
 from tests.postgresqls import PostgresServer, postgresql
 from tests.redfish.certificates import Authority
 from tests.test_ledger import NOON, WEB01, WEB02, put, written
@@ -441,6 +442,33 @@ def test_a_database_that_was_left_for_a_file_is_used_by_no_other_host(path: Path
         assert exit_of(done.exception) is Exit.USAGE
     assert "was copied to" in refused(two, "file")
     assert not (two / "ledger.sqlite").exists()
+
+
+def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at_its_start(
+    path: Path, tmp_path: Path
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    moved(tmp_path, "file")
+    (tmp_path / "tree").mkdir()
+    places = ("--out", str(tmp_path / "tree"), "--spool", str(tmp_path / "spool"), "--listen", "127.0.0.1:0")
+    for url, type, said in (
+        (address.url, "LedgerLeft", "was copied to"),
+        ("postgresql://postgres@127.0.0.1:1/none?sslmode=disable", "LedgerFailed", "cannot be read"),
+    ):
+        serve = Instance.start("serve", *places, "--ledger", url)
+        reader = threading.Thread(target=serve.read, daemon=True)
+        reader.start()
+        try:
+            told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type], 8)  # noqa: B023
+            assert said in told[0], told
+            assert told[0].endswith("no boot that is made once is given")
+        finally:
+            serve.process.send_signal(signal.SIGTERM)
+            serve.process.wait(20)
+            reader.join()
+            serve.errors.close()
 
 
 def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: PostgresServer, tmp_path: Path) -> None:

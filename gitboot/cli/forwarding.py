@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.errors import UsageError
+from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.naming import PostgresAddress
 
 if TYPE_CHECKING:
@@ -151,6 +151,21 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None
 
     with closing(_elsewhere(shared)) as elsewhere, Forwarder(spool, elsewhere, DEADLINE_S):
         yield
+
+
+def why_not_shared(forwarding: Elsewhere | None) -> tuple[str, str] | None:
+    """Why nothing is recorded in the database that hosts share: a word, and in words; None: nothing is known."""
+    if not isinstance(forwarding, PostgresAddress):
+        return None
+    from gitboot.ledger.lease import Holder
+    from gitboot.ledger.postgresql import PostgresRenewing
+
+    try:
+        with closing(PostgresRenewing(forwarding)) as looking:
+            looking.other_than(Holder("an endpoint", ""))
+    except LedgerError as error:
+        return "LedgerLeft" if isinstance(error, LedgerLeft) else "LedgerFailed", str(error)
+    return None
 
 
 def _alone(spool: Path, elsewhere: SpoolElsewhere, forwarding: Elsewhere) -> Alone | None:

@@ -18,7 +18,7 @@ import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
 from gitboot.cli.access import arguments_of as access_arguments
-from gitboot.cli.forwarding import Elsewhere, arguments_of, forward_options, forwarding_of, recording_in
+from gitboot.cli.forwarding import Elsewhere, arguments_of, forward_options, forwarding_of, recording_in, why_not_shared
 from gitboot.cli.inputs import RenamedOption, accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -135,6 +135,8 @@ def command(
     if spool is None:
         message = "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count"
         tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
+    if (why := why_not_shared(forwarding)) is not None:  # what changes later is told with NotReady
+        tell(Event(at=_clock(), type=why[0], message=f"{why[1]}: no boot that is made once is given", warning=True))
     reap_orphans(stop.wait)
     if workers == 1:
         clients = clients_of(access, operators)
