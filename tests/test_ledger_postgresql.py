@@ -7,6 +7,8 @@ import re
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -544,6 +546,27 @@ def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
     seen.append(path.stat().st_mode & 0o777)
     assert set(seen) == {0o600}
     assert len(seen) > 1
+
+
+def test_a_copy_is_not_ended_by_what_wakes_an_instance(postgres_server: PostgresServer, tmp_path: Path) -> None:
+    """Another command takes who has the state directory for an instance, and tells it so by a signal."""
+    written(tmp_path / "ledger.sqlite")
+    code = f"""
+import os, signal
+from click.testing import CliRunner
+from gitboot.cli import cli
+from gitboot.ledger import moving
+finish = moving._finish
+def wake(new):
+    for each in (signal.SIGUSR1, signal.SIGHUP):
+        os.kill(os.getpid(), each)
+    finish(new)
+moving._finish = wake
+print(CliRunner().invoke(cli, {["ledger", "copy", "--state", str(tmp_path), "--to", postgres_server.address().url]!r}))
+assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (signal.SIG_DFL, signal.SIG_DFL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "<Result okay>\n"), done
 
 
 class Killed(BaseException):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -50,14 +51,37 @@ def never_ran(directory: Path) -> UsageError:
 def locked(directory: Path) -> Iterator[None]:
     """Hold ``directory`` until the block ends; raises `LockedByAnother` naming the process that has it.
 
-    Raises `UsageError` where it cannot be written.
+    Raises `UsageError` where it cannot be written. What others send to an instance here, to wake it, ends nobody who
+    has the directory for something else.
     """
     with ExitStack() as stack:
+        stack.enter_context(_woken_in_vain())
         try:
             stack.enter_context(files.locked(directory / LOCK, f"{directory} is in use"))
         except OSError as error:
             raise UsageError(f"{directory} cannot be written: {error.strerror}") from None
         yield
+
+
+@contextmanager
+def _woken_in_vain() -> Iterator[None]:
+    """Let signals by which an instance is woken do nothing, until the block ends or something listens for them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    deaf = [each for each in (signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(each) is signal.SIG_DFL]
+    for each in deaf:
+        signal.signal(each, _nothing)
+    try:
+        yield
+    finally:
+        for each in deaf:
+            if signal.getsignal(each) is _nothing:
+                signal.signal(each, signal.SIG_DFL)
+
+
+def _nothing(*_: object) -> None:
+    """Nothing is done."""
 
 
 def running(directory: Path) -> int | None:
