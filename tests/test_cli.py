@@ -510,6 +510,8 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_pat
 def test_plan_counts_the_first_boots_that_are_held_back(gitboot: Run, fleet: Path) -> None:
     done = gitboot("plan", fleet, "--at", NOON)
     assert done.err.startswith("2 servers would perhaps be provisioned: nothing is known of them here")
+    alone = gitboot("plan", fleet, "--at", NOON, "--server", "web01")
+    assert alone.err.startswith("1 server would perhaps be provisioned: nothing is known of it here")
 
 
 def test_plan_reads_any_revision_and_what_lies_there_uncommitted(gitboot: Run, tmp_path: Path) -> None:
@@ -907,7 +909,7 @@ def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytes
         ("git-timeout = 'often'\n", "Invalid value for git-timeout in "),
         ("poll = 0\n", "is not in the range"),
         ("records = 'fresh'\n", "there is no setting 'records'"),
-        (None, "cannot be read: [Errno 2]"),
+        (None, "cannot be read: No such file or directory"),
     ],
 )
 def test_a_typo_in_the_file_is_named(

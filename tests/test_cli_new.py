@@ -45,6 +45,12 @@ def new(path: Path, *arguments: object, name: str = "web02") -> Done:
     return typed("new", "server", name, "--path", path, "--state", path.parent, *arguments)
 
 
+def test_what_it_says_to_type_can_be_typed(path: Path) -> None:
+    path = path.rename(path.with_name("my fleet"))
+    done = typed("new", "server", "web02", "--path", path, "--mac", "52:54:00:99:99:97", "--uuid", UUID)
+    assert done.out.endswith(f"next: gitboot validate '{path}'\n")
+
+
 def test_what_was_seen_becomes_a_document_that_validates_and_boots_nothing(path: Path) -> None:
     done = new(path, "--seen", MAC, "--like", "web01")
     assert done.code == Exit.FINE, done

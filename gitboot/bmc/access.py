@@ -168,7 +168,8 @@ def _pem(file: Path) -> str:
     try:
         return file.read_text("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read: {why}") from None
 
 
 def as_file(bmcs: Iterable[BmcAccess]) -> str:
@@ -212,7 +213,8 @@ def _parsed(file: Path) -> dict[str, Any]:
     try:
         given = tomllib.loads(file.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{file} cannot be read: {why}") from None
     for key in sorted(given.keys() - _PARSERS.keys()):
         raise UsageError(f"{file}: there is no {key!r}; {did_you_mean(key, _PARSERS, f'it may have {_KEYS}')}")
     found = {}

@@ -183,7 +183,8 @@ def config_of(other: str | None) -> Callable[[Command], Command]:
         try:
             given = tomllib.loads(path.read_text())
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"{path} cannot be read: {why}") from None
         for key in sorted(given.keys() - known.keys()):
             hint = did_you_mean(key, known, f"it may have {', '.join(sorted(known))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")

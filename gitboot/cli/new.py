@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +89,7 @@ def server(
         raise UsageError(f"{target} is there already") from None
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from None
-    click.echo(f"wrote {target}; next: gitboot validate {path}")
+    click.echo(f"wrote {target}; next: gitboot validate {shlex.quote(str(path))}")
 
 
 def _loaded(path: Path) -> FleetRepository:

@@ -143,8 +143,9 @@ def tell_already_made(made: Mapping[str, Mapping[str, str]]) -> None:
 
 def tell_held_back(number: int) -> None:
     if number:
+        of_whom = "it" if number == 1 else "them"
         said = (
-            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of them here, and "
+            f"{phrases.count(number, 'server')} would perhaps be provisioned: nothing is known of {of_whom} here, and "
             "unknown never installs. Say what is known: --records fresh, adopt or FILE."
         )
         click.echo(wrapped(said), err=True)
