@@ -19,7 +19,7 @@ import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Irregular, Oversized, Revision
-from gitboot.source import Reader, Remote, Source, bringing
+from gitboot.source import Reader, Remote, Source, bringing, tree
 from gitboot.source.repository import opened
 from tests.repositories import ENVIRONMENT, Work
 
@@ -549,6 +549,29 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
                 source.restore(revision)
         done.set()
         assert reading.result() > 0
+
+
+@pytest.mark.parametrize("reader", [Source, Reader])
+def test_a_commit_whose_packs_were_merged_as_it_was_read_is_read_again(
+    work: Work, state: Path, monkeypatch: pytest.MonkeyPatch, reader: type
+) -> None:
+    source = follow(work.path, state)
+    revision, objects, look = source.fetch(), state / "repository.git/objects", tree._checked_tree_at
+    tried: list[Revision] = []
+
+    def gone_the_first_time(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
+        tried.append(revision)
+        if len(tried) > 1:
+            return look(git, revision, folder)
+        objects.rename(state / "aside")
+        try:
+            return look(pygit2.Repository(git.path), revision, folder)
+        finally:
+            (state / "aside").rename(objects)
+
+    monkeypatch.setattr(tree, "_checked_tree_at", gone_the_first_time)
+    found = (source if reader is Source else Reader(state)).snapshot(revision)
+    assert (list(found.blobs), len(tried)) == (["fleet.yaml"], 2)
 
 
 def left_by_a_killed_process(state: Path) -> Iterator[Path]:

@@ -82,9 +82,7 @@ class Source:
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
-        with self.clone.reading() as ours:
-            folder = folder_at(ours, revision)
-        return of_commit(self.clone, revision, folder, previous)
+        return _snapshot(self.clone, revision, previous)
 
     # What the remote has
 
@@ -162,6 +160,15 @@ def _at(clone: Stored, name: str) -> Revision | None:
     return clone.steadily(read)
 
 
+def _snapshot(clone: Stored, revision: Revision, previous: Snapshot | None) -> Snapshot:
+    def read() -> Snapshot:
+        with clone.reading() as ours:
+            folder = folder_at(ours, revision)
+        return of_commit(clone, revision, folder, previous)
+
+    return clone.steadily(read)
+
+
 class Reader:
     """Reads commits of a state directory's clone, which another process fetches into."""
 
@@ -171,9 +178,7 @@ class Reader:
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
-        with self._clone.reading() as ours:
-            folder = folder_at(ours, revision)
-        return replace(of_commit(self._clone, revision, folder, previous), read=self.read)
+        return replace(_snapshot(self._clone, revision, previous), read=self.read)
 
     def read(self, blob: BlobId) -> bytes:
         return self._blobs(blob)
