@@ -129,7 +129,7 @@ def test_a_row_that_fails_or_is_late_does_not_lose_the_others(tmp_path: Path) ->
         return Figure(cost=of_command(["true"], rounds=1))
 
     rows = [replace(ROWS[0], name=measure.__name__, measure=measure) for measure in (fails, goes_on, lasts, goes_on)]
-    found = list(measured(rows, [100], "memory", tmp_path, 1, time.monotonic() + 4))
+    found = list(measured(rows, [100], "memory", tmp_path, 1, time.monotonic() + 8))
     assert [(each.failed, each.late, each.figure is not None) for each in found] == [
         *((True, False, False), (False, False, True), (False, True, False), (False, True, False))
     ]
