@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -87,6 +87,20 @@ def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, stat
             f"{directory} is on {found}: the tree goes with it, and the ledger is in doubt then, until a person says "
             "that it is right (gitboot records begin as-recorded)"
         )
+
+
+def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
+    """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
+
+    ``private`` are paths by their options; None: it is not used.
+    """
+    tree = directory.resolve()
+    for option, path in private.items():
+        if path is not None and path.resolve().is_relative_to(tree):
+            where = "is" if path.resolve() == tree else "lies in"
+            raise UsageError(
+                f"{option} {path} {where} --out {directory}, which is served to anybody: choose a place beside it"
+            )
 
 
 def filesystem_of(path: Path) -> str:

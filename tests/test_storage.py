@@ -19,6 +19,7 @@ import pytest
 
 from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override import OFF, OverrideRecord, State
+from gitboot.cli.exit import Exit
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.instance.inbox import Inbox
 from gitboot.instance.standing import Fetched
@@ -35,6 +36,7 @@ from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process
 from tests.instance import Repository
+from tests.rack import typed
 from tests.test_instance_trust import documents, turn
 from tests.test_publish_kill import assert_complete, publish
 
@@ -300,3 +302,23 @@ def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_p
         assert parts.reconciler.status.condition("LedgerWritable")
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
         assert facts.read(parts.ledger).doubt is None
+
+
+@pytest.mark.parametrize(
+    ("option", "below"),
+    [("--state", ""), ("--state", "state"), ("--spool", "ops/spool"), ("--push-secret", "boot/secret")],
+)
+def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, option: str, below: str) -> None:
+    """Whoever serves OUTPUT would give the ledger and its keys to anybody; nothing is made then."""
+    output = tmp_path / "output"
+    (tmp_path / "beside").symlink_to(output)
+    places = {"--state": tmp_path / "state", "--out": output, option: tmp_path / "beside" / below}
+    options = [str(each) for pair in places.items() for each in pair]
+    done = typed("run", tmp_path / "fleet.git", *options, "--once")
+    assert done.code == Exit.USAGE
+    where = "is" if not below else "lies in"
+    assert done.err == (
+        f"gitboot: {option} {places[option]} {where} --out {output}, which is served to anybody:"
+        " choose a place beside it\n"
+    )
+    assert [each.name for each in tmp_path.iterdir()] == ["beside"]

@@ -288,6 +288,7 @@ def command(**given: Any) -> None:
     check(access)
     raise_limits()  # each BMC has a connection
     settings = _settings(**given)
+    _check_private(settings)
     if settings.push_secret is not None:
         from gitboot.serve.pushes import PushSecret
 
@@ -295,6 +296,24 @@ def command(**given: Any) -> None:
     if dry_run:
         sys.exit(_dry_run(settings))
     sys.exit(_once(settings) if once else _run(settings, access))
+
+
+def _check_private(settings: Settings) -> None:
+    """Raise `UsageError` where a secret, or what decides about installations, would be served with the tree."""
+    from gitboot.storage import check_private
+
+    git, bmc = settings.git, settings.bmc
+    private = {
+        "--state": settings.state,
+        "--spool": settings.spool,
+        "--credentials": bmc.credentials,
+        "--secret-keys": settings.secret_keys,
+        "--git-credentials": git.credentials,
+        "--ssh-key": git.ssh_key,
+        "--push-secret": settings.push_secret,
+        "--notify": settings.notify,
+    }
+    check_private(settings.output, private)
 
 
 def _settings(
