@@ -23,12 +23,12 @@ from gitboot.hub.overview import Sight, behind
 from gitboot.hub.showing import Hub
 from gitboot.hub.watching import Watch
 from gitboot.render.page import MADE_OF, value_in
+from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.encrypted import EncryptedSocket
 from gitboot.serve.operators import Tokens
 from gitboot.serve.operatorspage import PAGE
-from gitboot.serve.rights import Clients
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from tests import plain

@@ -17,10 +17,10 @@ import httpx
 import pytest
 
 from gitboot.serve import encrypted
+from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.encrypted import EncryptedSocket
-from gitboot.serve.rights import Clients
 from gitboot.serve.server import EndpointServer, listen_at
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED

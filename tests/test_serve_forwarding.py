@@ -22,13 +22,13 @@ from gitboot.observe.reports import read_reports, remove_report, write_report
 from gitboot.observe.spool import Spool, aside, files, forget, identity, take
 from gitboot.observe.undescribed import UnknownMachine
 from gitboot.serve import alone as alone_module
+from gitboot.serve.admission import Clients
 from gitboot.serve.alone import Alone, Grant
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.forwarding import ForwardedRecording, Forwarder, InstanceGrants, InstanceSpool
 from gitboot.serve.operators import Tokens
 from gitboot.serve.recording import Recording
-from gitboot.serve.rights import Clients
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping, Uptime

@@ -14,8 +14,8 @@ import click
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
+    from gitboot.serve.admission import Clients
     from gitboot.serve.certificate import Certificate
-    from gitboot.serve.rights import Clients
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -130,9 +130,9 @@ def check(access: AccessSettings) -> None:
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
+    from gitboot.serve.admission import Clients
     from gitboot.serve.clients import LOOPBACK
     from gitboot.serve.operators import Tokens
-    from gitboot.serve.rights import Clients
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,

@@ -30,10 +30,10 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
+    from gitboot.serve.admission import Clients
     from gitboot.serve.app import Endpoint
     from gitboot.serve.certificate import Certificate
     from gitboot.serve.pushes import Pushes
-    from gitboot.serve.rights import Clients
     from gitboot.serve.server import EndpointServer
 
 

@@ -16,13 +16,13 @@ from gitboot.hub.overview import Sight, overview
 from gitboot.hub.together import status_script, table_scripts
 from gitboot.hub.watching import Watch, Watched
 from gitboot.render.page import MADE_OF, SCRIPT, static
+from gitboot.serve.admission import Clients
 from gitboot.serve.app import door_of
 from gitboot.serve.clients import LOOPBACK, client_address, membership
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.operators import Stranger
 from gitboot.serve.operatorspage import PAGE, PAGE_HEADERS
 from gitboot.serve.reply import FAULT, NO_TOKEN, NOT_ALLOWED, NOT_FOUND, Reply
-from gitboot.serve.rights import Clients
 
 SITES: Final = "/api/v1/sites"
 _DATA: Final = f"{PAGE}data/"

@@ -22,6 +22,7 @@ from gitboot.render.aliases import INVENTORY
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
 from gitboot.render.state import Need
+from gitboot.serve.admission import Clients
 from gitboot.serve.answers import Answer, Answers, Entry
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
@@ -56,7 +57,6 @@ from gitboot.serve.reply import (
     names,
     part_of,
 )
-from gitboot.serve.rights import Clients
 from gitboot.serve.tree import Moving, PublishedTree
 from gitboot.stoppage import Stoppage
 
