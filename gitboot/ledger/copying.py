@@ -35,13 +35,13 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
                 found = _rows(ours, table)
                 if found:
                     marks = ", ".join("?" * len(found[0]))
-                    new.executemany(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
+                    new.many.each(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
                 counted[table] = len(found)
                 if _rows(new, table) != found:
                     raise LedgerError(f"{new.name}: the table {table} is not what {ours.name} has; nothing was copied")
             for statement in new.after_copying:
                 new.execute(statement)
-            new.replace("facts", ("name",), notes.items())
+            new.many.replace("facts", ("name",), notes.items())
             new.commit()
         except BaseException:
             new.rollback()

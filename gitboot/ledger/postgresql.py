@@ -3,24 +3,22 @@
 While a statement comes in, PostgreSQL ends a transaction whose client sends no more only if that is a whole query of
 the simple protocol: not in the midst of a COPY, nor between a Parse, a Bind and a Sync (before version 17 no timeout
 applies there), nor while its client takes no more of an answer. So who has the writer's lock sends simple queries
-(`psycopg.ClientCursor`), some hundred rows in each, and asks for no more rows than connections hold.
+(`psycopg.ClientCursor`) and asks for no more rows at once than a connection holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain, islice
 from typing import Any, ClassVar, Final
 from uuid import uuid4
-
-import msgspec
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, Row
 from gitboot.ledger.lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.leaving import NOBODY, check_is_used, left
+from gitboot.ledger.manyrows import PostgresRows, marked, storable
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.sqlite import too_new
 from gitboot.ledger.tables import NUMBERED, POSTGRESQL, SHARED, VERSION
@@ -34,7 +32,6 @@ except ImportError:
     raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
 
 _CONNECT_S: Final = 5
-_AT_ONCE: Final = 500  # rows that are sent in a query
 _HELD: Final = 100  # rows that are asked for at once where somebody waits: a socket holds their bytes
 _LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of what was sent
 _OLDEST: Final = 130000
@@ -59,9 +56,6 @@ _WHO_HOLDS: Final = "SELECT place, holder FROM lease"
 _OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
-_COLUMNS: Final = (
-    "SELECT attname FROM pg_attribute WHERE attrelid = ?::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
-)
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 
 
@@ -86,12 +80,12 @@ class PostgresDatabase(Database):
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
         self.name, self.address = address.name, address
         self._open = partial(_opened, address, synchronous=synchronous, reads_only=reads_only)
-        self._columns: dict[str, list[str]] = {}
+        self.many = PostgresRows(self._live)
         with self.reading():
-            self._connect()
+            self._connection = self._open()
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
-        cursor = self._live().execute(_marked(statement), _storable(parameters) or None)
+        cursor = self._live().execute(marked(statement), storable(parameters) or None)
         return cursor.fetchall() if cursor.description is not None else []
 
     def whole(self, query: str) -> Iterator[Row]:
@@ -100,42 +94,6 @@ class PostgresDatabase(Database):
         while found := connection.execute(f"FETCH {_HELD} FROM whole").fetchall():
             yield from found
         connection.execute("CLOSE whole")
-
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        for found in _some(map(_storable, rows)):
-            each = f"EXECUTE {self._prepared(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
-            self._live().execute(each * len(found), list(chain.from_iterable(found)))
-
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        names = ", ".join(columns)
-        for found in _some(map(_storable, rows)):
-            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_those(table)}"  # noqa: S608
-            self._live().execute(new, (_json(columns, found),))
-
-    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        for found in _some(map(_storable, rows)):
-            self._live().execute(_deleting(table, keys), (_json(keys, found),))
-
-    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        last = {row[: len(keys)]: row for row in map(_storable, rows)}  # as one replaces the other
-        for found in _some(last.values()):
-            gone, new = _deleting(table, keys), f"INSERT INTO {table} SELECT * FROM {_those(table)}"  # noqa: S608
-            self._live().execute(f"{gone}; {new}", (_json(keys, found), _json(self._columns_of(table), found)))
-
-    def _prepared(self, statement: str, count: int) -> str:
-        """The name of a statement with so many parameters, which the connection plans once."""
-        connection = self._live()
-        if (name := self._names.get(statement)) is None:
-            name = f"many_{len(self._names)}"
-            marks = (f"${number}" for number in range(1, count + 1))
-            connection.execute(f"PREPARE {name} AS {_marked(statement) % tuple(marks)}")
-            self._names[statement] = name
-        return name
-
-    def _columns_of(self, table: str) -> list[str]:
-        if table not in self._columns:
-            self._columns[table] = [name for (name,) in self.execute(_COLUMNS, (table,))]
-        return self._columns[table]
 
     def begin(self, *, at_leisure: bool = False) -> None:
         connection = self._live()
@@ -201,12 +159,8 @@ class PostgresDatabase(Database):
 
     def _live(self) -> psycopg.Connection[Row]:
         if self._connection.closed or self._connection.broken:
-            self._connect()
+            self._connection = self._open()
         return self._connection
-
-    def _connect(self) -> None:
-        self._names: dict[str, str] = {}  # of statements that this connection has prepared
-        self._connection = self._open()
 
 
 def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> psycopg.Connection[Row]:
@@ -363,32 +317,3 @@ def arguments(address: PostgresAddress) -> dict[str, Any]:
         **asked,
         "options": f"{_SETTINGS} {asked.get('options') or ''}",
     }
-
-
-def _marked(statement: str) -> str:
-    return statement.replace("?", "%s")
-
-
-def _storable(row: Sequence[Any]) -> tuple[Any, ...]:
-    """A row without the one character that PostgreSQL has no place for."""
-    return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
-
-
-def _some(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
-    rest = iter(rows)
-    while found := list(islice(rest, _AT_ONCE)):
-        yield found
-
-
-def _those(table: str) -> str:
-    """Rows of the form of a table's, which are a parameter."""
-    return f"json_populate_recordset(NULL::{table}, %s) AS those"
-
-
-def _deleting(table: str, keys: Sequence[str]) -> str:
-    same = " AND ".join(f"{table}.{key} = those.{key}" for key in keys)
-    return f"DELETE FROM {table} USING {_those(table)} WHERE {same}"  # noqa: S608
-
-
-def _json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
-    return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -12,9 +12,34 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.ledger.database import Database, Row
+from gitboot.ledger.database import Database, ManyRows, Row
 from gitboot.ledger.leaving import check_is_used
 from gitboot.ledger.tables import MIGRATIONS, VERSION
+
+
+class SqliteRows(ManyRows):
+    """Row by row, by the connection that there is."""
+
+    def __init__(self, connection: Callable[[], sqlite3.Connection]) -> None:
+        self._connection = connection
+
+    def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
+        self._connection().executemany(statement, rows)
+
+    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        marks = ", ".join("?" * len(columns))
+        self._connection().executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
+
+    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        same = " AND ".join(f"{key} = ?" for key in keys)
+        self._connection().executemany(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
+
+    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
+        rest = iter(rows)
+        if (first := next(rest, None)) is not None:
+            marks = ", ".join("?" * len(first))
+            every = chain((first,), rest)
+            self._connection().executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", every)  # noqa: S608
 
 
 class SqliteDatabase(Database):
@@ -27,30 +52,13 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
         self._connection = self._opened()
+        self.many = SqliteRows(lambda: self._connection)
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
         return self._connection.execute(statement, parameters).fetchall()
 
-    def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._connection.executemany(statement, rows)
-
-    def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        marks = ", ".join("?" * len(columns))
-        self._connection.executemany(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
-
-    def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        same = " AND ".join(f"{key} = ?" for key in keys)
-        self._connection.executemany(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
-
     def whole(self, query: str) -> Iterator[Row]:
         yield from self.execute(query)
-
-    def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - it knows them
-        rest = iter(rows)
-        if (first := next(rest, None)) is not None:
-            marks = ", ".join("?" * len(first))
-            every = chain((first,), rest)
-            self._connection.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", every)  # noqa: S608
 
     def begin(self, *, at_leisure: bool = False) -> None:  # noqa: ARG002 - nobody ends one
         self._connection.execute("BEGIN IMMEDIATE")

@@ -43,19 +43,19 @@ class Transaction:
         self._prepared.append(partial(self._database.execute, statement, parameters))
 
     def executemany(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        self._write(partial(self._database.executemany, statement), rows)
+        self._write(partial(self._database.many.each, statement), rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Add rows with these columns; the others are what they are by default."""
-        self._write(partial(self._database.insert, table, columns), rows)
+        self._write(partial(self._database.many.insert, table, columns), rows)
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Delete the rows that have these ``keys``."""
-        self._write(partial(self._database.delete, table, keys), rows)
+        self._write(partial(self._database.many.delete, table, keys), rows)
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Put whole rows in the place of those with the same ``keys``, which are the first columns of the table."""
-        self._write(partial(self._database.replace, table, keys), rows)
+        self._write(partial(self._database.many.replace, table, keys), rows)
 
     def _write(self, what: Callable[[Iterable[Sequence[Any]]], object], rows: Iterable[Sequence[Any]]) -> None:
         if self._database.is_local:
@@ -182,7 +182,7 @@ class Store:
         rows = self.database.execute("SELECT name, value FROM facts WHERE name IN ('identity', 'changes')")
         found: dict[str, str] = dict(rows)
         changes = int(found.get("changes", 0)) + 1
-        self.database.replace("facts", ("name",), [("changes", str(changes))])
+        self.database.many.replace("facts", ("name",), [("changes", str(changes))])
         return found["identity"], changes
 
     def write_mark(self, identity: str, changes: int) -> None:
