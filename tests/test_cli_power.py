@@ -106,7 +106,7 @@ def test_several_are_shown_first_and_need_a_yes_where_nobody_can_be_asked(pair: 
     command = ("reset", "-l", "role!=db", "--force", "--reason", "kernel")
     done = typed(pair, *command)
     assert (done.code, done.out) == (Exit.USAGE, "")
-    assert "say --yes if these servers are meant" in done.err
+    assert "say --yes if this is meant" in done.err
     assert "reset for 2 servers, of which 1 would boot what writes disks: kernel" in done.err
     assert resets(pair) == before
     dry = typed(pair, *command, "--dry-run", "-o", "json")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from gitboot.cli import cli
 from gitboot.cli.exit import Exit, exit_of
@@ -640,6 +640,48 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         put(ledger, facts.accept, "back")
+
+
+@pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
+def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in_doubt(
+    tmp_path: Path, postgres_server: PostgresServer, from_file: bool
+) -> None:
+    path, address = tmp_path / "ledger.sqlite", postgres_server.address()
+    if not from_file:
+        note_address(path, address)
+    written(path)
+    identity = described(path).identity
+    moved(tmp_path, address.url if from_file else "file")
+    place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
+    with open_ledger(path) as ledger:
+        put(ledger, facts.accept, "since")
+
+    def reclaim(state: Path, *more: str) -> Result:
+        return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
+
+    assert "which answers" in str(reclaim(tmp_path, "--yes").exception)
+    if from_file:
+        schema = address.url.rpartition("%3D")[2]
+        postgres_server.sql(f"DROP SCHEMA {schema} CASCADE")
+    else:
+        path.unlink()
+    assert "say --yes" in str(reclaim(tmp_path).exception), "nothing is done before somebody says so"
+    told = reclaim(tmp_path, "--yes")
+    assert (told.exit_code, f"{place.partition('?')[0]} " in told.output) == (0, True), told
+    assert (address_beside(path) is None) == from_file
+    with open_ledger(path) as ledger:
+        about = facts.read(ledger)
+        assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
+        assert not facts.is_behind(ledger)
+        ledger.database.hold(Holder("theirs", "another host"))
+        put(ledger, facts.accept, "goes on")
+    again = reclaim(tmp_path, "--yes")
+    if from_file:
+        assert "is no file" in str(again.exception)
+        return
+    assert "is used already" in again.output, "as is another host's STATE told"
+    (other := tmp_path / "other").mkdir()
+    assert "was not left" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
 
 
 def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path: Path, tmp_path: Path) -> None:

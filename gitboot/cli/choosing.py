@@ -48,5 +48,5 @@ def go_on(*, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here: say --yes if these servers are meant")
+        raise UsageError("nobody can be asked here: say --yes if this is meant")
     click.confirm("Go on?", abort=True)

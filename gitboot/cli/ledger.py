@@ -16,7 +16,7 @@ _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Show where an instance's ledger is, and copy it to another place."""
+    """Show where an instance's ledger is, copy it to another place, and use one again that was left."""
 
 
 @command.command(context_settings=_SETTINGS)
@@ -85,3 +85,51 @@ def copy(state: Path, to: str, password: Path | None) -> None:
         click.echo("tell every other host's STATE so, which refuses the old place now: `gitboot ledger copy`, as here")
     if done.kept is not None:
         click.echo(f"what was the ledger is kept as {done.kept}; delete it when the new one is backed up")
+
+
+@command.command(context_settings=_SETTINGS)
+@click.argument("place", metavar="URL|FILE")
+@state_option
+@click.option(
+    "--ledger-password",
+    "password",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
+    """Use a place again that the ledger was copied from, where what it was copied to is lost for good.
+
+    That is a database, or the file that was kept (STATE/ledger.sqlite.copied-1). It knows nothing of what was set and
+    installed since: everything is unknown until `gitboot records begin` says what is installed. The instances of all
+    hosts must have ended. It asks, and refuses where it sees that the ledger goes on elsewhere. On another host with
+    the same database the same line names that to its STATE.
+    """
+    from gitboot.cli.choosing import go_on
+    from gitboot.instance.directory import LEDGER, locked
+    from gitboot.instance.rights import private
+    from gitboot.ledger.naming import PostgresAddress
+    from gitboot.ledger.reclaiming import reclaim as reclaimed
+    from gitboot.ledger.reclaiming import reclaimable
+
+    where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
+    if isinstance(where, Path) and password is not None:
+        raise UsageError("--ledger-password is for a PostgreSQL")
+    if not state.is_dir():
+        raise UsageError(f"{state} is no directory")
+    with ExitStack() as stack:
+        stack.enter_context(private(state))
+        stack.enter_context(locked(state))
+        found = reclaimable(state / LEDGER, where)
+        if found.left_for is not None:
+            click.echo(f"{found.name} was left for {found.left_for} after {count(found.changes, 'change')}")
+            click.echo("what was set and installed since is not known there; if the ledger goes on, two would act")
+            go_on(yes=yes)
+        reclaimed(state / LEDGER, where)
+    if found.left_for is None:
+        click.echo(f"{found.name} is used already; this STATE names it now")
+        return
+    click.echo(
+        f"{found.name} is the ledger again; everything is unknown: `gitboot records begin`, once an instance runs"
+    )
+    click.echo("name it to every other host's STATE by the same line, and in --ledger of what starts them")

@@ -55,7 +55,7 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
         if about.left_for is not None:
             if address is None and not path.exists():
                 raise left(ours.name, about.left_for)
-            new = stack.enter_context(closing(_opened(path, address)))
+            new = stack.enter_context(closing(opened_at(path, address)))
             if (target := Notes.of(new)).copy != about.copy or target.left_for is not None:
                 raise left(ours.name, about.left_for)
             found = counted_rows(new)
@@ -65,7 +65,7 @@ def moved(path: Path, address: PostgresAddress | None) -> Moved:
             _refuse_untaken(ours)
             if address is None:
                 stack.enter_context(_made(path, about))
-            new = stack.enter_context(closing(_opened(path, address)))
+            new = stack.enter_context(closing(opened_at(path, address)))
             _refuse_in_use(new, about)
             free_lease(new)
             new.hold(holder)
@@ -142,8 +142,8 @@ def _made(path: Path, about: Notes) -> Iterator[None]:
         raise
 
 
-def _opened(path: Path, address: PostgresAddress | None) -> Database:
-    """The new place, whatever it notes of copies."""
+def opened_at(path: Path, address: PostgresAddress | None) -> Database:
+    """A place, whatever it notes of copies: that at the address, or the file."""
     database: Database
     if address is None:
         database = SqliteDatabase(path)
