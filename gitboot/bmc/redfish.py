@@ -199,18 +199,10 @@ class BmcConnection:
                 headers = {"If-Match": etag} if etag else None
                 self.login.ask(lambda: send(path, data=body, headers=headers))
             except exceptions.HTTPError as error:
-                if error.status_code != 412 or etag is None or not self._is_misread(path, etag):
+                if error.status_code != 412 or etag is None or not _is_misread(etag, lambda: self.read(path).etag):
                     raise
                 other = {"If-Match": _other_spelling(etag)}
                 self.login.ask(lambda: send(path, data=body, headers=other))
-
-    def _is_misread(self, path: str, etag: str) -> bool:
-        """Whether a BMC that refused an ETag may have refused how it is written, and not that it has changed since.
-
-        One that has two quotes is asked for again: who takes it without them may take no notice of one that it cannot
-        read, and write over somebody's change.
-        """
-        return etag.startswith("W/") or (_other_spelling(etag) != etag and self.read(path).etag == etag)
 
     def _note_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
@@ -294,6 +286,15 @@ def _resource(response: Response) -> Resource:
         raise BmcUnreachable(f"GET {response.url}: not a JSON object")
     etag = response.headers.get("ETag") or body.get("@odata.etag")
     return Resource(url=response.url, body=body, etag=etag if isinstance(etag, str) else None)
+
+
+def _is_misread(etag: str, asked_again: Callable[[], str | None]) -> bool:
+    """Whether a BMC that refused an ETag may have refused how it is written, and not that it has changed since.
+
+    One that has two quotes is asked for again: who takes it without them may take no notice of one that it cannot
+    read, and write over somebody's change.
+    """
+    return etag.startswith("W/") or (_other_spelling(etag) != etag and asked_again() == etag)
 
 
 def _other_spelling(etag: str) -> str:
