@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +18,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 import pytest
 from click.testing import CliRunner
@@ -39,6 +44,7 @@ from tests.fleets import at
 from tests.instance import eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
 
+_logger = logging.getLogger(__name__)
 NOON = at("20T12:00")
 ONE, TWO = Holder("one", "host-a:/state", 0.3), Holder("two", "host-b:/state", 0.3)
 OFFER, KEY = Digest("ab" * 32), Digest("cd" * 32)
@@ -549,3 +555,39 @@ def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: P
             fetches.record(GIVEN, str(lease), 1)
             line.cut()
             thread.join(10)
+
+
+WRITES: Final = """
+import sys
+from pathlib import Path
+from gitboot.ledger.opening import open_ledger
+from tests.test_ledger_lease import ONE, written
+with open_ledger(Path(sys.argv[1])) as ledger:
+    ledger.database.hold(ONE)
+    print("writes", flush=True)
+    while True:
+        written(ledger, 2000)
+"""
+
+
+def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over_in_time(path: Path, lives: int) -> None:
+    """By SIGSTOP, on the socket itself, with the timeouts that the ledger has."""
+    chance, took = random.Random(2028), list[float]()
+    with open_ledger(path) as two:
+        for _ in range(2 * lives):
+            command = [sys.executable, "-c", WRITES, str(path)]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE)
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.uniform(0, 2))
+            process.send_signal(signal.SIGSTOP)
+            began = time.monotonic()
+            eventually(lambda: taken_by(two, TWO))
+            took.append(time.monotonic() - began)
+            two.database.lease = None
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            time.sleep(TWO.seconds)
+    _logger.info("taken over after %s", [f"{each:.1f} s" for each in sorted(took)])
+    assert max(took) < ONE.seconds + 5 + 3
