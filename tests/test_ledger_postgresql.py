@@ -556,6 +556,7 @@ import os, signal
 from click.testing import CliRunner
 from gitboot.cli import cli
 from gitboot.ledger import moving
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who is started by nohup is deaf to it
 finish = moving._finish
 def wake(new):
     for each in (signal.SIGUSR1, signal.SIGHUP):
