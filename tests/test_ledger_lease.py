@@ -586,7 +586,6 @@ def test_a_process_that_is_stopped_at_any_instant_of_its_writes_is_taken_over_in
             process.stdout.readline()
             time.sleep(chance.uniform(0, 2))
             process.send_signal(signal.SIGSTOP)
-            early += line.carried < line.carries
             began = time.monotonic()
             eventually(lambda: taken_by(two, TWO))
             took.append(time.monotonic() - began)
