@@ -322,3 +322,13 @@ def test_what_is_nobodys_business_does_not_lie_in_the_tree(tmp_path: Path, optio
         " choose a place beside it\n"
     )
     assert [each.name for each in tmp_path.iterdir()] == ["beside"]
+
+
+def test_nor_does_what_operators_show(tmp_path: Path) -> None:
+    (output := tmp_path / "output").mkdir()
+    (tokens := output / "tokens").write_text("a token that nobody guesses\n")
+    places = ("--state", tmp_path / "state", "--out", output, "--operators-tokens", tokens)
+    done = typed("run", tmp_path / "fleet.git", *places, "--once")
+    assert done.code == Exit.USAGE and done.err.startswith(
+        f"gitboot: --operators-tokens {tokens} lies in --out {output}"
+    )

@@ -288,7 +288,7 @@ def command(**given: Any) -> None:
     check(access)
     raise_limits()  # each BMC has a connection
     settings = _settings(**given)
-    _check_private(settings)
+    _check_private(settings, access)
     if settings.push_secret is not None:
         from gitboot.serve.pushes import PushSecret
 
@@ -298,7 +298,7 @@ def command(**given: Any) -> None:
     sys.exit(_once(settings) if once else _run(settings, access))
 
 
-def _check_private(settings: Settings) -> None:
+def _check_private(settings: Settings, access: AccessSettings) -> None:
     """Raise `UsageError` where a secret, or what decides about installations, would be served with the tree."""
     from gitboot.storage import check_private
 
@@ -312,6 +312,11 @@ def _check_private(settings: Settings) -> None:
         "--ssh-key": git.ssh_key,
         "--push-secret": settings.push_secret,
         "--notify": settings.notify,
+        "--ledger-password": settings.ledger.password if settings.ledger is not None else None,
+        "--forge-token": settings.forge.token if settings.forge is not None else None,
+        "--operators-tokens": access.operators_tokens,
+        "--operators-tls-key": access.operators_tls_key,
+        "--spool-tokens": access.spool_tokens,
     }
     check_private(settings.output, private)
 
