@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -52,6 +53,15 @@ class PostgresServer:
     def port(self) -> str:
         """By which its socket is named, too."""
         return next((each.partition("=")[2] for each in self.settings if each.startswith("port=")), "5432")
+
+    def connect(self) -> socket.socket:
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.connect(str(self.folder / "socket" / f".s.PGSQL.{self.port}"))
+        except OSError:
+            made.close()
+            raise
+        return made
 
     def make(self, primary: Path | None = None) -> None:
         """Make its folders, and what is in them: of a server of its own, or of a standby of the one at a socket."""

@@ -19,6 +19,7 @@ from gitboot.ledger.naming import PostgresAddress
 from tests.instance import Instance, children, eventually
 from tests.postgresqls import PostgresServer, postgresql
 from tests.rack import Rack
+from tests.wires import CarriedConnections
 
 LEASE_S: Final = 2
 
@@ -244,31 +245,24 @@ def _by_tcp(schema: str, place: str) -> PostgresAddress:
     return PostgresAddress(url=f"postgresql://postgres@{place}/postgres?{options}")
 
 
-class Wire:
+class Wire(CarriedConnections):
     """TCP connections of the second host that a thread carries, until they are cut; the first one has the socket."""
 
     def __init__(self, server: PostgresServer) -> None:
-        self._server, self._to, self.is_cut = server, server.folder / "socket" / ".s.PGSQL.5432", False
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self._open: list[socket.socket] = []
+        super().__init__(socket.create_server(("127.0.0.1", 0)), server.connect)
+        self._server, self.is_cut = server, False
         self._joined = threading.Condition()
 
     def address(self, schema: str, host: int) -> PostgresAddress:
-        port = self._listening.getsockname()[1]
+        port = self.listening.getsockname()[1]
         return _by_tcp(schema, f"127.0.0.1:{port}") if self.may_cut(host) else self._server.address(schema)
 
     def may_cut(self, host: int) -> bool:
         return host == 1
 
-    def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._listening.close()
         self.join(1)
-        for each in self._open:
-            each.close()
+        super().__exit__()
 
     def cut(self, _: int) -> None:
         self.is_cut = True
@@ -278,27 +272,7 @@ class Wire:
             self.is_cut = False
             self._joined.notify_all()
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                server = socket.socket(socket.AF_UNIX)
-                try:
-                    server.connect(str(self._to))
-                except OSError:
-                    for each in (client, server):
-                        each.close()
-                    continue
-                self._open += [client, server]
-                for one, other in ((client, server), (server, client)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
-
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while data := one.recv(65536):
-                with self._joined:
-                    self._joined.wait_for(lambda: not self.is_cut)
-                other.sendall(data)
-        for each in (one, other):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+    def carried(self, data: bytes) -> bytes:
+        with self._joined:
+            self._joined.wait_for(lambda: not self.is_cut)
+        return data

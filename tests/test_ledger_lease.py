@@ -43,6 +43,7 @@ from gitboot.status import Event
 from tests.fleets import at
 from tests.instance import eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
+from tests.wires import CarriedConnections
 
 _logger = logging.getLogger(__name__)
 NOON = at("20T12:00")
@@ -423,60 +424,41 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
 # Who is paused
 
 
-class Line:
+class Line(CarriedConnections):
     """Connections to the server's socket, which carry so many bytes, there and back, and then nothing more."""
 
     def __init__(self, server: PostgresServer, folder: Path) -> None:
-        self._to, self._folder = server.folder / "socket" / ".s.PGSQL.5432", folder
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(folder / ".s.PGSQL.5432"))
+        listening.listen()
+        super().__init__(listening, server.connect)
+        self._from, self._to = server.folder / "socket", folder
         self.carries: float = math.inf
-        self.carried = 0
-        self._one = threading.Lock()
-        self._open: list[socket.socket] = []
-        self._listening = socket.socket(socket.AF_UNIX)
-        self._listening.bind(str(folder / ".s.PGSQL.5432"))
-        self._listening.listen()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self) -> None:
-        for each in self._open:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self._open.clear()
-
-    def close(self) -> None:
-        self._listening.shutdown(socket.SHUT_RDWR)
-        self._listening.close()
-        self.cut()
+        self.count = 0
+        self._counting = threading.Lock()
 
     def address(self, path: Path, **settings: str) -> PostgresAddress:
-        url = address(path).url.replace(str(self._to.parent), str(self._folder))
+        url = address(path).url.replace(str(self._from), str(self._to))
         return PostgresAddress(url=url + "".join(f"%20-c{name}%3D{value}" for name, value in settings.items()))
 
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listening.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(str(self._to))
-                self._open += [client, server]
-                for one, other in ((client, server), (server, client)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+    def begin(self, carries: float) -> None:
+        with self._counting:
+            self.count, self.carries = 0, carries
 
-    def _carry(self, one: socket.socket, other: socket.socket) -> None:
-        with suppress(OSError):
-            while data := one.recv(65536):
-                with self._one:
-                    data = data[: int(min(len(data), max(0, self.carries - self.carried)))]
-                    self.carried += len(data)
-                other.sendall(data)
-                if self.carried >= self.carries:
-                    return  # it reads no more, and closes nothing: its end looks like a process that is paused
+    def carried(self, data: bytes) -> bytes:
+        with self._counting:
+            data = data[: int(min(len(data), max(0, self.carries - self.count)))]
+            self.count += len(data)
+        return data
+
+    @property
+    def is_stuck(self) -> bool:
+        return self.count >= self.carries
 
 
 @pytest.fixture
 def line(postgres_server: PostgresServer) -> Iterator[Line]:
-    with public_folder() as folder, closing(Line(postgres_server, folder)) as made:
+    with public_folder() as folder, Line(postgres_server, folder) as made:
         yield made
 
 
@@ -511,24 +493,25 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
     with open_ledger(path) as two:
         write()
         assert facts.read(two).accepted == "c0ffee"
-        line.carried = 0
+        line.begin(math.inf)
         write()  # as those that follow: it finds what the first has made
-        total, early = line.carried, 0
+        total, early = line.count, 0
         for number in range(count):
-            line.carried, line.carries = 0, int(total * (number + chance.random()) / count)
+            line.begin(int(total * (number + chance.random()) / count))
             thread = threading.Thread(target=write, daemon=True)
             thread.start()
             # One may take some bytes less, and end before it is paused.
-            eventually(lambda: line.carried >= line.carries or not thread.is_alive())  # noqa: B023 - called at once
-            early += line.carried < line.carries
+            eventually(lambda: line.is_stuck or not thread.is_alive())  # noqa: B023 - called at once
+            early += not line.is_stuck
             began = time.monotonic()
             eventually(lambda: taken_by(two, TWO))
             took = time.monotonic() - began
             assert took < ONE.seconds + waits_s + 3, f"at byte {line.carries} of {total}"
             two.database.lease = None
-            line.carries = math.inf
-            line.cut()
-            thread.join(10)
+            line.begin(math.inf)
+            line.hang_up()
+            thread.join(60)
+            assert not thread.is_alive()
             time.sleep(TWO.seconds)
     assert early <= count // 8
 
@@ -552,14 +535,15 @@ def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: P
         fetches.take(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         with closing(RecordedFetches(line.address(path))) as paused:
             assert paused.read({FETCHES: 5000}).observations == []
-            line.carries = line.carried + len(lines) // 2
+            line.begin(len(lines) // 2)
             thread = threading.Thread(target=read, args=(paused,), daemon=True)
             thread.start()
-            eventually(lambda: line.carried >= line.carries)
+            eventually(lambda: line.is_stuck)
             fetches.given("web01", OFFER, None, 1)
             fetches.record(GIVEN, str(lease), 1)
-            line.cut()
-            thread.join(10)
+            line.hang_up()
+            thread.join(60)
+            assert not thread.is_alive()
 
 
 WRITES: Final = """
