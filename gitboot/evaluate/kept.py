@@ -8,13 +8,14 @@ one by one when they are looked at, and read then, too; all else is few, and kep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from operator import itemgetter
 from typing import Final, TypeVar, cast
 
 import msgspec
 
 from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Derived, Encoded, Keyed, encoded
+from gitboot.evaluate.encoded import RECENT, Derived, Encoded, Keyed, encoded
 from gitboot.evaluate.evaluator import Basis, Foundation
 from gitboot.frames import decoder, encode
 from gitboot.load import BlobId, FleetRepository, Id, Irregular, Origin, ParsedBlob, Revision, Snapshot
@@ -184,6 +185,7 @@ def _repository(
     origins = Keyed(kept.table("origins"), _id_name, _id, _origin)
     resources = [resource for path in few.texts for _, resource in documents[path].resources]
 
+    @lru_cache(RECENT)  # a commit asks twenty times for each that it reaches
     def server(name: str) -> Server:
         origin = origins[Id("Server", name)]
         found = (each for index, each in documents[origin.path].resources if index == origin.document)
