@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -16,16 +17,18 @@ from typing import Any
 import pytest
 
 from gitboot.errors import CorruptClone, InvalidRepository
+from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.limits import Allowance
 from gitboot.evaluate.shelf import WORTH
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation
 from gitboot.load import Revision
 from gitboot.problems.codes import Code
-from gitboot.source import Remote, Source
+from gitboot.sections import Table
+from gitboot.source import Reader, Remote, Source
 from tests.fleets import SEED, mac_of, policy, server
 from tests.instance import Repository, alive, evaluators, eventually, running
-from tests.kept import believing
+from tests.kept import believing, from_bytes, to_bytes
 from tests.preloaded import Command, captured, nursery
 
 MANY = 3000  # servers: more memory than what is given here
@@ -175,6 +178,29 @@ def test_the_next_process_goes_on_from_what_was_kept(
     repository.push({"web02.yaml": server("web02", "role: web")})
     servers = evaluated_anew(state, newest(source)).decisions.servers
     assert [each.firmware for each in servers.values()] == ["BIOS", "UEFI"]
+
+
+def test_what_was_kept_of_a_server_is_read_once_a_commit_however_often_it_is_asked_for(
+    repository: Repository, source: Source, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository.push({"many.yaml": many(FEW)})
+    reader = Reader(state)
+    evaluator = Evaluator(reader.snapshot)
+    first = newest(source)
+    evaluator.evaluate(first, None)
+    data = to_bytes(evaluator.basis())
+    read: Counter[tuple[int, str]] = Counter()
+    found = Table.__getitem__
+
+    def noted(table: Table, name: str) -> bytes:
+        read[id(table), name] += 1
+        return found(table, name)
+
+    monkeypatch.setattr(Table, "__getitem__", noted)
+    evaluator = Evaluator(reader.snapshot, kept=lambda snapshot: from_bytes(data, snapshot.read))
+    repository.push({"06.yaml": policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]")})
+    assert len(evaluator.evaluate(newest(source), first).servers) > FEW
+    assert read and max(read.values()) <= 3
 
 
 def test_what_was_kept_and_is_damaged_is_found_out_anew(
