@@ -92,9 +92,11 @@ def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, stat
 def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
 
-    ``private`` are paths by their options; None: it is not used.
+    ``private`` are paths by their options; None: it is not used. A Git repository is as private as any of them.
     """
     tree = directory.resolve()
+    if os.path.exists(tree / ".git"):
+        raise UsageError(f"--out {directory} is a Git work tree: choose a directory for what is published alone")
     for option, path in private.items():
         if path is not None and path.resolve().is_relative_to(tree):
             where = "is" if path.resolve() == tree else "lies in"

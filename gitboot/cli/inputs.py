@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -17,7 +17,7 @@ from click.core import ParameterSource
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import Malformed, parse_instant
-from gitboot.phrases import did_you_mean
+from gitboot.phrases import did_you_mean, some
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -328,6 +328,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
+        _check_apart(outputs)
         return tuple(outputs)
 
     return click.option(
@@ -343,4 +344,16 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
+def _check_apart(outputs: Sequence[OutputOption]) -> None:
+    """Raise `click.BadParameter` where documents would come out as none; lines for CI may stand beside what is read."""
+    shown = {each.format: None for each in outputs if each.file is None}
+    if (alone := next((each for each in shown if each in _DOCUMENTS), None)) is not None and len(shown) > 1:
+        others = some([each for each in shown if each != alone])
+        raise click.BadParameter(f"{alone} and {others} would be one text: write {alone} to a file, as {alone}=FILE")
+    files = [each.file for each in outputs if each.file is not None]
+    if twice := next((each for each in files if files.count(each) > 1), None):
+        raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
+
+
+_DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
 _WAS: Final = {"table": "text"}  # in 0.1.0, of some commands
