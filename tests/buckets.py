@@ -43,7 +43,7 @@ class Store:
 
     def __init__(self, address: str = "127.0.0.1") -> None:
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # one write at a time; what is read past it is of no write in work
         self.reset()
         self._server = make_server(address, 0, self._answer, threaded=True)
         self.url = f"http://{address}:{self._server.server_port}"
@@ -89,15 +89,21 @@ class Store:
         s3_backends[DEFAULT_ACCOUNT_ID]["aws"].put_object(bucket, path, content)
 
     def get(self, bucket: str, path: str) -> Stored:
-        found = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, path)
-        assert found is not None, path
-        headers = {name.lower(): value for name, value in found.metadata.items()}
-        return Stored(found.value, headers.get("content-type", ""), headers.get("cache-control", ""))
+        with self._lock:
+            found = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, path)
+            assert found is not None, path
+            headers = {name.lower(): value for name, value in found.metadata.items()}
+            return Stored(found.value, headers.get("content-type", ""), headers.get("cache-control", ""))
 
     def paths(self, bucket: str, prefix: str = "") -> list[str]:
-        return sorted(
-            path for path in s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys if path.startswith(prefix)
-        )
+        with self._lock:
+            keys = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys
+            return sorted(path for path in keys if path.startswith(prefix))
+
+    def contents(self, bucket: str, prefix: str = "") -> dict[str, bytes]:
+        """All of them, as they are between two writes."""
+        with self._lock:
+            return {path: self.get(bucket, path).content for path in self.paths(bucket, prefix)}
 
     # What is between
 

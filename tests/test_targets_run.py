@@ -60,7 +60,7 @@ def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
 
 
 def contents(store: Store, bucket: str) -> dict[str, bytes]:
-    return {path: store.get(bucket, path).content for path in store.paths(bucket, "boot/")}
+    return store.contents(bucket, "boot/")
 
 
 def test_a_branch_and_a_bucket_follow_what_is_published(tmp_path: Path, store: Store, keys: Path) -> None:

@@ -260,11 +260,11 @@ def test_a_bucket_of_another_ledger_is_left_alone_until_it_is_taken_over(
 ) -> None:
     site.publish(fleet(1))
     site.follow()
-    before = {path: store.get(bucket, path).content for path in store.paths(bucket)}
+    before = store.contents(bucket)
     other = Site(tmp_path / "out", store.url, bucket, ledger="theirs")
     with pytest.raises(ForeignTree, match="belongs to the ledger ours, not to theirs"):
         other.follow()
-    assert {path: store.get(bucket, path).content for path in store.paths(bucket)} == before
+    assert store.contents(bucket) == before
     other.heir_of = "ours"
     other.publish(fleet(2))
     other.follow()
