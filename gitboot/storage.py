@@ -92,7 +92,7 @@ def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, stat
 def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
 
-    ``private`` are paths by their options; None: it is not used. A Git repository is as private as any of them.
+    ``private`` are paths by their options; None: it is not used. A work tree, with its ``.git``, is as private.
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):

@@ -313,6 +313,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("validate {fleet} --rev HEAD", 64, "is in no Git repository"),
         ("validate {fleet} -o xml", 64, "'xml' is none of text, json, github, sarif, junit"),
         ("validate {fleet} -o text -o json", 64, "json and text would be one text: write json to a file, as json=FILE"),
+        ("validate {fleet} -o json -o json", 64, "json and json would be one text: write json to a file"),
         ("validate {fleet} -o text=a -o json=a", 64, "a is written twice: give each format a file of its own"),
         ("validate {fleet} -o text={missing}/x", 64, "cannot be written: No such file or directory"),
         ("plan {fleet} --at yesterday", 64, 'expected an instant with an offset, found "yesterday"'),

@@ -346,10 +346,12 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
 
 def _check_apart(outputs: Sequence[OutputOption]) -> None:
     """Raise `click.BadParameter` where documents would come out as none; lines for CI may stand beside what is read."""
-    shown = {each.format: None for each in outputs if each.file is None}
-    if (alone := next((each for each in shown if each in _DOCUMENTS), None)) is not None and len(shown) > 1:
-        others = some([each for each in shown if each != alone])
-        raise click.BadParameter(f"{alone} and {others} would be one text: write {alone} to a file, as {alone}=FILE")
+    shown = [each.format for each in outputs if each.file is None]
+    if len(shown) > 1 and (alone := next((each for each in shown if each in _DOCUMENTS), None)) is not None:
+        shown.remove(alone)
+        raise click.BadParameter(
+            f"{alone} and {some(shown)} would be one text: write {alone} to a file, as {alone}=FILE"
+        )
     files = [each.file for each in outputs if each.file is not None]
     if twice := next((each for each in files if files.count(each) > 1), None):
         raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
