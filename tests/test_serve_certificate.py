@@ -10,6 +10,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,7 @@ import pytest
 from gitboot.serve import encrypted
 from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
+from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.encrypted import EncryptedSocket
 from gitboot.serve.server import EndpointServer, listen_at
@@ -31,6 +33,7 @@ from tests.serving import BEFORE, ENTRY, Site, connect, get, site
 from tests.test_serve_supervise import workers_of
 
 STATUS = "/api/v1/status"
+START = datetime(2026, 10, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -226,6 +229,33 @@ def test_a_pair_that_is_broken_keeps_the_one_before_and_says_so_once(
         eventually(lambda: pair.shown(operators) == new)
         assert "gitboot_operators_certificate_read 1.0" in pair.get(f"{operators}/metrics").text
     assert len(said(found, "CertificateRead")) == 1
+
+
+@pytest.mark.parametrize("gone", ["operators.pem", "operators.key"])
+def test_a_file_that_goes_while_it_is_looked_at_ends_no_worker(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    certificate = Certificate(pair.certificate, pair.key)
+    assert certificate.look(START) is None
+
+    def read_bytes(file: Path) -> bytes:
+        with file.open("rb") as opened:
+            if file.name == gone:
+                file.unlink()
+            return opened.read()
+
+    pair.renew()
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", read_bytes)
+        event = certificate.look(START)
+    assert event is not None
+    assert event.type == "CertificateKept"
+    assert gone in event.message
+    assert event.message.endswith("cannot be read: No such file or directory: the one before goes on")
+    pair.renew()
+    found = certificate.look(START)
+    assert found is not None
+    assert found.type == "CertificateRead"
 
 
 def test_a_worker_that_begins_while_its_files_are_broken_answers_machines(

@@ -92,6 +92,8 @@ def _pair(file: Path, key: Path) -> ssl.SSLContext:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
     except ssl.SSLError:
         raise UsageError(f"{file} holds no certificate in PEM") from None
+    except OSError as error:  # it has gone since then
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     try:
         context.load_cert_chain(file, key, password=_ask)
     except _LockedKey:
@@ -104,6 +106,8 @@ def _pair(file: Path, key: Path) -> ssl.SSLContext:
             message = f"{key} is not the key of {file}, in which the server's own certificate has to come first"
             raise UsageError(message) from None
         raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
+    except OSError as error:
+        raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
     return context
 
 
