@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -75,6 +75,10 @@ class Commit:
             servers = self.decisions.servers
             found = [self.machines[servers[name].uuid] for name in names if name in servers]
         return sorted(found, key=lambda machine: machine.name)
+
+    def called(self, machines: Iterable[SystemUuid]) -> frozenset[str]:
+        """What it calls these machines, but for those that it does not have."""
+        return frozenset(self.machines[uuid].name for uuid in machines if uuid in self.machines)
 
     @property
     def orders(self) -> Orders:

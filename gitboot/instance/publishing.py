@@ -6,7 +6,7 @@ from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gitboot.assets.sighting import is_withheld
 from gitboot.errors import LedgerError, PublishError
@@ -21,14 +21,14 @@ from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, Record
+from gitboot.plan import Boot, Offer, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.page.shards import page_files
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.recordfiles import Members, changed_members, members_of, record_files
-from gitboot.render.schedule import RenderedState, ServerState, rendered
+from gitboot.render.schedule import RenderedState, ServerState, halted, rendered
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
@@ -64,6 +64,48 @@ class Target(Protocol):
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
 
 
+class Dated(NamedTuple):
+    """Whose plan, or report, a path of a server is once it is published, and what it is dated then."""
+
+    path: str
+    modified: int  # seconds since 1970
+    plan: Digest
+
+
+class Noting(Protocol):
+    """Whoever notes what is offered, before a machine can fetch it."""
+
+    def note(self, offers: Mapping[str, Sequence[Offer]], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Note this of servers; the names of those of which it is not to be noted: they go to their disks.
+
+        Raises `LedgerError`.
+        """
+
+    def note_published(self) -> None:
+        """Note that a tree stands."""
+
+
+class InLedger:
+    """Notes it in the ledger, under the number of the newest decision."""
+
+    def __init__(self, store: Store, number: int, at: datetime) -> None:
+        self._store, self._number, self._at = store, number, at
+
+    def note(self, offers: Mapping[str, Sequence[Offer]], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """All of it, in one transaction."""
+        numbered = [replace(each, number=self._number) for some in offers.values() for each in some]
+        versions = [each for some in dates.values() for each in some]
+        if numbered or versions:
+            with self._store.writing() as tx:
+                evidence.offer(tx, numbered, self._at)
+                evidence.note_versions(tx, versions, self._number)
+        return ()
+
+    def note_published(self) -> None:
+        with self._store.writing() as tx:
+            facts.note_published(tx)
+
+
 def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
     """The target, of which nothing is taken for granted where it is not as it was left: all is published anew."""
     if not before.complete or target.is_as_left:
@@ -80,7 +122,7 @@ def published(
     different: Collection[str],
     knowledge: Knowledge,
     target: Target,
-    store: Store,
+    noting: Noting,
     at: datetime,
     *,
     terms: Terms,
@@ -100,9 +142,8 @@ def published(
         decisions=commit.decisions,
         token_keys=keys,
         target=target,
-        store=store,
+        noting=noting,
         at=at,
-        number=knowledge.facts.sequence,
     )
     recorded, changed = _recorded(before, plans, commit, knowledge, owed)
     try:
@@ -115,8 +156,7 @@ def published(
             parts=_parts(before, plans, commit, knowledge, recorded, changed, owed),
         )
         if before.applied is None:
-            with store.writing() as tx:
-                facts.note_published(tx)
+            noting.note_published()
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
         return replace(attempt, failure=(type(error).__name__, str(error)), unwritable=unwritable)
@@ -243,9 +283,8 @@ class _Offered(Mapping[str, Files | None]):
     decisions: Decisions
     token_keys: TokenKeys
     target: Target
-    store: Store
+    noting: Noting
     at: datetime
-    number: int  # of the newest decision
     versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
 
     def __len__(self) -> int:
@@ -257,37 +296,33 @@ class _Offered(Mapping[str, Files | None]):
     def __getitem__(self, name: str) -> Files | None:
         """To be looked at alone: nothing of it is noted."""
         state = self.plans.servers.get(name)
-        return rendered(state, self.decisions, self.token_keys).files if state is not None else None
+        return self._rendered(state).files if state is not None else None
 
     def items(self) -> ItemsView[str, Files | None]:
         return _InBatches(self)
 
     def some(self, names: Iterable[str]) -> dict[str, Files | None]:
         """The files of these, noted; None: the server is gone."""
-        planned = {name: self.plans.servers.get(name) for name in names}
-        states = {
-            name: rendered(state, self.decisions, self.token_keys)
-            for name, state in planned.items()
-            if state is not None
-        }
+        plans = {name: self.plans.servers.get(name) for name in names}
+        states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
         versions = {name: _versions(state) for name, state in states.items()}
-        self._note(states, versions)
+        offers = {name: tuple(offers_of(state)) for name, state in states.items()}
+        for name in self.noting.note(offers, {name: self._dates(states[name], versions[name]) for name in states}):
+            states[name] = self._rendered(halted(states[name], self.token_keys))
         self.versions.update(versions)
-        return {name: states[name].files if name in states else None for name in planned}
+        return {name: states[name].files if name in states else None for name in plans}
 
-    def _note(self, states: Mapping[str, RenderedState], versions: Mapping[str, Mapping[str, Digest]]) -> None:
-        offers = [replace(offer, number=self.number) for state in states.values() for offer in offers_of(state)]
-        known = self.before.versions
-        dates = [
-            (path, self.target.dated(path, states[name].files[path], self.at), plan)
-            for name, paths in versions.items()
-            for path, plan in paths.items()
-            if known.get(name, {}).get(path) != plan
-        ]
-        if offers or dates:
-            with self.store.writing() as tx:
-                evidence.offer(tx, offers, self.at)
-                evidence.note_versions(tx, dates, self.number)
+    def _rendered(self, state: ServerState) -> RenderedState:
+        return rendered(state, self.decisions, self.token_keys)
+
+    def _dates(self, state: RenderedState, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
+        """What is dated otherwise than what the target holds."""
+        known = self.before.versions.get(state.decision.server, {})
+        return tuple(
+            Dated(path, self.target.dated(path, state.files[path], self.at), plan)
+            for path, plan in versions.items()
+            if known.get(path) != plan
+        )
 
 
 class _InBatches(ItemsView[str, Files | None]):

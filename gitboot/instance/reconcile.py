@@ -38,7 +38,7 @@ from gitboot.instance.overrides import (
 )
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
-from gitboot.instance.publishing import as_it_lies, published
+from gitboot.instance.publishing import InLedger, as_it_lies, published
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
@@ -222,7 +222,7 @@ class Reconciler:
         if not goes_by(knowledge, accepted):
             return batch
         settled = before.plans.commit if knowledge.settled is not None else None
-        unplanned = _names(before.unplanned, accepted)
+        unplanned = accepted.called(before.unplanned)
         return replace(
             batch,
             commit=accepted,
@@ -320,7 +320,7 @@ class Reconciler:
                     different,
                     now.knowledge,
                     self._target,
-                    self._store,
+                    InLedger(self._store, now.knowledge.facts.sequence, at),
                     at,
                     terms=terms,
                     keys=now.keys,
@@ -427,7 +427,7 @@ def _bases(commit: Commit) -> tuple[str, ...]:
 
 def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[Standing, frozenset[str]]:
     """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
-    changed = _names(now.unplanned, commit) | changed_by(now.plans.commit, commit)
+    changed = commit.called(now.unplanned) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
     if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
@@ -435,11 +435,6 @@ def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[S
         plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)
     machines = _machines(changed | different, now.plans, plans)
     return replace(now, plans=plans, unplanned=now.unplanned | machines), different
-
-
-def _names(machines: Iterable[SystemUuid], commit: Commit) -> frozenset[str]:
-    """What a commit calls these machines, but for those that it does not have."""
-    return frozenset(commit.machines[uuid].name for uuid in machines if uuid in commit.machines)
 
 
 def _machines(names: Collection[str], *plans: Plans) -> frozenset[SystemUuid]:

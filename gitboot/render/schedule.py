@@ -194,6 +194,11 @@ def planned(
     return replace(state, refresh_at=min(filter(None, (refresh_at, keys.turns_after(at)))))
 
 
+def halted(state: ServerState, keys: TokenKeys) -> ServerState:
+    """The same server as it is planned while everything is stopped: it goes to its disk."""
+    return planned(*(state.decision, state.record, state.at, state.about, Halt.ALL), keys=keys, absent=state.absent)
+
+
 def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
     """A planned server with its files, by what ``decisions`` say of all servers.
 
