@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, Self
 from gitboot.ledger.naming import PostgresAddress
 from tests.instance import Instance, children, eventually
 from tests.postgresqls import PostgresServer, postgresql
-from tests.rack import Rack
+from tests.rack import Blade, Rack
 from tests.wires import CarriedConnections
 
 LEASE_S: Final = 2
@@ -169,6 +169,13 @@ def pair(
     finally:
         for host in hosts:
             host.kill()
+
+
+def boots(web: Blade, host: Host) -> str:
+    """What its machine is answered after a reset."""
+    assert host.instance is not None
+    web.machine.run_through()
+    return host.instance.get(web.entry).text
 
 
 class Links(Protocol):

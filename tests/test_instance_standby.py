@@ -32,7 +32,7 @@ from tests.fleets import server as described
 from tests.instance import Instance, begin, eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
 from tests.rack import Blade, Rack, typed
-from tests.standbys import LEASE_S, Host, Links, Pair, apart, pair
+from tests.standbys import LEASE_S, Host, Links, Pair, apart, boots, pair
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 150  # what was recorded while the server went is set a minute later, when it is seen not to stand
@@ -229,13 +229,6 @@ TYPED = (
     ("approve", "ab" * 32, "--guard", "maxReinstalls", "--reason", "a test"),
     ("resume",),
 )
-
-
-def boots(web: Blade, host: Host) -> str:
-    """What its machine is answered after a reset."""
-    assert host.instance is not None
-    web.machine.run_through()
-    return host.instance.get(web.entry).text
 
 
 def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(

@@ -56,6 +56,7 @@ _COMMANDS: Final = {
     "completion": "Print what lets a shell complete commands and options.",
     "version": "Show gitboot's version.",
 }
+_OWN: Final = frozenset({"prepare"})  # that gitboot starts, and nobody types
 
 
 class _Commands(click.Group):
@@ -65,7 +66,7 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
+        if name not in _COMMANDS and name not in _OWN:
             return None
         command: click.Command = import_module(f"gitboot.cli.{name}").command
         return command
@@ -78,7 +79,7 @@ class _Commands(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
-        if name and name not in _COMMANDS:
+        if name and name not in _COMMANDS and name not in _OWN:
             context.fail(f"There is no command {name!r}; {did_you_mean(name, _COMMANDS, 'gitboot --help lists them')}")
         return super().resolve_command(context, args)
 

@@ -35,13 +35,13 @@ def told_here(directory: Path) -> Path:
         if host == socket.gethostname() and has_ledger(there := Path(state)) and Holder.of(there).id == lease.holder:
             return there
         output, _ = places(directory / LEDGER)
-        if output is None or not _is_of(output, lease):
+        if output is None or not is_of(output, lease):
             return directory
     check_acts(directory)
     return directory
 
 
-def _is_of(output: Path, lease: Leased) -> bool:
+def is_of(output: Path, lease: Leased) -> bool:
     """Whether what stands there was published under a lease."""
     with suppress(OSError, ValueError):
         return parse((output / TERMS).read_bytes()).giver == str(Lease(lease.holder, lease.number))

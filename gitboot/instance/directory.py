@@ -22,6 +22,7 @@ from gitboot.status import Status
 
 LEDGER: Final = "ledger.sqlite"
 PLANNED: Final = "planned.snapshot"  # where the instance stood; it can be deleted
+PREPARING: Final = "preparing"  # what is needed while the tree of a standby is made
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
 ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.instance import directory as state
+from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
 from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import Evaluation
@@ -19,6 +24,7 @@ from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.model.scalars import format_instant
+from gitboot.processes import spawn
 from gitboot.source import Source
 from gitboot.status import Condition, Event, Status
 
@@ -26,6 +32,11 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import PostgresRenewing
 
 LOOK_S: Final = 2.0  # between two looks at the lease
+_PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to what is published
+_FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
+
+
+_STANDING_BY: Final = "StandingBy"
 
 
 class Ending(Protocol):
@@ -41,8 +52,14 @@ class Standby:
     Before it has once been there, a ledger that cannot be reached is an error: it may be another that was meant.
     """
 
-    def __init__(self, settings: Settings, tell: Callable[[Event], None], clock: Callable[[], datetime]) -> None:
-        self._settings, self._tell, self._clock = settings, tell, clock
+    def __init__(
+        self,
+        settings: Settings,
+        tell: Callable[[Event], None],
+        clock: Callable[[], datetime],
+        preparing: Sequence[str] = (),  # the command that brings the tree near to what is published; (): none does
+    ) -> None:
+        self._settings, self._tell, self._clock, self._preparing = settings, tell, clock, preparing
         look_for_repository(settings)  # before anything is made
         with private(settings.state):
             self.address = address_beside(named_ledger(settings))
@@ -52,8 +69,8 @@ class Standby:
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
         """Wait while another instance has the lease; False: the end was asked for meanwhile.
 
-        Who comes first once it is free, takes it. What the remote has is fetched and evaluated meanwhile, so that the
-        commit that goes on is there when nobody else is.
+        Who comes first once it is free, takes it. What the remote has is fetched and evaluated meanwhile, and the tree
+        brought near to what is published, so that little is left to be done when nobody else is there.
         """
         if self.address is None:
             return True
@@ -62,7 +79,8 @@ class Standby:
         with ExitStack() as stack:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
-            stack.enter_context(_following(self._settings))
+            is_large = stack.enter_context(_following(self._settings))
+            preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
                 end.wait(LOOK_S)
@@ -71,6 +89,8 @@ class Standby:
                 if (waits := self._looked(looking)) is None:
                     return True
                 self._say(*waits, since)
+                if waits[0] == _STANDING_BY and is_large():
+                    preparation.look()
                 end.wait(min(LOOK_S, self._settings.lease_s / 5))
             return False
 
@@ -85,7 +105,7 @@ class Standby:
         self.is_patient = True
         if other is not None:
             self._note_progress(looking.progress())
-        return ("StandingBy", f"the instance {other} acts by {looking.name}") if other is not None else None
+        return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
     def _note_progress(self, found: tuple[str, int] | None) -> None:
         """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""
@@ -104,7 +124,7 @@ class Standby:
         """Tell what has changed, and leave it for `gitboot status`."""
         at = self._clock()
         if message != self._said:
-            self._tell(Event(at=at, type=reason, message=message, warning=reason != "StandingBy"))
+            self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
             self._said = message
         acting = Condition(type="Acting", status=False, reason=reason, message=message, since=since)
         left = state.LeftStatus(self._settings.state, self._clock)
@@ -118,14 +138,39 @@ def _reason(error: LedgerError) -> str:
     return "LedgerFailed"
 
 
+class _Preparation:
+    """The process that brings the tree near to what is published, now and again; it may be killed at any instant."""
+
+    def __init__(self, command: Sequence[str], directory: Path) -> None:
+        self._command, self._directory, self._due = command, directory, time.monotonic()
+        self._pause_s = _FIRST_PAUSE_S
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def look(self) -> None:
+        """Start it where it is due; of the thread with which it is to end."""
+        if self._process is not None and (status := self._process.poll()) is not None:
+            self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
+            self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
+        if self._command and self._process is None and time.monotonic() >= self._due:
+            self._process = spawn(self._command)
+
+    def close(self) -> None:
+        """Whoever acts has the tree for itself."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            shutil.rmtree(self._directory / state.PREPARING, ignore_errors=True)
+
+
 @contextmanager
-def _following(settings: Settings) -> Iterator[None]:
+def _following(settings: Settings) -> Iterator[Callable[[], bool]]:
     """Fetch what the remote has, and evaluate it, again and again until the block ends.
 
-    What was found out of a commit stands in the state directory then, and is most of what a first tree takes. What
-    fails is tried again, and told once this instance acts.
+    What was found out of a commit stands in the state directory then, and is much of what a first tree takes. What
+    fails is tried again, and told once this instance acts. Yielded is whether there are so many servers that it pays to
+    make their tree before.
     """
-    ended, woken = threading.Event(), threading.Event()
+    ended, woken, large = threading.Event(), threading.Event(), threading.Event()
     evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site)
     evaluation.on_answer = woken.set
 
@@ -138,6 +183,8 @@ def _following(settings: Settings) -> Iterator[None]:
                 if commit is None or newest != commit.revision:
                     evaluated = evaluation.evaluate(newest, commit)
                     commit = evaluated.commit if evaluated is not None else commit
+                if commit is not None and len(commit.decisions.servers) >= WORTH:
+                    large.set()
             woken.wait(settings.poll_s)
 
     with closing(evaluation):
@@ -145,7 +192,7 @@ def _following(settings: Settings) -> Iterator[None]:
             thread = threading.Thread(target=follow, args=(source,), name="follow", daemon=True)
             thread.start()
             try:
-                yield
+                yield large.is_set
             finally:
                 ended.set()
                 woken.set()

@@ -75,6 +75,17 @@ def acting_instead(path: Path, holder: Callable[[], Holder]) -> str | None:
     return str(rows[0][0]) if rows else None
 
 
+def token_keys_of(path: Path) -> tuple[str, ...]:
+    """The keys by which hosts that share a ledger publish tokens, as lines; none where nobody has left any there.
+
+    Raises `LedgerError` where it cannot be read.
+    """
+    if address_beside(path) is None:
+        return ()
+    with closing(open_database(path, reads_only=True)) as database, database.reading():
+        return tuple(line for (line,) in database.execute("SELECT line FROM token_keys ORDER BY number"))
+
+
 def lease_of(path: Path) -> Leased | None:
     """The lease of a ledger that hosts share; None: nobody has had it, or it is a file. Raises as `described`."""
     if address_beside(path) is None:

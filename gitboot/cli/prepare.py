@@ -1,0 +1,91 @@
+"""`gitboot prepare`: what an instance that stands by starts, to have its tree near to what it will publish."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from gitboot.cli.bounded import allowance_options
+from gitboot.cli.exit import exit_of
+from gitboot.cli.telling import tell, tell_what_is_logged
+from gitboot.errors import GitbootError, NotYetDone
+from gitboot.processes import end_with, python
+from gitboot.status import Event
+
+if TYPE_CHECKING:
+    from gitboot.instance.settings import Settings
+
+_NICE: Final = 10  # whatever else the host does goes first
+
+
+@click.command()
+@click.option("--out", "output", required=True, type=click.Path(path_type=Path))
+@click.option("--state", required=True, type=click.Path(path_type=Path))
+@click.option("--spool", type=click.Path(path_type=Path))
+@click.option("--site")
+@click.option("--looks/--looks-not", default=True, help="Whether the instance looks at artifacts.")
+@click.option("--parent", type=int, required=True, help="The process that started this, and holds STATE.")
+@allowance_options
+def command(
+    output: Path,
+    state: Path,
+    spool: Path | None,
+    site: str | None,
+    looks: bool,
+    parent: int,
+    commit_seconds: float | None,
+    commit_memory: int | None,
+    commit_workers: int | None,
+) -> None:
+    """Bring OUTPUT near to what the instance that acts publishes; for an instance that stands by."""
+    from gitboot.evaluate.limits import Allowance
+    from gitboot.instance.preparing import Place, prepare
+
+    end_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
+    os.nice(_NICE)
+    tell_what_is_logged()
+    place = Place(output=output, state=state, spool=spool, site=site, looks=looks)
+    allowance = Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers)
+    try:
+        done = prepare(place, allowance=allowance, clock=_clock, warn=lambda message: _say("KeptUnusable", message))
+    except GitbootError as error:
+        _say("NotPrepared", f"{error}; it is tried again", warning=not isinstance(error, NotYetDone))
+        raise click.exceptions.Exit(exit_of(error)) from None
+    message = f"{output} stands at {done.commit[:12]} for {done.servers} servers, {done.halted} of which are published"
+    facts = {"commit": done.commit, "servers": done.servers, "halted": done.halted}
+    tell(Event(at=_clock(), type="Prepared", message=f"{message} once this host acts", facts=facts))
+
+
+def _say(type: str, message: str, *, warning: bool = True) -> None:
+    tell(Event(at=_clock(), type=type, message=message, warning=warning))
+
+
+def _clock() -> datetime:
+    return datetime.now(UTC)
+
+
+def preparing(settings: Settings) -> list[str]:
+    """The command line that prepares what settings describe; for the process that has it started."""
+    from gitboot.instance.settings import CheckAssets
+
+    arguments = ["--out", str(settings.output.absolute()), "--state", str(settings.state.absolute())]
+    allowance = settings.allowance
+    options = {
+        "--spool": settings.spool.absolute() if settings.spool is not None else None,
+        "--site": settings.site,
+        "--commit-seconds": allowance.seconds,
+        "--commit-memory": allowance.mebibytes,
+        "--commit-workers": allowance.workers,
+    }
+    for name, value in options.items():
+        if value is not None:
+            arguments += [name, str(value)]
+    if settings.artifacts.check is CheckAssets.OFF:
+        arguments.append("--looks-not")
+    return python("gitboot", "prepare", *arguments, "--parent", str(os.getpid()))
