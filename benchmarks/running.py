@@ -15,7 +15,6 @@ from typing import Any, Final
 from benchmarks.cost import ROUNDS, Cost, between, last_words, median, of_command, so_far
 from benchmarks.fleet import Fleet
 from benchmarks.repository import Repository
-from gitboot.instance.directory import PLANNED
 
 GITBOOT: Final = (sys.executable, "-m", "gitboot")
 ANYTHING: Final = ("--max-update-percent", "100", "--max-reinstalls", "1000000000", "--accept-filesystem", "tmpfs")
@@ -45,12 +44,6 @@ class Instance:
         nowhere = ("--check-assets", "off")  # where its images are
         heard = ("--spool", str(self._spool))  # else nothing could prove a boot, and it would say so of each server
         return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *heard, *ANYTHING, *self._more, *how)
-
-    def has_copies_of(self, other: Instance) -> None:
-        """Give it what another one has made: the tree, and what its next start goes on from."""
-        self._state.mkdir(parents=True, exist_ok=True)
-        for made, there in ((other.output, self.output), (other._state / PLANNED, self._state / PLANNED)):
-            subprocess.run(["cp", "--archive", str(made), str(there)], check=True)
 
     def begin(self) -> Cost:
         """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on.
@@ -101,6 +94,13 @@ class Instance:
         """Wait until it says that another one acts."""
         assert self._process is not None
         while not any(each["reason"] == "StandingBy" for each in self._said_of_itself().get("conditions", ())):
+            assert self._process.poll() is None, last_words(self._said.read_bytes())
+            time.sleep(0.05)
+
+    def has_prepared(self) -> None:
+        """Wait until it has made its tree, which it does while another one acts."""
+        assert self._process is not None
+        while b'"Prepared"' not in self._said.read_bytes():
             assert self._process.poll() is None, last_words(self._said.read_bytes())
             time.sleep(0.05)
 

@@ -9,6 +9,7 @@ from benchmarks.cost import Cost, between, median
 from benchmarks.place import Place
 from benchmarks.row import CannotRun, Figure
 from benchmarks.running import Instance
+from gitboot.instance.bookmark import WORTH
 from gitboot.ledger.lease import SECONDS
 from tests.postgresqls import postgresql, programs
 
@@ -16,8 +17,8 @@ from tests.postgresqls import postgresql, programs
 def take_over(place: Place) -> Figure:
     """Two instances with a ledger in a PostgreSQL, of which whoever acts is killed, again and again.
 
-    The first time that a host acts, it makes its whole tree: that is in the note, and in no median. So is what one
-    takes that never acted, and has copies of what the other has made.
+    What one takes that has never acted is in the note, and in no median: once with the tree that it has made beside
+    standing by, once with none as yet.
     """
     if programs() is None:
         raise CannotRun("needs postgresql: scripts/install-packages benchmarks/packages.txt")
@@ -32,25 +33,28 @@ def take_over(place: Place) -> Figure:
         one.begin()
         one.start()
         one.published()
-        costs = []
+        costs: list[Cost] = []
         for _ in range(place.rounds + 2):  # each acts for the first time in one of them
+            two.start()
+            two.stands_by()
+            if place.servers >= WORTH and not costs:
+                two.has_prepared()
+            for each in (one, two):
+                each.settle()
             costs.append(_taken_over(one, two))
             one, two = two, one
-        third.has_copies_of(one)
-        copied = _taken_over(one, third)
+        third.start()
+        third.stands_by()
+        unprepared = _taken_over(one, third)
     note = (
         f"of which {SECONDS:.0f} s are the lease; {costs[0].wall_s:.1f} s for a host that has never acted, "
-        f"{copied.wall_s:.1f} s for one with copies of the other's tree and plans"
+        f"{unprepared.wall_s:.1f} s where it has made no tree yet"
     )
     return Figure(cost=median(costs[2:]), note=note)
 
 
 def _taken_over(acting: Instance, other: Instance) -> Cost:
-    """What the other one, which is to stand by first, takes from the death of the one that acts."""
-    other.start()
-    for each in (acting, other):
-        each.settle()
-    other.stands_by()  # an instance that lives keeps its lease
+    """What the other one, which stands by, takes from the death of the one that acts."""
     before = other.spent()
     acting.end(signal.SIGKILL)
     return between(before, other.published())

@@ -104,6 +104,7 @@ def test_who_takes_over_has_its_tree_before_without_what_is_not_noted(rack: Rack
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
+        eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []

@@ -36,6 +36,7 @@ _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to
 _FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
 
 
+_AS_OF: Final = "its tree is as of"
 _STANDING_BY: Final = "StandingBy"
 
 
@@ -80,7 +81,7 @@ class Standby:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
             is_large = stack.enter_context(_following(self._settings))
-            preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state)))
+            preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._clock)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
                 end.wait(LOOK_S)
@@ -88,9 +89,9 @@ class Standby:
             while not end.wait(0):
                 if (waits := self._looked(looking)) is None:
                     return True
-                self._say(*waits, since)
                 if waits[0] == _STANDING_BY and is_large():
                     preparation.look()
+                self._say(*waits, since, preparation.said)
                 end.wait(min(LOOK_S, self._settings.lease_s / 5))
             return False
 
@@ -120,13 +121,14 @@ class Standby:
         self._has_failed = True
         self._say(_reason(error), str(error), self._clock())
 
-    def _say(self, reason: str, message: str, since: datetime) -> None:
-        """Tell what has changed, and leave it for `gitboot status`."""
+    def _say(self, reason: str, message: str, since: datetime, of_tree: str = "") -> None:
+        """Tell what has changed, and leave it for `gitboot status`, with what there is to say of the tree."""
         at = self._clock()
         if message != self._said:
             self._tell(Event(at=at, type=reason, message=message, warning=reason != _STANDING_BY))
             self._said = message
-        acting = Condition(type="Acting", status=False, reason=reason, message=message, since=since)
+        whole = "; ".join(filter(None, (message, of_tree)))
+        acting = Condition(type="Acting", status=False, reason=reason, message=whole, since=since)
         left = state.LeftStatus(self._settings.state, self._clock)
         left.write({**Status(conditions=(acting,)).facts(), "at": format_instant(at)})
 
@@ -141,18 +143,27 @@ def _reason(error: LedgerError) -> str:
 class _Preparation:
     """The process that brings the tree near to what is published, now and again; it may be killed at any instant."""
 
-    def __init__(self, command: Sequence[str], directory: Path) -> None:
-        self._command, self._directory, self._due = command, directory, time.monotonic()
+    def __init__(self, command: Sequence[str], directory: Path, clock: Callable[[], datetime]) -> None:
+        self._command, self._directory, self._clock = command, directory, clock
+        self._due = time.monotonic()
+        self.said = ""  # how far the tree has come
         self._pause_s = _FIRST_PAUSE_S
         self._process: subprocess.Popen[bytes] | None = None
 
     def look(self) -> None:
         """Start it where it is due; of the thread with which it is to end."""
         if self._process is not None and (status := self._process.poll()) is not None:
+            self.said = self._how_far(status)
             self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
             self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
         if self._command and self._process is None and time.monotonic() >= self._due:
             self._process = spawn(self._command)
+            self.said = self.said or "its tree is being made"
+
+    def _how_far(self, status: int) -> str:
+        if status == 0:
+            return f"{_AS_OF} {format_instant(self._clock())}"
+        return self.said if self.said.startswith(_AS_OF) else "it has no tree as yet: the event NotPrepared says why"
 
     def close(self) -> None:
         """Whoever acts has the tree for itself."""
