@@ -89,14 +89,19 @@ def check_output(directory: Path, accepted: Collection[str], warn: Warn, *, stat
         )
 
 
+_BARE: Final = ("HEAD", "objects", "refs")  # by which Git knows a repository: gitrepository-layout(5)
+
+
 def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
 
-    ``private`` are paths by their options; None: it is not used. A work tree, with its ``.git``, is as private.
+    ``private`` are paths by their options; None: it is not used. A repository, with its ``.git`` or bare, is as private.
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):
         raise UsageError(f"--out {directory} is a Git work tree: choose a directory for what is published alone")
+    if all(os.path.exists(tree / each) for each in _BARE):
+        raise UsageError(f"--out {directory} is a Git repository: choose a directory for what is published alone")
     for option, path in private.items():
         if path is not None and path.resolve().is_relative_to(tree):
             where = "is" if path.resolve() == tree else "lies in"

@@ -334,11 +334,11 @@ def test_nor_does_what_operators_show(tmp_path: Path) -> None:
     )
 
 
-def test_a_work_tree_is_not_published_into(tmp_path: Path) -> None:
+def test_a_repository_is_not_published_into(tmp_path: Path) -> None:
     (repository := Repository.create(tmp_path / "git")).push(documents())
-    fleet = repository.work
-    before = sorted(each.name for each in fleet.iterdir())
-    done = typed("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
-    assert done.code == Exit.USAGE
-    assert done.err == (f"gitboot: --out {fleet} is a Git work tree: choose a directory for what is published alone\n")
-    assert sorted(each.name for each in fleet.iterdir()) == before
+    for fleet, what in ((repository.work, "work tree"), (repository.bare, "repository")):
+        before = sorted(each.name for each in fleet.iterdir())
+        done = typed("run", fleet, "--state", tmp_path / "state", "--out", fleet, "--once")
+        assert done.code == Exit.USAGE
+        assert done.err == f"gitboot: --out {fleet} is a Git {what}: choose a directory for what is published alone\n"
+        assert sorted(each.name for each in fleet.iterdir()) == before
