@@ -95,7 +95,7 @@ _BARE: Final = ("HEAD", "objects", "refs")  # by which Git knows a repository: g
 def check_private(directory: Path, private: Mapping[str, Path | None]) -> None:
     """Raise `UsageError` where what is nobody's business lies in a tree, which whoever serves it gives to anybody.
 
-    ``private`` are paths by their options; None: it is not used. A repository, with its ``.git`` or bare, is as private.
+    ``private`` are paths by their options; None: it is not used. A repository is as private, by its ``.git`` or bare.
     """
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):

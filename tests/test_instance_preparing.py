@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import re
+import shutil
+import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +21,15 @@ import pytest
 from gitboot.errors import NotYetDone
 from gitboot.evaluate.limits import Allowance
 from gitboot.instance.bookmark import WORTH
-from gitboot.instance.directory import PREPARING
+from gitboot.instance.directory import PLANNED, PREPARING
 from gitboot.instance.preparing import Place, Prepared, prepare
+from gitboot.processes import python
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree import OWN, verify
+from gitboot.publish.tree import LOCK, OWN, verify
 from gitboot.render.terms import TERMS
-from tests.fleets import mac_of
+from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.tree import PublishedTree
+from tests.fleets import mac_of, policy
 from tests.fleets import server as described
 from tests.instance import begin, eventually
 from tests.postgresqls import PostgresServer, postgresql
@@ -99,17 +109,27 @@ def records(host: Host) -> dict[str, int]:
     return found
 
 
-def test_who_takes_over_has_its_tree_before_without_what_is_not_noted(rack: Rack, server: PostgresServer) -> None:
+def entry(host: Host, path: str) -> Path:
+    """The file of its tree that an endpoint would answer from."""
+    return host.folder / "output/boot" / path.removeprefix("/")
+
+
+def why_not(host: Host) -> str | None:
+    """Why an endpoint over its tree sends machines elsewhere."""
+    return why_not_ready(PublishedTree(host.folder / "output", clock), None)
+
+
+def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rack, server: PostgresServer) -> None:
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
-        eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
+        assert re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"])
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []
-        lies = (hosts.two.folder / "output/boot" / web.entry[1:]).read_text()
-        assert "flatcar" not in lies
+        assert "flatcar" not in entry(hosts.two, web.entry).read_text()
+        assert why_not(hosts.two) == "the tree is prepared for a host that does not act yet"
         assert verify(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
         hosts.one.kill()
@@ -117,6 +137,8 @@ def test_who_takes_over_has_its_tree_before_without_what_is_not_noted(rack: Rack
         (event,) = eventually(lambda: told(hosts.two, "Published"))
         assert event["written"] < 10
         assert event["unchanged"] < 50
+        assert hosts.two.instance is not None
+        assert hosts.two.instance.get("/readyz").status_code == 200
         assert differing(hosts) == []
         assert "flatcar-1" in boots(web, hosts.two)
         eventually(lambda: records(hosts.two) == {"Provisioned": WORTH + 1})
@@ -136,7 +158,9 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         done = eventually(lambda: prepared(hosts.two))
         assert (done.servers, done.halted) == (WORTH + 2, 2)
         assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
-        assert prepared(hosts.two) == done
+        before = stamps(hosts.two)
+        assert replace(prepared(hosts.two), at=done.at) == done
+        assert {path for path, stamp in stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
         (event,) = eventually(lambda: told(hosts.two, "Published"))
@@ -146,16 +170,87 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
             assert "flatcar-1" in boots(each, hosts.two)
 
 
-def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(rack: Rack, server: PostgresServer) -> None:
+def stamps(host: Host) -> dict[str, tuple[int, int]]:
+    """What is another once a file of its tree was written."""
+    root = host.folder / "output"
+    found = {path.relative_to(root).as_posix(): path.stat() for path in root.rglob("*") if path.is_file()}
+    return {path: (each.st_ino, each.st_mtime_ns) for path, each in found.items()}
+
+
+def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_of_an_offer(
+    rack: Rack, server: PostgresServer
+) -> None:
+    """Also at every boot, which no ledger is asked for; and where the host's clock is behind that of who acts."""
+    always = policy("always", "{matchLabels: {role: ephemeral}}", "priority: 10", often="Always")
+    rack.pool = (*rack.pool, always)
+    with pair(rack, server, server.address()) as hosts:
+        rack.repository.push({"cache.yaml": described("cache01", "role: ephemeral")})
+        web = begun(rack, hosts)
+        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        assert event["halted"] == 2
+        offered = {web.entry, f"/v1/boot/{mac_of('cache01').replace(':', '-')}/boot.ipxe"}
+        hosts.two.stop()
+        shutil.rmtree(hosts.two.folder / "output")
+        (hosts.two.state / PLANNED).unlink()
+        behind = datetime.now(UTC) - timedelta(minutes=2)
+        prepare(place_of(hosts.two), allowance=Allowance(), clock=lambda: behind, warn=pytest.fail)
+        for path in offered:
+            assert "flatcar" in entry(hosts.one, path).read_text()
+            assert "flatcar" not in entry(hosts.two, path).read_text()
+        (date,) = {int(file.stat().st_mtime) for file in place_of(hosts.two).output.rglob("boot.ipxe")}
+        dates = {int(date) for date in server.sql(f"SELECT modified FROM {hosts.schema}.versions").split()}
+        assert dates
+        assert date not in dates
+        alive = json.loads(server.sql(f"SELECT value FROM {hosts.schema}.facts WHERE name = 'heartbeat'"))["at"]
+        assert date < datetime.fromisoformat(alive).timestamp()
+
+
+def test_what_reports_is_no_reason_to_publish_a_server_anew(rack: Rack, server: PostgresServer) -> None:
+    """It has the token of its attempt for ever, by which the ledger knows it on whatever host it is reported."""
+    rack.settings += ", provisioning: {evidence: Reported}"
+    with pair(rack, server, server.address()) as hosts:
+        begun(rack, hosts)
+        (event,) = eventually(lambda: told(hosts.two, "Prepared"))
+        assert event["halted"] == 1
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        assert event["unchanged"] < 50
+        assert differing(hosts) == []
+
+
+def test_who_is_killed_while_it_prepares_leaves_nothing_that_is_in_the_way(
+    rack: Rack, server: PostgresServer, lives: int
+) -> None:
+    """At any instant: of a first tree, and of one that is brought up to date."""
+    chance = random.Random(2028)
     with pair(rack, server, server.address()) as hosts:
         web = begun(rack, hosts)
-        eventually(lambda: (hosts.two.state / PREPARING).exists())
+        eventually(lambda: told(hosts.two, "Prepared"))
+        place = place_of(hosts.two)
+        options = ("--out", place.output, "--state", place.state, "--spool", place.spool, "--parent", os.getpid())
+        command = python("gitboot", "prepare", *map(str, options))
+        began = time.monotonic()
+        assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+        longest_s, ended = time.monotonic() - began, 0
+        for number in range(4 + lives):
+            if number % 2:
+                shutil.rmtree(place.output, ignore_errors=True)
+            web.provision += 1
+            rack.push(f"Install it once more: {number}")
+            process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+            with suppress(subprocess.TimeoutExpired):
+                ended += process.wait(chance.uniform(0.3, 1) * longest_s) == 0
+            process.kill()
+            process.wait()
+        assert ended < 4 + lives
         hosts.one.kill()
         assert hosts.taken_over(1) is hosts.two
         eventually(lambda: told(hosts.two, "Published"))
-        assert differing(hosts) == []
-        assert "flatcar-1" in boots(web, hosts.two)
+        eventually(lambda: "flatcar-1" in entry(hosts.two, web.entry).read_text())
+        assert verify(hosts.two.folder / "output") == ()
         assert not (hosts.two.state / PREPARING).exists()
+        assert "flatcar-1" in boots(web, hosts.two)
 
 
 def test_nothing_is_prepared_where_nobody_acts_or_where_who_acts_publishes(rack: Rack, server: PostgresServer) -> None:
@@ -167,8 +262,17 @@ def test_nothing_is_prepared_where_nobody_acts_or_where_who_acts_publishes(rack:
         with pytest.raises(NotYetDone, match=r"one/output is where \S+one/state publishes"):
             prepare(shared, allowance=Allowance(), clock=clock, warn=pytest.fail)
         assert tree(hosts.one) == before
-        hosts.two.kill()
+        hosts.two.stop()
+        rack.repository.push({"web0000.yaml": described("web0000", "role: other")})
+        eventually(lambda: "is not fetched yet" in refused(hosts.two))
         hosts.one.kill()
-        eventually(lambda: hosts.lease() is None)
-        with pytest.raises(NotYetDone, match="no instance acts"):
-            prepared(hosts.two)
+        eventually(lambda: refused(hosts.two) == "no instance acts")
+
+
+def refused(host: Host) -> str:
+    """Why nothing is prepared; empty where it was."""
+    try:
+        prepared(host)
+    except NotYetDone as error:
+        return str(error)
+    return ""

@@ -14,6 +14,8 @@ from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import exit_of
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
+from gitboot.facts import facts as as_facts
+from gitboot.frames import encode
 from gitboot.processes import end_with, python
 from gitboot.status import Event
 
@@ -53,17 +55,22 @@ def command(
     place = Place(output=output, state=state, spool=spool, site=site, looks=looks)
     allowance = Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers)
     try:
-        done = prepare(place, allowance=allowance, clock=_clock, warn=lambda message: _say("KeptUnusable", message))
+        done = prepare(place, allowance=allowance, clock=_clock, warn=_warn)
     except GitbootError as error:
-        _say("NotPrepared", f"{error}; it is tried again", warning=not isinstance(error, NotYetDone))
+        _hand_over("NotPrepared", f"{error}; it is tried again", is_warning=not isinstance(error, NotYetDone))
         raise click.exceptions.Exit(exit_of(error)) from None
-    message = f"{output} stands at {done.commit[:12]} for {done.servers} servers, {done.halted} of which are published"
-    facts = {"commit": done.commit, "servers": done.servers, "halted": done.halted}
-    tell(Event(at=_clock(), type="Prepared", message=f"{message} once this host acts", facts=facts))
+    message = f"{output} has the tree of {done.servers:,} servers at {done.commit[:12]}, {done.halted:,} of them halted"
+    _hand_over("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
 
 
-def _say(type: str, message: str, *, warning: bool = True) -> None:
-    tell(Event(at=_clock(), type=type, message=message, warning=warning))
+def _hand_over(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
+    """Tell who has started this what came of it."""
+    event = Event(at=_clock(), type=type, message=message, facts=as_facts(facts), warning=is_warning)
+    click.echo(encode(event), nl=False)
+
+
+def _warn(message: str) -> None:
+    tell(Event(at=_clock(), type="KeptUnusable", message=message, warning=True))
 
 
 def _clock() -> datetime:

@@ -149,9 +149,10 @@ def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch 
     if digest is not None and digest == name:
         digest = evidence.token_at(store, observation.path) or digest
     if digest is None and observation.modified is not None:
-        if (version := evidence.version(store, observation.path, observation.modified)) is None:
-            return None
-        digest, number = version
+        if (version := evidence.version(store, observation.path, observation.modified)) is not None:
+            digest, number = version
+        elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
+            digest = evidence.token_at(store, observation.path)
     offer = evidence.offered(store, digest) if digest is not None else None
     if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
         return None

@@ -117,11 +117,13 @@ class GoneOn(Protocol):
 class Bookmark:
     """The file at ``path``, beside what lies in ``tree``, which ``patrol`` looks through where it was gone on from.
 
+    None: nobody does.
+
     Where it cannot be relied on, it is done without, and ``warn`` is told, unless it is only of another version.
     """
 
     def __init__(
-        self, path: Path, tree: GoneOn, patrol: Patrol, warn: Callable[[str], None], site: str | None = None
+        self, path: Path, tree: GoneOn, patrol: Patrol | None, warn: Callable[[str], None], site: str | None = None
     ) -> None:
         self._path, self._tree, self._patrol, self._warn = path, tree, patrol, warn
         self._site = site  # for whose servers the instance acts; None: for all
@@ -146,7 +148,8 @@ class Bookmark:
             versions={name: each for name, each in kept.versions.items() if name not in owed},
         )
         self._since = _Since(kept_at=plans.planned_at)
-        self._patrol.start()
+        if self._patrol is not None:
+            self._patrol.start()
         return replace(
             fresh,
             # Of no commit by name: so what is known of those that differ is looked through again.
@@ -161,7 +164,8 @@ class Bookmark:
 
         It is called at the end of a pass: whether the tree stands is looked at from the first one on.
         """
-        self._patrol.release()
+        if self._patrol is not None:
+            self._patrol.release()
         since = replace(self._since, planned=self._since.planned + planned)
         self._since = since
         commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)
@@ -182,7 +186,7 @@ class Bookmark:
 
     def looked_through(self, publication: TargetState) -> TargetState:
         """What is published, of which nothing is taken for granted where it was found not to stand."""
-        if not (found := self._patrol.found()):
+        if self._patrol is None or not (found := self._patrol.found()):
             return publication
         return replace(
             publication,

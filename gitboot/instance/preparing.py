@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from gitboot.assets.remembered import read_sightings
-from gitboot.errors import NotYetDone
+from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluate.limits import Allowance
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Attempt
@@ -26,7 +26,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
-from gitboot.instance.patrol import Patrol
+from gitboot.instance.offers import offers_of
 from gitboot.instance.planning import changed_by, replanned
 from gitboot.instance.publishing import Dated, published
 from gitboot.instance.standing import Standing, goes_by
@@ -38,9 +38,13 @@ from gitboot.ledger.opening import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.load import Revision
 from gitboot.plan import Offer
-from gitboot.publish.directory import Directory
+from gitboot.publish.directory import Directory, Published
 from gitboot.publish.resuming import Inventory
-from gitboot.render.terms import terms_of
+from gitboot.render.parts import PartFiles
+from gitboot.render.paths import token_in
+from gitboot.render.schedule import ServerState
+from gitboot.render.terms import Terms
+from gitboot.render.tree import File, Files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +65,7 @@ class Prepared:
     commit: Revision
     servers: int
     halted: int
+    at: datetime  # of the ledger
 
 
 def prepare(
@@ -76,28 +81,24 @@ def prepare(
         copy = stack.enter_context(_emptied(place.state / state.PREPARING))
         copy_ledger(place.state / state.LEDGER, copy / state.LEDGER, in_use=True)
         store = stack.enter_context(Store.open(copy / state.LEDGER))
-        accepted = _accepted(store)
+        accepted, about = _accepted(store), facts.read(store)
         if not (lines := token_keys_of(place.state / state.LEDGER)):
             raise NotYetDone("the ledger has no keys of tokens")
         restored(copy, lines)
-        at = _no_earlier(clock(), facts.read(store))
-        tree = stack.enter_context(Directory.open(place.output, ledger=store.progress[0]))
-        patrol = Patrol(place.output, lambda: None)
-        stack.callback(patrol.close)
-        halting = _Halting(tree, store)
-        bookmark = Bookmark(place.state / state.PLANNED, halting, patrol, warn, place.site)
-        standing = Standing(
-            knowledge=_known(store, place, tree.stamp.ledger if tree.stamp is not None else None),
-            keys=token_keys(copy, at, follows_none=False),
+        at = _no_earlier(clock(), about)
+        directory = stack.enter_context(Directory.open(place.output, ledger=about.identity))
+        tree = _StandbyTree(directory, store, _undated(store, at, about))
+        bookmark = Bookmark(place.state / state.PLANNED, tree, None, warn, place.site)
+        standing = bookmark.resumed(
+            Standing(
+                knowledge=_known(store, place, directory.stamp.ledger if directory.stamp is not None else None),
+                keys=token_keys(copy, at, follows_none=False),
+            )
         )
-        standing = bookmark.resumed(standing)
-        evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site)
-        stack.callback(evaluation.close)
-        evaluated = evaluation.evaluate(accepted, standing.plans.commit)
-        assert evaluated is not None  # noqa: S101 - it was waited for
-        standing = _brought_near(standing, evaluated.commit, tree, halting, at)
+        commit = _evaluated(place, allowance, accepted, standing.plans.commit)
+        standing = _brought_near(standing, commit, tree, at)
         bookmark.keep(standing, len(standing.plans.servers), at)
-    return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(halting.names))
+    return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
 def _refuse_shared(place: Place) -> None:
@@ -133,6 +134,29 @@ def _no_earlier(at: datetime, about: Facts) -> datetime:
     return max(at, about.heartbeat.at) if about.heartbeat is not None else at
 
 
+def _undated(store: Store, at: datetime, about: Facts) -> datetime:
+    """When no entry was published, and none will be, on any host.
+
+    An access log has the date of a file, which tells what was given. Who acts dates none before it was alive last.
+    """
+    second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
+    while evidence.is_dated(store, second):
+        second -= 1
+    return datetime.fromtimestamp(second, UTC)
+
+
+def _evaluated(place: Place, allowance: Allowance, revision: Revision, base: Commit | None) -> Commit:
+    """What the accepted commit says."""
+    evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site)
+    with closing(evaluation):
+        try:
+            evaluated = evaluation.evaluate(revision, base)
+        except SourceError as error:
+            raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
+    assert evaluated is not None  # noqa: S101 - it was waited for
+    return evaluated.commit
+
+
 def _known(store: Store, place: Place, owner: str | None) -> Knowledge:
     """What the ledger knows, in the surroundings of who is to act by it."""
     looked_around(
@@ -147,7 +171,7 @@ def _known(store: Store, place: Place, owner: str | None) -> Knowledge:
     return replace(known(store), sightings=seen)
 
 
-def _brought_near(before: Standing, commit: Commit, tree: Directory, halting: _Halting, at: datetime) -> Standing:
+def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:
     """All that is known to be wanted, planned and published, but for what is halted."""
     if len(commit.decisions.servers) < WORTH:
         raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
@@ -160,8 +184,8 @@ def _brought_near(before: Standing, commit: Commit, tree: Directory, halting: _H
     changed = changed_by(before.plans.commit, commit) | commit.called(before.unplanned)
     plans, different = replanned(before.plans, commit, knowledge, changed, at, stop, before.keys)
     publication = published(
-        *(before.publication, plans, commit, different, knowledge, tree, halting, at),
-        terms=terms_of(commit.fleet.provisioning, None, endpoint=commit.fleet.endpoint),  # by which nobody gives
+        *(before.publication, plans, commit, different, knowledge, tree, tree, at),
+        terms=Terms(prepared=True),
         keys=before.keys,
     )
     if publication.failure is not None:
@@ -176,32 +200,69 @@ def _brought_near(before: Standing, commit: Commit, tree: Directory, halting: _H
     )
 
 
-class _Halting:
-    """Halts whoever is offered what the ledger has not noted; and who goes on from the tree publishes them anew."""
+class _StandbyTree:
+    """The tree of a host that does not act: whoever may be installed by it, or is offered what is not noted, is halted.
 
-    def __init__(self, tree: Directory, store: Store) -> None:
-        self._tree, self._store = tree, store
-        self.names = set[str]()
+    Whoever goes on from it publishes them anew.
+    """
 
-    def note(self, offers: Mapping[str, Sequence[Offer]], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Nothing; the servers of which there is anything to be noted."""
-        found = {name for name, each in dates.items() if each}
-        found.update(name for name, each in offers.items() if not all(map(self._has_noted, each)))
-        self.names |= found
+    def __init__(self, tree: Directory, store: Store, dated: datetime) -> None:
+        self._tree, self._store, self._dated = tree, store, dated
+        self.halted = set[str]()
+
+    # As what is published to
+
+    @property
+    def is_as_left(self) -> bool:
+        return self._tree.is_as_left
+
+    def publish(
+        self,
+        servers: Mapping[str, Files | None],
+        shared: Files | None,
+        *,
+        complete: bool,
+        commit: str,
+        at: datetime,  # noqa: ARG002 - another host's ledger may have it
+        parts: PartFiles,
+    ) -> Published:
+        """As the directory does, but for the date of files."""
+        return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
+
+    def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
+        return self._tree.dated(path, file, self._dated)
+
+    # As who notes what is offered
+
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Nothing; who is halted."""
+        found = {
+            name
+            for name, state in states.items()
+            if state.installs_at is not None
+            or not all(map(self._has_noted, offers_of(state)))
+            or not all(map(self._has_dated, dates[name]))
+        }
+        self.halted |= found
         return found
 
     def note_published(self) -> None:
         """It was, by whoever acts."""
 
-    def inventory(self) -> Inventory:
-        """What the tree holds; of who is halted something else than it does."""
-        held = self._tree.inventory()
-        return replace(held, states={**held.states, **dict.fromkeys(self.names, "")})
-
-    def resume(self, before: Inventory) -> frozenset[str] | None:
-        """As the tree does."""
-        return self._tree.resume(before)
-
     def _has_noted(self, offer: Offer) -> bool:
         known = evidence.offered(self._store, offer.plan)
         return known is not None and replace(offer, number=known.number) == known
+
+    def _has_dated(self, each: Dated) -> bool:
+        """Whether it needs no date: a path with a token says by itself whose it is."""
+        return token_in(each.path) is not None and evidence.token_at(self._store, each.path) == each.plan
+
+    # As what is gone on from
+
+    def inventory(self) -> Inventory:
+        """What it holds; of who is halted something else than it does."""
+        held = self._tree.inventory()
+        return replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
+
+    def resume(self, before: Inventory) -> frozenset[str] | None:
+        return self._tree.resume(before)

@@ -21,7 +21,7 @@ from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, Offer, Record
+from gitboot.plan import Boot, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
@@ -75,8 +75,8 @@ class Dated(NamedTuple):
 class Noting(Protocol):
     """Whoever notes what is offered, before a machine can fetch it."""
 
-    def note(self, offers: Mapping[str, Sequence[Offer]], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Note this of servers; the names of those of which it is not to be noted: they go to their disks.
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Note what these servers are offered; the names of those that are offered nothing: they go to their disks.
 
         Raises `LedgerError`.
         """
@@ -91,9 +91,9 @@ class InLedger:
     def __init__(self, store: Store, number: int, at: datetime) -> None:
         self._store, self._number, self._at = store, number, at
 
-    def note(self, offers: Mapping[str, Sequence[Offer]], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
         """All of it, in one transaction."""
-        numbered = [replace(each, number=self._number) for some in offers.values() for each in some]
+        numbered = [replace(each, number=self._number) for state in states.values() for each in offers_of(state)]
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
             with self._store.writing() as tx:
@@ -306,8 +306,8 @@ class _Offered(Mapping[str, Files | None]):
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
         versions = {name: _versions(state) for name, state in states.items()}
-        offers = {name: tuple(offers_of(state)) for name, state in states.items()}
-        for name in self.noting.note(offers, {name: self._dates(states[name], versions[name]) for name in states}):
+        dates = {name: self._dates(state, versions[name]) for name, state in states.items()}
+        for name in self.noting.note(states, dates):
             states[name] = self._rendered(halted(states[name], self.token_keys))
         self.versions.update(versions)
         return {name: states[name].files if name in states else None for name in plans}

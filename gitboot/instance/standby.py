@@ -12,7 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
+import msgspec
+
+from gitboot.caches import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
+from gitboot.frames import decoder
 from gitboot.instance import directory as state
 from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
@@ -36,7 +40,6 @@ _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to
 _FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
 
 
-_AS_OF: Final = "its tree is as of"
 _STANDING_BY: Final = "StandingBy"
 
 
@@ -64,6 +67,7 @@ class Standby:
         look_for_repository(settings)  # before anything is made
         with private(settings.state):
             self.address = address_beside(named_ledger(settings))
+        this_program()  # which is on the disk still: what another one has prepared does not count
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._has_failed, self._said = False, ""
 
@@ -81,7 +85,7 @@ class Standby:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
             is_large = stack.enter_context(_following(self._settings))
-            preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._clock)))
+            preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
                 end.wait(LOOK_S)
@@ -143,34 +147,47 @@ def _reason(error: LedgerError) -> str:
 class _Preparation:
     """The process that brings the tree near to what is published, now and again; it may be killed at any instant."""
 
-    def __init__(self, command: Sequence[str], directory: Path, clock: Callable[[], datetime]) -> None:
-        self._command, self._directory, self._clock = command, directory, clock
-        self._due = time.monotonic()
-        self.said = ""  # how far the tree has come
-        self._pause_s = _FIRST_PAUSE_S
+    def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Event], None]) -> None:
+        self._command, self._directory, self._tell = command, directory, tell
         self._process: subprocess.Popen[bytes] | None = None
+        self._due, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
+        self._last: Event | None = None  # that was told
+        self.said = ""  # how far the tree has come
 
     def look(self) -> None:
-        """Start it where it is due; of the thread with which it is to end."""
+        """Start it where it is due, and tell what came of it; of the thread with which it is to end."""
         if self._process is not None and (status := self._process.poll()) is not None:
-            self.said = self._how_far(status)
-            self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
-            self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
+            self._end(self._process, status)
         if self._command and self._process is None and time.monotonic() >= self._due:
-            self._process = spawn(self._command)
-            self.said = self.said or "its tree is being made"
-
-    def _how_far(self, status: int) -> str:
-        if status == 0:
-            return f"{_AS_OF} {format_instant(self._clock())}"
-        return self.said if self.said.startswith(_AS_OF) else "it has no tree as yet: the event NotPrepared says why"
+            with suppress(OSError):  # there is no room for one more process, and nothing else waits for it
+                self._process = spawn(self._command, stdout=subprocess.PIPE)
+                self.said = self.said or "its tree is being made"
 
     def close(self) -> None:
         """Whoever acts has the tree for itself."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait()
-            shutil.rmtree(self._directory / state.PREPARING, ignore_errors=True)
+            self._process.communicate()
+        shutil.rmtree(self._directory / state.PREPARING, ignore_errors=True)
+
+    def _end(self, process: subprocess.Popen[bytes], status: int) -> None:
+        self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
+        self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
+        output, _ = process.communicate()
+        try:
+            event: Event = _event(output)
+        except msgspec.DecodeError:  # it was killed, or has said on standard error what it came to
+            return
+        if status == 0:
+            self.said = f"its tree is as of {event.facts['asOf']}"
+        elif not self.said.startswith("its tree is as of"):
+            self.said = f"its tree could not be made: {event.message}"
+        if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
+            self._tell(event)
+        self._last = event
+
+
+_event: Final = decoder(Event)
 
 
 @contextmanager

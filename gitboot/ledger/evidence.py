@@ -40,6 +40,11 @@ def version(store: Store, path: str, modified: int) -> tuple[Digest, int] | None
     return (Digest(found[0][0]), found[0][1]) if found else None
 
 
+def is_dated(store: Store, modified: int) -> bool:
+    """Whether any entry had this modification time."""
+    return bool(store.rows("SELECT 1 FROM versions WHERE modified = ? LIMIT 1", modified))
+
+
 def token_at(store: Store, path: str) -> Digest | None:
     """The token of what was published at a path that names one, under whichever name."""
     found = store.rows("SELECT plan FROM versions WHERE path = ? LIMIT 1", path)

@@ -29,6 +29,7 @@ class Terms:
     giver: str | None = None  # the spool by which what is made once may be given; None: nobody may
     forgotten: int = 0  # how often that spool had forgotten something, all of which this tree knows
     sends_on: bool = False  # whether who may not give it sends every machine on to who may
+    prepared: bool = False  # for a host that is yet to act: nobody is answered from it
 
 
 def terms_of(
@@ -53,6 +54,7 @@ def render(terms: Terms) -> dict[str, File]:
         "giver": terms.giver,
         "forgotten": terms.forgotten,
         "sendsOn": terms.sends_on,
+        **({"prepared": True} if terms.prepared else {}),
     }
     return {TERMS: File(canonical(facts) + b"\n", ContentType.JSON)}
 
@@ -73,5 +75,6 @@ def parse(data: bytes) -> Terms:
                 giver=giver,
                 forgotten=forgotten if isinstance(forgotten := more.get("forgotten"), int) else 0,
                 sends_on=more.get("sendsOn") is True,
+                prepared=more.get("prepared") is True,
             )
     raise ValueError(f"not the terms of format {FORMAT} by which boots are given")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 from gitboot.serve.tree import PublishedTree
 from gitboot.status import Event
@@ -25,13 +25,16 @@ class Records(Protocol):
         """Why nothing can be recorded."""
 
 
+_NOTHING: Final = "nothing is published yet"
+
+
 def why_not_ready(tree: PublishedTree, records: Records | None) -> str | None:
     """Why machines are better sent to another endpoint, in words; None: this one gives what there is to give.
 
     Where no spool is named nobody gives what is made once, and no other endpoint does better.
     """
     if not tree.is_ready:
-        return "nothing is published yet"
+        return "the tree is prepared for a host that does not act yet" if tree.terms.prepared else _NOTHING
     if (doubt := tree.clock.doubt) is not None:
         return f"{doubt}: no boot that writes a disk is given"
     return _why_not_given(tree, records)

@@ -82,7 +82,7 @@ class PublishedTree:
         self._status = str(status or root / STATUS)
         self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
         self.head: Head | None = None
-        self.answers = False  # whether its format is known, and its instance has not left the fleet to another
+        self.answers = False  # whether its format is known, and its instance acts
         self._condition: dict[str, Any] = {}
         self.words = words or Words(*folders(root, None))  # by which a person has stopped boots
         self.stops_all = False  # whether nobody is to boot from the network, as of the last look
@@ -161,7 +161,7 @@ class PublishedTree:
             (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
             for each in conditions
         )
-        self.answers = self.head is not None and not stands_back
+        self.answers = self.head is not None and not stands_back and not self.terms.prepared
         self.stops_all = (stopped := self.words.now) is not None and stopped.stoppage.everything
 
     def status(self) -> dict[str, Any]:
