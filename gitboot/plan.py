@@ -509,6 +509,7 @@ class Cause(StrEnum):
     ALWAYS = "the policy always boots from the network"
     PENDING = "the server is to be provisioned"
     PROVISIONED = "the server is provisioned"
+    OVERTAKEN = "the server was provisioned, and another installation has begun since that nothing has shown the end of"
     RUNS = "the server is to be provisioned once its BMC shows that it is off"
     UNKNOWN = "it is not known whether the server is provisioned, and unknown never installs"
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -10,10 +12,10 @@ import pytest
 
 from gitboot.instance.installing import attempted, started, taken_back
 from gitboot.instance.offers import offer_of
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Cause, Phase, Record, Seen
-from gitboot.resolve.attempts import step_of
+from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Seen
+from gitboot.resolve.attempts import overtaken_attempt, step_of
 from gitboot.resolve.explain import explain
 from gitboot.resolve.records import exported, imported
 from tests.bench import NOON, Bench
@@ -224,6 +226,56 @@ def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installi
     said = [each for each in web01.events if each.type == "ReportOvertaken"]
     assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
     assert "an installer of provision/1 (flatcar-1) says that it has failed: no disk found" in said[0].message
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_was_installed_before_is_no_proof_once_another_installation_has_begun(
+    web01: Installing, fails: bool
+) -> None:
+    """Git goes back while it is under way: what is on the disks, only the installer or a person can tell."""
+    web01.entry(web01.install(evidence="Reported"))
+    web01.asked("provisioned/TOKEN")
+    web01.wait(days=1)
+    assert (web01.step, web01.boots[:2]) == ("Provisioned", (Phase.DISK, Cause.PROVISIONED))
+    web01.entry(web01.install(evidence="Reported", provision=2))
+    web01.wait(minutes=5)
+    if fails:
+        web01.fails("no disk found")
+    web01.install(evidence="Reported", provision=1)
+    assert (web01.step, web01.boots) == ("Failed" if fails else "Attempted", (Phase.DISK, Cause.OVERTAKEN, None))
+    web01.wait(minutes=30)
+    web01.reconcile()
+    status, reason, message = web01.condition("BootsProven") or (None, "", "")
+    assert (status, reason) == (False, "Failed" if fails else "Overdue")
+    assert "web01" in message
+    web01.install(evidence="Reported", provision=2)
+    assert (web01.step, web01.boots[1]) == ("Failed", Cause.FAILED) if fails else ("Attempted", Cause.ATTEMPTED)
+    web01.install(evidence="Reported", provision=1)
+    looked = replace(web01.record or Record(), provisioned_at=web01.now, evidence="Operator")
+    (item,) = json.loads(exported({SystemUuid(uuid_of("web01")): looked}))["items"]
+    web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
+    assert web01.boots[:2] == (Phase.DISK, Cause.PROVISIONED)
+    assert web01.step == "Provisioned"
+    assert web01.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
+
+
+@pytest.mark.parametrize(
+    ("key", "at", "is_overtaken"),
+    [
+        ("provision/1/flatcar-2/after/2026-11-20T12:00:00Z", NOON + timedelta(hours=1), True),
+        ("provision/2", NOON + timedelta(hours=1), True),
+        ("provision/2", NOON, False),  # before it was provisioned, by a person's word perhaps
+        ("provision/1", NOON + timedelta(hours=1), False),
+        ("provision/1/flatcar-1", NOON + timedelta(hours=1), False),
+    ],
+)
+def test_only_an_attempt_at_something_else_that_began_since_puts_in_question_what_is_provisioned(
+    key: str, at: datetime, is_overtaken: bool
+) -> None:
+    attempt = InstallAttempt(key=key, number=1, boots=(Seen(at, ENTRY, NIC),))
+    record = Record(provision=1, image="flatcar-1", provisioned_at=NOON, attempts=(attempt,))
+    assert (overtaken_attempt(record) is attempt) == is_overtaken
+    assert overtaken_attempt(replace(record, provision=None)) is None
 
 
 def test_as_many_attempts_follow_failures_as_the_fleet_allows_each_recorded_apart(web01: Installing) -> None:

@@ -70,6 +70,7 @@ Signed = Callable[[str, str], bool | None]
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.FAILED: ("BootsProven", "Failed"),
+    Cause.OVERTAKEN: ("BootsProven", "Failed"),
     Cause.OVERWRITTEN: ("RecordsKnown", "UnknownServers"),
     Cause.UNKNOWN: ("RecordsKnown", "UnknownServers"),
 }

@@ -69,6 +69,20 @@ def last_attempt(record: Record, key: str) -> InstallAttempt | None:
     return next((each for each in reversed(record.attempts) if is_covered(each.key, key)), None)
 
 
+def overtaken_attempt(record: Record) -> InstallAttempt | None:
+    """An attempt at something else than what is provisioned, begun since and come to no end: its disks may be written.
+
+    So it is where a commit goes back while another image, or a higher number, is being installed.
+    """
+    last = record.attempts[-1] if record.attempts else None
+    if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
+        return None
+    if record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
+        return None
+    image = (found[2] or "").removeprefix("/").partition("/")[0]
+    return last if int(found[1]) > record.provision or image not in ("", record.image) else None
+
+
 def last_given(record: Record) -> int | None:
     """The highest provision number for which a boot was given or an override consumed, whatever came of it."""
     keys = (*(each.key for each in record.attempts), record.consumed_key or "")
@@ -137,7 +151,8 @@ def step_of(decision: Decision, record: Record | None) -> InstallStep:
     if policy is None or decision.installation is None:
         return InstallStep.PENDING if record.provision is None else InstallStep.PROVISIONED
     if is_provisioned(policy, record):
-        return InstallStep.PROVISIONED
+        overtaken = overtaken_attempt(record)
+        return overtaken.step if overtaken is not None else InstallStep.PROVISIONED
     last = last_attempt(record, provision_reason(policy, record))
     if last is None or (last.failed is not None and due_boot(policy, record) is not None):
         return InstallStep.PENDING
@@ -145,9 +160,14 @@ def step_of(decision: Decision, record: Record | None) -> InstallStep:
 
 
 def attempt_of(decision: Decision, record: Record | None) -> InstallAttempt | None:
-    """The attempt that has begun, and that nothing has shown the end of, or that has failed for good."""
+    """The attempt that has begun, and that nothing has shown the end of, or that has failed for good.
+
+    It may be at something else than what is wanted by now.
+    """
     if record is None or decision.policy is None or step_of(decision, record) not in _BEGUN:
         return None
+    if is_provisioned(decision.policy, record):
+        return overtaken_attempt(record)
     return last_attempt(record, provision_reason(decision.policy, record))
 
 

@@ -34,6 +34,7 @@ from gitboot.resolve.attempts import (
     is_overwritten,
     is_provisioned,
     last_attempt,
+    overtaken_attempt,
     provision_reason,
     token_of,
     wanted_key,
@@ -359,7 +360,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         data = boot.user_data if asks_still else None
         if data is not None and record.evidence not in _EVIDENCE_OF_A_BEGINNING:
             data = data.without_secrets()
-        return _disk(policy, Cause.PROVISIONED, data)
+        return _disk(policy, Cause.PROVISIONED if overtaken_attempt(record) is None else Cause.OVERTAKEN, data)
     if (last := last_attempt(record, provision_reason(policy, record))) is not None:
         if last.is_given_again(at):
             return replace(given, key=last.boot_key)

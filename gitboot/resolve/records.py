@@ -107,6 +107,12 @@ def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime
     return (True, record.offered, record.taken_back, record.provisioned_at or beginning, ran, seen)
 
 
+def last_shown(record: Record) -> datetime | None:
+    """When anything was seen of a server last, as far as its record tells."""
+    seen = (*(_last_instant(each) for each in record.attempts), *(run.at for run in record.runs.values()))
+    return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
+
+
 def _last_instant(attempt: InstallAttempt) -> datetime:
     return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
 
