@@ -348,6 +348,41 @@ def test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing(rack: Rack, m
     assert web.times_set == 1
 
 
+@pytest.mark.parametrize("said", ["what the tree knew", "what it knew before"])
+def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_the_spool(rack: Rack, said: str) -> None:
+    """Of whoever was given a boot that nobody has mentioned nothing is known; all others are as it was said."""
+    web, other = rack.add("web01"), rack.add("web02")
+    rack.push()
+    ledger, spool, backup = rack.state / "ledger.sqlite", rack.state / "spool", rack.folder / "backup.sqlite"
+    with rack.running("--max-reinstalls", "1", records="fresh") as instance:
+        with closing(sqlite3.connect(ledger)) as theirs, closing(sqlite3.connect(backup)) as copy:
+            theirs.backup(copy)
+        before = shutil.copytree(rack.output / "ops" / "records", rack.folder / "before")
+        web.provision = 1
+        rack.push("Install it")
+        install(instance, web)
+        given = {path.name: path.read_bytes() for path in spool.glob("*.jsonl")}
+        assert any(given.values())
+        eventually(lambda: b"Fetched" in published_records(rack.output))
+    for left in rack.state.glob("ledger.sqlite*"):
+        left.unlink()
+    shutil.copy(backup, ledger)
+    for name, lines in given.items():
+        (spool / name).write_bytes(lines)
+    known = shutil.copytree(rack.output / "ops" / "records", rack.folder / "known")
+    is_told = said == "what the tree knew"
+    if not is_told:
+        shutil.rmtree(rack.output / "ops" / "records")
+    with rack.running(records=known if is_told else before) as instance:
+        until_condition(instance, "RecordsKnown", status=is_told, reason="Known" if is_told else "UnknownServers")
+        eventually(lambda: not any(path.stat().st_size for path in spool.glob("*.jsonl") if path.name in given))
+        assert condition(instance, "RecordsKnown")["status"] is is_told
+        assert record(rack, other) == (0, "Adopted")
+        assert record(rack, web) == ((1, "Fetched") if is_told else None)
+        assert bool(noted(instance, "ServerUnknown")) is not is_told
+    assert web.times_set == 1
+
+
 def test_a_damaged_ledger_is_set_aside_and_its_instance_knows_nothing_until_it_is_told(rack: Rack) -> None:
     web, _ = installed(rack)
     (rack.state / "ledger.sqlite").write_bytes(b"this is no ledger" * 100)

@@ -76,7 +76,7 @@ def begin(
             learning.write_record(uuid, names.get(uuid, uuid), said)
         learning.machines |= _bare(servers)  # who is not in the file stays unknown
     heir_of = about.foreign or about.heir_of
-    learning.facts = replace(learning.facts, initialised=how, doubt=None, foreign=None, heir_of=heir_of)
+    learning.facts = replace(learning.facts, initialised=how, begun=at, doubt=None, foreign=None, heir_of=heir_of)
     return f"{doubt}: the ledger begins with {_WORDED[how]}"
 
 

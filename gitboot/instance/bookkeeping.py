@@ -101,7 +101,7 @@ def _write(tx: Transaction, news: News) -> None:
 def _write_facts(tx: Transaction, news: News) -> None:
     before, now = news.facts_before, news.facts
     if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
-        facts.initialise(tx, now.initialised)
+        facts.initialise(tx, now.initialised, now.begun)
     if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
         facts.note_surroundings(tx, now)
     if (now.heartbeat, now.gap, now.clock) != (before.heartbeat, before.gap, before.clock):
@@ -133,10 +133,10 @@ def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKey
     return tuple(each for each in found if each is not None)
 
 
-def is_overtaken(store: Store, observations: Iterable[Observation]) -> bool:
-    """Whether an endpoint has given what is given once, and this ledger has never offered it: it is an older copy."""
-    given = (each.digest for each in observations if each.offer is not None and not each.is_start)
-    return any(digest is not None and evidence.offered(store, digest) is None for digest in given)
+def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
+    """What an endpoint has given, of what is given once, and this ledger has never offered: it is an older copy."""
+    given = (each for each in observations if each.offer is not None and not each.is_start)
+    return tuple(each for each in given if each.digest is not None and evidence.offered(store, each.digest) is None)
 
 
 def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch | None:

@@ -67,6 +67,7 @@ class Intake:
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
     stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
     sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
+    given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
 
 
 class Inbox:

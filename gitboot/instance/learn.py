@@ -22,6 +22,7 @@ from gitboot.instance.switching import carry_switches
 from gitboot.ledger.entries import Request
 from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars import SystemUuid
+from gitboot.observe.observation import Observation
 from gitboot.plan import BootFile
 from gitboot.status import Event
 from gitboot.stoppage import Stoppage
@@ -55,6 +56,7 @@ class Batch:
     begun: Collection[str] = ()  # of the others, at least those that are at an installation
     fetched: tuple[Fetch, ...] = ()
     taken: Mapping[str, int] | None = None  # how far the spool is taken in with that
+    given: tuple[Observation, ...] = ()  # boots that this ledger never offered
     readings: tuple[Reading, ...] = ()
     pins: tuple[tuple[SystemUuid, Pinned], ...] = ()  # what was seen at BMCs of who their machines are
     unasked: frozenset[SystemUuid] = frozenset()  # who waits to be judged by a BMC that nobody asks
@@ -146,6 +148,7 @@ def _learn_of(learning: Learning, batch: Batch, commit: Commit, at: datetime) ->
             learning.judged.add(reading.uuid)
     evidence.trust_unasked(learning, batch.unasked, commit, at)
     evidence.take(learning, batch.fetched, commit, at)
+    provisioning.doubt_given(learning, commit, batch.given, at)
     provisioning.carry(learning, commit, batch.changed)
     carry_switches(learning, commit, batch.changed)
     if batch.changed and learning.known_pairs:  # who is asked for nothing any more is a stranger when it comes back

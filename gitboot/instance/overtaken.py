@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
-from gitboot.instance.bookkeeping import is_overtaken, known
+from gitboot.instance.bookkeeping import known, never_offered
 from gitboot.instance.inbox import Inbox, Intake
 from gitboot.instance.standing import Standing
 from gitboot.ledger import facts
@@ -23,15 +23,18 @@ def read_back(before: Standing, store: Store) -> Standing:
 def taken_in(before: Standing, store: Store, inbox: Inbox, at: datetime) -> tuple[Standing, Intake]:
     """All that waits in the inbox; with a ledger in doubt, where something else knows more than it does.
 
-    The forge may know that it had come further, and an endpoint may have given a boot that it never offered.
+    The forge may know that it had come further, and an endpoint may have given a boot that it never offered. What was
+    given before a person has said what is installed puts no more than its own server in doubt.
     """
     taken = inbox.take(before.knowledge.taken, at)
+    taken = replace(taken, given=never_offered(store, taken.spooled))
     if not before.knowledge.is_trusted:
         return before, taken
     told = before.telling.known if before.telling is not None else None
     if before.opened is not None and told is not None and told > before.opened:
         return _doubted(before, store, told), taken
-    if is_overtaken(store, taken.spooled):
+    begun = before.knowledge.facts.begun
+    if any(begun is None or begun <= each.at for each in taken.given):
         return _doubted(before, store), taken
     return before, taken
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.errors import UsageError
@@ -22,9 +22,9 @@ from gitboot.observe.observation import Observation
 from gitboot.phrases import some
 from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Run, Seen
 from gitboot.resolve import Decisions
-from gitboot.resolve.attempts import attempt_of, is_provisioned
+from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.newcomers import Known, newcomer
-from gitboot.resolve.records import adopted, attempt_facts, carried
+from gitboot.resolve.records import adopted, attempt_facts, carried, last_shown
 from gitboot.status import Event
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
@@ -78,6 +78,35 @@ def let_go(learning: Learning, moves: Moves) -> None:
     learning.dropped = frozenset(uuid for uuid in moves.machines if learning.record(uuid) is not None)
     for uuid in learning.dropped:
         learning.new_records.pop(uuid, None)
+
+
+def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation], at: datetime) -> None:
+    """Know nothing of servers that were given a boot which was left out of what a person has said to be installed.
+
+    The ledger is an older copy, and has never offered it: they may be installed by it.
+    """
+    if doubt_of(learning.facts, commit.decisions) is not None:
+        return
+    found: dict[SystemUuid, str] = {}
+    for each in given:
+        decision = commit.decisions.servers.get(each.server)
+        record = learning.record(decision.uuid) if decision is not None else None
+        if decision is not None and record is not None and (last_shown(record) or _NEVER) < each.at:
+            found[decision.uuid] = each.server
+    if not found:
+        return
+    learning.dropped |= frozenset(found)
+    for uuid in found:
+        learning.new_records.pop(uuid, None)
+    names = sorted(found.values())
+    message = (
+        f"{some(names)}: given a boot that is in neither this ledger nor what it was begun with. Say what is installed "
+        f"there with gitboot records set {names[0]}"
+    )
+    learning.events.append(Event(at=at, type="ServerUnknown", message=message, facts={"servers": names}, warning=True))
+
+
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def _meet(
@@ -181,7 +210,7 @@ def _complete_begun(learning: Learning, decisions: Decisions, machines: Iterable
         if record is None or learning.pending_of(machine.uuid):
             continue
         decision = decisions.servers[machine.name]
-        if attempt_of(decision, record) is None:
+        if attempt_of(decision, record) is None or overtaken_attempt(record) is not None:
             continue
         if (offer := report_of(decision, record)) is not None:
             complete(learning, replace(offer, number=learning.facts.sequence), "Fetched", at)

@@ -233,6 +233,7 @@ class Reconciler:
             begun=before.plans.begun.keys() | unplanned,
             fetched=fetches_of(self._store, heard.spooled, before.keys),
             taken=heard.spool,
+            given=heard.given,
             readings=tuple(_readings(heard.results, before)),
             pins=tuple((each.uuid, each.pinned) for each in heard.results if each.pinned is not None),
             unasked=unasked(before.schedule, knowledge),
@@ -392,7 +393,8 @@ def is_vouched_for(standing: Standing) -> bool:
 def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
     """What of it is learned now: of machines only where this instance goes by the accepted commit.
 
-    What was fetched waits, too, while the ledger is in doubt: who says what is installed may leave out what was given.
+    What was fetched waits, too, while the ledger is in doubt, but for what it never offered: who says what is installed
+    may leave out what was given.
     """
     unheard = replace(taken, spooled=(), spool=knowledge.taken)
     if attempt.accepted is None or not goes_by(knowledge, attempt.accepted):

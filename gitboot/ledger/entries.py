@@ -71,6 +71,7 @@ class Facts:
     # number of the last one, so that evidence of what was offered before a decision is known from that of after it.
     sequence: int = 0
     initialised: str | None = None  # how it became known what was installed before: fresh, adopt, records
+    begun: datetime | None = None  # when a person has said so
     doubt: str | None = None  # why it is not trusted: one word
     observes: bool = True  # whether fetches reach its instance
     foreign: str | None = None  # the ledger whose tree lies where its instance is to publish, if it is another

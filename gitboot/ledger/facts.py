@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.errors import Orders
@@ -24,6 +24,7 @@ def read(store: Store) -> Facts:
             lapsed=found.get("lapsed"),
             sequence=int(found.get("sequence", 0)),
             initialised=found.get("initialised"),
+            begun=rows.instant_or_none(found.get("begun")),
             doubt=found.get("doubt"),
             observes=found.get("observes") != "no",
             foreign=found.get("foreign"),
@@ -57,9 +58,10 @@ def count_decisions(tx: Transaction, sequence: int) -> None:
     _put(tx, "sequence", str(sequence))
 
 
-def initialise(tx: Transaction, how: str) -> None:
-    """Note how it became known what was installed before, in a word; that ends a doubt."""
+def initialise(tx: Transaction, how: str, begun: datetime | None = None) -> None:
+    """Note how it became known what was installed before, in a word, and when a person said so; that ends a doubt."""
     _put(tx, "initialised", how)
+    _put(tx, "begun", format_instant(begun) if begun is not None else None)
     _put(tx, "doubt", None)
 
 
