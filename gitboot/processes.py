@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # by which workers and children are told, too
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
 
@@ -32,9 +33,11 @@ def spawn(
 ) -> subprocess.Popen[bytes]:
     """Start a process that is to call `end_with` first; it ends with the thread that calls this, at the latest.
 
-    It has none of the GITBOOT_ variables, which are meant for the command that was typed.
+    It has none of the GITBOOT_ variables, which are meant for the command that was typed, but how events are told.
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name == LOG_FORMAT
+    }
     with _spawning:
         process = subprocess.Popen(
             command,

@@ -49,6 +49,8 @@ GIVEN = Seen(NOON, "/v1/boot/x", "10.0.0.1")
 HAS_IT = Record(provision=1, image="flatcar-2", evidence="Fetched")
 ATTEMPT = InstallAttempt(key="provision/1", number=1, boots=(GIVEN,))
 FAILED = Record(attempts=(replace(ATTEMPT, failed=Failure(NOON, "10.0.0.1", "no disk")),))
+OVERTAKEN = replace(HAS_IT, attempts=(replace(ATTEMPT, key="provision/2"),))
+OVERTAKEN_FAILED = replace(HAS_IT, attempts=(replace(FAILED.attempts[0], key="provision/2"),))
 
 
 def judged(records: dict[str, Record | None], *, after: int = 75, here: Any = HERE, **of_proof: Any) -> Headway:
@@ -73,6 +75,8 @@ def test_it_is_about_whom_the_step_reaches() -> None:
         ("one was adopted", {FIRST[0]: adopted(APPLIED.machines[0])}, {"after": 100}, "Waits", FIRST[0]),
         ("a person says so", {FIRST[0]: replace(HAS_IT, evidence="Operator")}, {"after": 100}, "Next", "4 of 4"),
         ("one is unknown", {FIRST[0]: None}, {}, "Waits", f"not known what is on the disks of {FIRST[0]}"),
+        ("one was to have another", {FIRST[0]: OVERTAKEN}, {"after": 100}, "Waits", f"not yet {FIRST[0]}"),
+        ("one has failed to", {FIRST[0]: OVERTAKEN_FAILED}, {}, "Stopped", f"installing has failed on {FIRST[0]}"),
         ("one was overwritten", {FIRST[0]: replace(HAS_IT, overwritten_by="m")}, {}, "Waits", "not known"),
         ("one has failed", {FIRST[3]: FAILED}, {}, "Stopped", f"installing has failed on {FIRST[3]}"),
         ("one has failed, one is unknown", {FIRST[0]: None, FIRST[3]: FAILED}, {}, "Stopped", "failed"),
@@ -112,3 +116,8 @@ def test_a_step_that_reaches_nobody_waits_for_nobody() -> None:
     proof = Proof(commit=Revision("c"), at=NOON, doubt=None, records={})
     found = advance("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
     assert (found.outcome, found.next, found.reached) == (StepOutcome.NEXT, 1, 0)
+    found = advance("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
+    assert (found.outcome, found.why) == (
+        StepOutcome.WAITS,
+        "0 of 0 servers have flatcar-2 at 0 %: it reaches nobody, and no step follows that does",
+    )

@@ -108,6 +108,10 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
 
     again = site.advance(records=site.output / "ops/records")
     assert (again.code, again.out.splitlines()[-1]) == (0, f"is on the branch {name} already: nothing is written")
+    site.git("branch", "of-before", "HEAD")
+    earlier = site.advance("--branch", "of-before", records=site.output)
+    assert earlier.code == Exit.USAGE
+    assert "of-before is there already, and has another streams/stable.yaml" in earlier.err
     alone = site.advance("--no-commit", "-o", "json")
     assert (alone.code, alone.json["proposal"]["branch"]) == (0, None)
     assert (site.clone / "streams/stable.yaml").read_bytes() == changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.cli.telling import LogFormat, tell
+from gitboot.processes import spawn
 from gitboot.status import Event
 from tests.rack import typed
 from tests.terminals import COLUMNS, shown
@@ -75,3 +77,13 @@ def test_the_option_reaches_whoever_tells(tmp_path: Path) -> None:
     typed("run", tmp_path / "nowhere.git", "--state", tmp_path / "s", "--out", tmp_path / "o")
     assert list(tmp_path.iterdir()) == [], "nor is anything made without --once"
     assert "Invalid value for '--log-format'" in typed("run", "x", "--log-format", "xml").err
+
+
+def test_whoever_is_started_tells_in_the_same_way_and_knows_nothing_else_of_what_was_typed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(FORMAT, LogFormat.TEXT)
+    monkeypatch.setenv("GITBOOT_OUT", "/somewhere")
+    process = spawn(["env"], stdout=subprocess.PIPE)
+    output, _ = process.communicate()
+    assert [line for line in output.decode().splitlines() if line.startswith("GITBOOT_")] == [f"{FORMAT}=text"]

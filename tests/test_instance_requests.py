@@ -100,6 +100,15 @@ def test_an_order_that_a_boot_has_overtaken_is_refused(site: Site) -> None:
     assert shown(site.bench.reconcile()) == INSTALLED
 
 
+def test_while_the_ledger_is_in_doubt_that_is_why_nothing_is_said_of_a_server(site: Site) -> None:
+    """Who asks for it anew would be told the same again."""
+    installed(site)
+    site.restart(doubt="RestoredLedger")
+    number = pending(site, seen=Record())
+    site.bench.reconcile()
+    assert site.bench.outcome(number).startswith("refused: nothing in this ledger is trusted before it is said")
+
+
 def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     installed(site)
     site.decide(bmc=False)

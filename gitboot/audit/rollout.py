@@ -114,7 +114,7 @@ def advance(
     """
     known = _known(here.image, applied.machines, proof.records)
     following = min((step for step in steps if step > here.percent), default=None)
-    outcome, why = _judged(here, applied.rollout, known, proof, after=after, at=at)
+    outcome, why = _judged(here, applied.rollout, known, proof, following, after=after, at=at)
     if outcome is StepOutcome.NEXT and following is None:
         outcome, why = StepOutcome.COMPLETE, f"{why}: make {here.image} the stream's current image"
     return Headway(
@@ -133,9 +133,16 @@ def advance(
 
 
 def _judged(
-    here: Rollout, there: Rollout | None, known: _Known, proof: Proof, *, after: int, at: datetime
+    here: Rollout,
+    there: Rollout | None,
+    known: _Known,
+    proof: Proof,
+    following: int | None,
+    *,
+    after: int,
+    at: datetime,
 ) -> tuple[StepOutcome, str]:
-    """Whether the present step is proven, and why not."""
+    """Whether the present step is proven, which another one may be ``following``, and why not."""
     if here != there:
         told = f"the instance has applied {proof.commit[:12]}, in which the rollout is another one"
         return StepOutcome.WAITS, f"{told} ({_shown(there)}, here {_shown(here)})"
@@ -150,6 +157,8 @@ def _judged(
         return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
     proven, number = len(known[_Standing.PROVEN]), sum(map(len, known.values()))
     share = f"{proven} of {count(number, 'server')} have {here.image} at {here.percent} %"
+    if not number and following is None:
+        return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
     if proven * 100 < after * number:
         return StepOutcome.WAITS, f"{share}, fewer than {after} %; not yet {some(known[_Standing.UNPROVEN])}"
     return StepOutcome.NEXT, share

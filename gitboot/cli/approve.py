@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import state_option
+from gitboot.cli.inputs import reason_option, state_option
 from gitboot.diff.guard import Guard
 
 
@@ -23,7 +23,7 @@ from gitboot.diff.guard import Guard
     help="What is acknowledged: maxReinstalls, maxUpdatePercent, … as `gitboot status` names it; may be given "
     "several times.",
 )
-@click.option("--reason", required=True, help="Why, for those who find it later.")
+@reason_option
 def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
     """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as
     `gitboot status` shows it.

@@ -16,7 +16,15 @@ from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import meant_by, selector_option
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
+from gitboot.cli.inputs import (
+    OutputOption,
+    credentials_option,
+    document,
+    now,
+    output_option,
+    reason_option,
+    state_option,
+)
 from gitboot.cli.power import power
 from gitboot.cli.scanning import scan
 from gitboot.phrases import count, some
@@ -32,8 +40,6 @@ if TYPE_CHECKING:
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
 _MOST_NAMES: Final = 5
-
-_reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 
 
 @click.group(context_settings=_SETTINGS)
@@ -183,7 +189,7 @@ def trust(state: Path, credentials: Path | None) -> None:
 @click.option("--replace", "word", flag_value="replace", help="What somebody else has set there may be replaced.")
 @click.option("--back", "word", flag_value="back", help="SERVER, which gitboot has switched, is in service again.")
 @click.option("--certificate", metavar="SHA256", help="The certificate with this fingerprint is the BMC's new one.")
-@_reason_option
+@reason_option
 @bounded
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
     """Say what only a person can know of the BMC of SERVER.

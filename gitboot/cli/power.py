@@ -14,7 +14,15 @@ from gitboot.cli.bar import progress
 from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, state_option
+from gitboot.cli.inputs import (
+    OutputOption,
+    credentials_option,
+    document,
+    now,
+    output_option,
+    reason_option,
+    state_option,
+)
 from gitboot.phrases import count, some
 
 if TYPE_CHECKING:
@@ -24,7 +32,6 @@ if TYPE_CHECKING:
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
-_reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be sent, and send nothing.")
 _force_option = click.option("--force", is_flag=True, help="At once, without asking the operating system.")
 
@@ -75,7 +82,7 @@ def get(
 @selector_option
 @state_option
 @credentials_option
-@_reason_option
+@reason_option
 @_dry_run_option
 @yes_option
 @output_option("text", "json")
@@ -93,7 +100,7 @@ def on(servers: tuple[str, ...], **options: Any) -> None:
 @selector_option
 @state_option
 @credentials_option
-@_reason_option
+@reason_option
 @_force_option
 @_dry_run_option
 @yes_option
@@ -112,7 +119,7 @@ def off(servers: tuple[str, ...], **options: Any) -> None:
 @selector_option
 @state_option
 @credentials_option
-@_reason_option
+@reason_option
 @_force_option
 @_dry_run_option
 @yes_option

@@ -11,7 +11,7 @@ import click
 
 from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
-from gitboot.cli.inputs import OutputOption, document, now, output_option, state_option
+from gitboot.cli.inputs import OutputOption, document, now, output_option, reason_option, state_option
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _STANDINGS: Final = (
     *("drifted", "as wanted"),
 )
 _UNSAID: Final = _STANDINGS[:3]
-_reason_option = click.option("--reason", required=True, help="Why, for those who find it later.")
+_MOST_NAMED: Final = 20  # in a line that is to be typed
 
 
 @click.group(context_settings=_SETTINGS)
@@ -116,7 +116,7 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
 
 @command.command("clock", context_settings=_SETTINGS)
 @state_option
-@_reason_option
+@reason_option
 def accept_clock(state: Path, reason: str) -> None:
     """Say that this machine's clock is right: where it is behind the ledger's newest instant, or nobody keeps it.
 
@@ -133,7 +133,7 @@ def accept_clock(state: Path, reason: str) -> None:
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @selector_option
 @state_option
-@_reason_option
+@reason_option
 @yes_option
 @bounded
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
@@ -167,7 +167,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
 @command.command("import", context_settings=_SETTINGS)
 @click.argument("file", type=click.Path(path_type=Path))
 @state_option
-@_reason_option
+@reason_option
 @bounded
 def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace what is known of the servers in FILE, exported records, all or none of them."""
@@ -212,7 +212,7 @@ def hand_over(server: str, state: Path) -> None:
 @command.command("take-over", context_settings=_SETTINGS)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @state_option
-@_reason_option
+@reason_option
 @bounded
 def take_over(file: Path, state: Path, reason: str) -> None:
     """Know of a server that has come to this site what FILE says, which `records hand-over` has printed at the other.
@@ -309,12 +309,13 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = 
         )
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
     unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
-    say = (
-        f"say what is on their disks: gitboot records set {unsaid[0]} provisioned, or pending"
-        if unsaid and not doubt
-        else None
-    )
-    below = [wrapped(line) for line in (doubt, say) if line]
+    below = [wrapped(doubt)] if doubt else []
+    if unsaid and not doubt:
+        named = " ".join(unsaid[:_MOST_NAMED])
+        below = [
+            "say what is on their disks, provisioned or pending:",
+            f"    gitboot records set {named} provisioned --state STATE --reason '…'",
+        ]
     return "\n".join([table(header, rows), *(["", *below] if below else []), "", _summed_up(items, site)])
 
 

@@ -238,17 +238,22 @@ def _message(found: Headway) -> str:
 
 def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
     """Write a step: as a commit on a branch, or into the work tree."""
-    from gitboot.source.proposing import has_branch, propose
+    from gitboot.source.proposing import is_proposed, propose
 
+    files = {change.file: change.content}
     done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
-    if branch is not None and has_branch(fleet.path, branch):
+    if branch is not None and (is_there := is_proposed(fleet.path, branch, files)) is not None:
+        if not is_there:
+            raise UsageError(
+                f"the branch {branch} is there already, and has another {change.file}, as of an earlier rollout: "
+                "delete it, or name another one with --branch"
+            )
         return replace(done, made=_Done.PROPOSED)
     if dry_run:
         return done
     if branch is None:
         _write(fleet.path / change.file, change.content)
         return replace(done, made=_Done.WRITTEN)
-    files = {change.file: change.content}
     commit = propose(fleet.path, fleet.snapshot.revision, branch, files, change.message, now())
     return replace(done, made=_Done.WRITTEN, commit=commit)
 

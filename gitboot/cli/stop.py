@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import now, state_option
+from gitboot.cli.inputs import now, reason_option, state_option
 from gitboot.cli.operator import operator
 from gitboot.errors import OperatorError
 from gitboot.stoppage import Stoppage
@@ -16,7 +16,7 @@ from gitboot.stoppage import Stoppage
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
-@click.option("--reason", required=True, help="Why, for those who find it later.")
+@reason_option
 @click.option("--all", "everything", is_flag=True, help="Stop all other boots from the network as well.")
 def command(state: Path, reason: str, everything: bool) -> None:
     """Offer no boot that writes disks, at once and until `gitboot start`.

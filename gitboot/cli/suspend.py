@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import InstantType, now, state_option
+from gitboot.cli.inputs import InstantType, now, reason_option, state_option
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
-@click.option("--reason", required=True, help="Why, for those who find it later.")
+@reason_option
 @click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
 def command(state: Path, reason: str, until: datetime) -> None:
     """Let the instance on STATE accept no new commit and set nothing, until an instant or `gitboot resume`.

@@ -18,10 +18,10 @@ from typing import Any, Final, TypeVar
 import click
 
 from gitboot.model.scalars import format_instant
+from gitboot.processes import LOG_FORMAT
 from gitboot.status import Event
 
 _lock = threading.Lock()
-_VARIABLE: Final = "GITBOOT_LOG_FORMAT"  # what workers and children are told by, too
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
@@ -32,7 +32,7 @@ class LogFormat(StrEnum):
 
 
 def _choose(_: click.Context, __: click.Parameter, chosen: str) -> None:
-    os.environ[_VARIABLE] = chosen
+    os.environ[LOG_FORMAT] = chosen
 
 
 def log_format_option(command: _Command) -> _Command:
@@ -64,7 +64,7 @@ def tell(event: Event) -> None:
 
 def _is_seen() -> bool:
     """Whether somebody sees each line as it is written, in text."""
-    return sys.stderr.isatty() and os.environ.get(_VARIABLE) != LogFormat.JSON
+    return sys.stderr.isatty() and os.environ.get(LOG_FORMAT) != LogFormat.JSON
 
 
 def tell_what_is_logged() -> None:
@@ -82,7 +82,7 @@ class _Logged(logging.Handler):
 
 
 def _line(event: Event) -> str:
-    if not _is_seen() and os.environ.get(_VARIABLE) != LogFormat.TEXT:
+    if not _is_seen() and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
         return _json(event)
     at = f"{event.at:%H:%M:%S}" if _is_seen() else format_instant(event.at)
     level = "" if _is_seen() or not event.warning else "warning: "  # a colour says it

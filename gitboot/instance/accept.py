@@ -21,7 +21,7 @@ from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count, more, some
-from gitboot.problems.problem import Problem
+from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.status import ChangedArea, Event, Heeded, Held, PassedMerge
 from gitboot.stoppage import Halt
@@ -412,8 +412,9 @@ def accepted_message(commit: Commit, signer: Signer | None = None) -> str:
 
 
 def refused_message(attempt: Attempt) -> str:
+    first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
     rest = more(len(attempt.problems) - 1, "problem")
-    return f"{(attempt.attempted or '')[:12]} is invalid: {attempt.problems[0]}{rest and f' {rest}'}"
+    return f"{(attempt.attempted or '')[:12]} is invalid: {first}{rest and f' {rest}'}"
 
 
 _AFTER_GAP: Final = (

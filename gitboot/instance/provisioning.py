@@ -351,10 +351,15 @@ def leave_to_another(learning: Learning, offer: Offer, at: datetime) -> None:
         note_consumed(learning, offer.uuid, offer.server, offer.key, at - CONSUMED_GRACE)
 
 
-def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
-    """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
+def check_trusted(learning: Learning) -> None:
+    """Raise `UsageError` where the ledger is in doubt: nothing is said of single servers then."""
     if not learning.known.is_trusted:
         raise UsageError("nothing in this ledger is trusted before it is said what is installed: gitboot records begin")
+
+
+def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+    """Replace what is known of servers, as an operator says; raises `UsageError` where the ledger is in doubt."""
+    check_trusted(learning)
     number = learning.decide()
     for uuid, server, record in records:
         known = learning.record(uuid)  # also where it is said before the first commit was read

@@ -15,7 +15,7 @@ from gitboot.errors import UsageError
 from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
-from gitboot.instance.provisioning import set_records
+from gitboot.instance.provisioning import check_trusted, set_records
 from gitboot.instance.switching import settle_switches
 from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Suspension
@@ -126,6 +126,7 @@ def _set_records(learning: Learning, request: Request) -> str:
     facts = request.facts
     if facts.get("commit") not in (None, learning.facts.accepted):
         raise UsageError("another commit was accepted meanwhile; look again")
+    check_trusted(learning)
     items = [(parse_uuid(item["uuid"]), str(item["server"]), record_of(item)) for item in facts["items"]]
     seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
     for uuid, server, record in items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -20,13 +21,19 @@ def check_branch(branch: str) -> None:
         raise UsageError(f"{branch!r} is no name of a branch")
 
 
-def has_branch(path: Path, branch: str) -> bool:
-    """Whether a branch is there already, or at a remote as far as that was fetched; raises `UsageError`."""
+def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | None:
+    """Whether a branch has these files of the fleet at ``path``; None: there is none of that name.
+
+    Those at remotes count as far as they were fetched. Raises `UsageError`.
+    """
     with blaming(path), containing(path.resolve()) as repository:
         if repository is None:
             raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
         tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
-        return any(name in repository.references for name in (f"refs/heads/{branch}", *tracking))
+        there = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
+        folder = fleet_folder(repository, path.resolve())
+        trees = [repository.references[name].peel(pygit2.Tree) for name in there]
+        return any(_holds(tree, folder, files) for tree in trees) if there else None
 
 
 def propose(
@@ -37,7 +44,7 @@ def propose(
     Neither the work tree nor what is checked out is touched. It is by whom the repository's own configuration names.
     """
     with blaming(path), containing(path.resolve()) as repository:
-        assert repository is not None  # noqa: S101 - has_branch said so
+        assert repository is not None  # noqa: S101 - is_proposed said so
         folder = fleet_folder(repository, path.resolve())
         parent = repository[base].peel(pygit2.Commit)
         index = pygit2.Index()
@@ -49,6 +56,15 @@ def propose(
         commit = repository.create_commit(None, who, who, message, index.write_tree(repository), [parent.id])
         repository.references.create(f"refs/heads/{branch}", commit)
         return Revision(str(commit))
+
+
+def _holds(tree: pygit2.Tree, folder: str, files: Mapping[str, bytes]) -> bool:
+    for name, content in files.items():
+        with suppress(KeyError):
+            if tree[f"{folder}/{name}" if folder else name].id == pygit2.hash(content):
+                continue
+        return False
+    return True
 
 
 def _signature(repository: pygit2.Repository, at: datetime) -> pygit2.Signature:
