@@ -133,8 +133,8 @@ class Named(Bench):
     def step(self) -> str:
         return step_of(self.decisions.servers["web01"], self.record)
 
-    def mirror_sent(self, path: str) -> None:
-        modified = int(self.now.timestamp())
+    def mirror_sent(self, path: str, later_s: int = 0) -> None:
+        modified = int(self.now.timestamp()) + later_s
         self.observe(Observation(server="", path=path, modified=modified, client="10.0.0.7", at=self.now))
         self.reconcile()
 
@@ -154,6 +154,17 @@ def test_t6_what_a_mirror_has_sent_is_of_its_offer_and_what_it_has_not_of_none(w
     web01.mirror_sent(DATA.of(MAC, web01.name, "user-data"))
     assert web01.step == "Started"
     web01.mirror_sent(PROVISIONED.of(MAC, web01.name))
+    assert web01.step == "Provisioned"
+
+
+def test_t6_a_report_is_of_its_offer_also_by_a_file_of_another_date(web01: Named) -> None:
+    """As in the tree that a host has made before it acts: the path says whose it is, and an entry's does not."""
+    web01.mirror_sent(ENTRY, later_s=7)
+    assert web01.step == "Pending"
+    web01.entry()
+    web01.mirror_sent(PROVISIONED.of(MAC, PUBLIC), later_s=7)
+    assert web01.step == "Attempted"
+    web01.mirror_sent(PROVISIONED.of(MAC, web01.name), later_s=7)
     assert web01.step == "Provisioned"
 
 
