@@ -244,10 +244,14 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     assert applied(parts) == before
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
     assert (condition.status, condition.reason) == (False, "Suspended")
-    assert condition.message == "suspended by op until 2026-11-20T12:05:00Z: datacentre move"
+    assert condition.message == f"suspended by op until 2026-11-20T12:05:00Z: datacentre move; {commit[:12]} waits"
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
     turn(parts, 300)
     assert applied(parts) == commit
+    requests.give(parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"})
+    turn(parts, 301)
+    (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
+    assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
 
 
 def test_a_suspension_is_ordered_and_ended(parts: Parts, repository: Repository) -> None:

@@ -156,7 +156,8 @@ def _judged(
     if unknown := known[_Standing.UNKNOWN]:
         return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
     proven, number = len(known[_Standing.PROVEN]), sum(map(len, known.values()))
-    share = f"{proven} of {count(number, 'server')} have {here.image} at {here.percent} %"
+    has = "has" if number == 1 else "have"
+    share = f"{proven} of {count(number, 'server')} {has} {here.image} at {here.percent} %"
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
     if proven * 100 < after * number:

@@ -96,6 +96,7 @@ class Attempt:
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     candidate: Candidate | None = None
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
+    waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
     is_adopted: bool = False  # whether the clone knows which one is accepted
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
     signer: Signer | None = None  # whose trusted key vouches for the accepted commit
@@ -224,6 +225,7 @@ class Accepting:
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
             return attempt
+        attempt = replace(attempt, waiting=None)
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
         if latest == attempt.attempted and not (attempt.is_behind and has_news):
@@ -233,7 +235,7 @@ class Accepting:
         except Unfinished:
             return attempt
         if suspension is not None and at < suspension.until:
-            return replace(attempt, orders=found.latest_orders)
+            return replace(attempt, orders=found.latest_orders, waiting=latest)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             attempt = self._accepted(found.reached, digests, found.introduced, events, at)

@@ -124,6 +124,7 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
     if suspension is not None and at < suspension.until:
         until = format_instant(suspension.until)
         message = f"suspended by {suspension.who} until {until}: {suspension.reason}"
+        message += f"; {attempt.waiting[:12]} waits" if attempt.waiting is not None else ""
         yield _condition("Accepting", False, "Suspended", message, at)
     else:
         yield _condition("Accepting", True, "Accepting", "new commits are accepted", at)
