@@ -96,7 +96,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 # The files that take longest, by what they took on two cores: a worker that came to one of them last would end alone.
 _FIRST: Final = (
     *("test_debian", "test_ipxe", "test_grub", "test_ipv6", "test_whole_way", "test_paths", "test_aarch64", "test_kea"),
-    *("test_instance_standby", "test_evaluate", "test_evaluate_hostile", "test_run", "test_drills"),
+    *(
+        "test_instance_standby",
+        "test_instance_preparing",
+        "test_evaluate",
+        "test_evaluate_hostile",
+        "test_run",
+        "test_drills",
+    ),
     *("test_publish_kill", "test_ci"),
     *("test_cli_requests", "test_serve_once", "test_run_example", "test_resolve_leaks", "test_serve_supervise"),
     *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
