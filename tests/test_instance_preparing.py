@@ -22,7 +22,7 @@ from gitboot.errors import NotYetDone
 from gitboot.evaluate.limits import Allowance
 from gitboot.instance.bookmark import WORTH
 from gitboot.instance.directory import PLANNED, PREPARING
-from gitboot.instance.preparing import Place, Prepared, prepare
+from gitboot.instance.preparing import StandbyPlace, Prepared, prepare
 from gitboot.processes import python
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree import LOCK, OWN, verify
@@ -69,8 +69,8 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
-def place_of(host: Host) -> Place:
-    return Place(output=host.folder / "output", state=host.state, spool=host.state / "spool")
+def place_of(host: Host) -> StandbyPlace:
+    return StandbyPlace(output=host.folder / "output", state=host.state, spool=host.state / "spool")
 
 
 def prepared(host: Host) -> Prepared:

@@ -46,13 +46,13 @@ def command(
 ) -> None:
     """Bring OUTPUT near to what the instance that acts publishes; for an instance that stands by."""
     from gitboot.evaluate.limits import Allowance
-    from gitboot.instance.preparing import Place, prepare
+    from gitboot.instance.preparing import StandbyPlace, prepare
 
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     os.nice(_NICE)
     tell_what_is_logged()
-    place = Place(output=output, state=state, spool=spool, site=site, looks=looks)
+    place = StandbyPlace(output=output, state=state, spool=spool, site=site, looks=looks)
     allowance = Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers)
     try:
         done = prepare(place, allowance=allowance, clock=_clock, warn=_warn)

@@ -48,7 +48,7 @@ from gitboot.render.tree import File, Files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class StandbyPlace:
     """Where an instance that stands by is to act, and for whom."""
 
     output: Path
@@ -69,7 +69,7 @@ class Prepared:
 
 
 def prepare(
-    place: Place, *, allowance: Allowance, clock: Callable[[], datetime], warn: Callable[[str], None]
+    place: StandbyPlace, *, allowance: Allowance, clock: Callable[[], datetime], warn: Callable[[str], None]
 ) -> Prepared:
     """Bring OUTPUT near to what the instance that acts publishes, and note where it stands, for who takes over.
 
@@ -101,7 +101,7 @@ def prepare(
     return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
-def _refuse_shared(place: Place) -> None:
+def _refuse_shared(place: StandbyPlace) -> None:
     """Raise `NotYetDone` where OUTPUT is what the instance that acts publishes to."""
     lease = lease_of(place.state / state.LEDGER)
     if lease is None or not lease.stands:
@@ -145,7 +145,7 @@ def _undated(store: Store, at: datetime, about: Facts) -> datetime:
     return datetime.fromtimestamp(second, UTC)
 
 
-def _evaluated(place: Place, allowance: Allowance, revision: Revision, base: Commit | None) -> Commit:
+def _evaluated(place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None) -> Commit:
     """What the accepted commit says."""
     evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site)
     with closing(evaluation):
@@ -157,7 +157,7 @@ def _evaluated(place: Place, allowance: Allowance, revision: Revision, base: Com
     return evaluated.commit
 
 
-def _known(store: Store, place: Place, owner: str | None) -> Knowledge:
+def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
     """What the ledger knows, in the surroundings of who is to act by it."""
     looked_around(
         store,
