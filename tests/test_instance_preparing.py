@@ -22,7 +22,7 @@ from gitboot.errors import NotYetDone
 from gitboot.evaluate.limits import Allowance
 from gitboot.instance.bookmark import WORTH
 from gitboot.instance.directory import PLANNED, PREPARING
-from gitboot.instance.preparing import StandbyPlace, Prepared, prepare
+from gitboot.instance.preparing import Prepared, StandbyPlace, prepare
 from gitboot.processes import python
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree import LOCK, OWN, verify
