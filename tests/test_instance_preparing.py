@@ -202,7 +202,7 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         assert dates
         assert date not in dates
         alive = json.loads(server.sql(f"SELECT value FROM {hosts.schema}.facts WHERE name = 'heartbeat'"))["at"]
-        assert date < datetime.fromisoformat(alive).timestamp()
+        assert date < int(datetime.fromisoformat(alive).timestamp())
 
 
 def test_what_reports_is_no_reason_to_publish_a_server_anew(rack: Rack, server: PostgresServer) -> None:
