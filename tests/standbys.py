@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
+import pytest
+
 from gitboot.ledger.naming import PostgresAddress
 from tests.instance import Instance, children, eventually
 from tests.postgresqls import PostgresServer, postgresql
@@ -22,6 +24,18 @@ from tests.rack import Blade, Rack
 from tests.wires import CarriedConnections
 
 LEASE_S: Final = 2
+
+
+@pytest.fixture
+def rack(tmp_path: Path) -> Iterator[Rack]:
+    with Rack(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with postgresql() as server:
+        yield server
 
 
 @dataclass

@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -32,21 +31,11 @@ from gitboot.serve.tree import PublishedTree
 from tests.fleets import mac_of, policy
 from tests.fleets import server as described
 from tests.instance import begin, eventually
-from tests.postgresqls import PostgresServer, postgresql
+from tests.postgresqls import PostgresServer
 from tests.rack import Blade, Rack
-from tests.standbys import Host, Pair, boots, pair
+from tests.standbys import Host, Pair, boots, pair, rack, server
 
-
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgresql() as server:
-        yield server
+__all__ = ["rack", "server"]  # fixtures
 
 
 MANY = [f"web{number:04}" for number in range(WORTH)]

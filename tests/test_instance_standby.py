@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,22 +32,12 @@ from tests.fleets import server as described
 from tests.instance import Instance, begin, eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder
 from tests.rack import Blade, Rack, typed
-from tests.standbys import LEASE_S, Host, Links, Pair, apart, boots, pair
+from tests.standbys import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
+
+__all__ = ["rack", "server"]  # fixtures
 
 _logger = logging.getLogger(__name__)
 UNTIL_CERTAIN_S = 150  # what was recorded while the server went is set a minute later, when it is seen not to stand
-
-
-@pytest.fixture
-def rack(tmp_path: Path) -> Iterator[Rack]:
-    with Rack(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[PostgresServer]:
-    with postgresql() as server:
-        yield server
 
 
 def begun(rack: Rack, hosts: Pair) -> None:

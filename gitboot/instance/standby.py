@@ -67,7 +67,8 @@ class Standby:
         look_for_repository(settings)  # before anything is made
         with private(settings.state):
             self.address = address_beside(named_ledger(settings))
-        this_program()  # which is on the disk still: what another one has prepared does not count
+        if self.address is not None:
+            this_program()  # which is on the disk still: what another one has prepared does not count
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._has_failed, self._said = False, ""
 
@@ -171,8 +172,8 @@ class _Preparation:
         shutil.rmtree(self._directory / state.PREPARING, ignore_errors=True)
 
     def _end(self, process: subprocess.Popen[bytes], status: int) -> None:
-        self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
         self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
+        self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
         output, _ = process.communicate()
         try:
             event: Event = _event(output)
