@@ -8,8 +8,10 @@ import random
 import re
 import shutil
 import sqlite3
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,9 +29,13 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import identity
 from gitboot.plan import Record
+from gitboot.publish import directory
+from gitboot.publish.disk import Disk
 from gitboot.publish.index import shard_path
 from gitboot.publish.recorded import OLDER, read_records, records_in
-from gitboot.publish.resuming import ALL, suspects
+from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
+from gitboot.publish.tree import Tree
+from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.parts import RECORDS
 from gitboot.render.paths import Kind, identity_of
 from gitboot.resolve.records import exported, record_facts, shard_of
@@ -41,7 +47,9 @@ from tests.inprocess import Parts, in_process
 from tests.instance import Repository
 from tests.searching import examples
 
+SAID = (*ON_PAGE, *(script for _, script in ON_PAGE.values()))  # what it says of itself
 NAMES = tuple(f"web{number:02}" for number in range(6))
+SPARE = "52:54:00:00:00:99"
 NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 
 
@@ -95,11 +103,21 @@ def item_of(name: str, provision: int | None) -> dict[str, object]:
     return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
 
 
+UNKNOWN = re.compile(rb'"answered":[0-9]+|"written":\{[^]]*\]|"ops/pages/data/server/[^}]*\}')
+
+TOLD = re.compile("ops/(pages/data/server|servers)/")
+
+
+class Killed(BaseException):
+    """Nothing that is left to do is done."""
+
+
 class Twin:
     """One of two instances to which the same happens."""
 
-    def __init__(self, folder: Path, repository: Path, *, keeps: bool) -> None:
+    def __init__(self, folder: Path, repository: Path, *, keeps: bool, has_page: bool = False) -> None:
         self.folder, self._repository, self._keeps = folder, repository, keeps
+        self._has_page = has_page  # at times: of what it shows of a server, the date tells nothing
         self._open = ExitStack()
         self.parts: Parts
 
@@ -120,14 +138,39 @@ class Twin:
     def end(self) -> None:
         self._open.close()
 
+    def cut_short(self, now: datetime, after: int) -> None:
+        """It ends at a change that it makes to its tree, after so many."""
+        self.parts.source.fetch()
+        left = count(after, -1)
+
+        def ends(act: Callable[..., None]) -> Callable[..., None]:
+            def acted(*args: Any, **kwargs: Any) -> None:
+                if next(left) <= 0:
+                    raise Killed
+                act(*args, **kwargs)
+
+            return acted
+
+        with pytest.MonkeyPatch.context() as patch, suppress(Killed):
+            for act in (Disk.stage, Disk.place, Disk.remove, Disk.sync):
+                patch.setattr(Disk, act.__name__, ends(act))
+            self.parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
+        self.end()
+
     def tree(self) -> dict[str, tuple[bytes, float]]:
-        """Each file with its date, but for the number of an offer that was answered, and digests of files with that."""
+        """Each file with its date, but for the number of an offer that was answered, and digests of files with that.
+
+        A page shows by which commits its server was told before, as far as the instance knows.
+        """
         found = (path for path in (self.folder / "output").rglob("*") if path.is_file())
         named = ((str(path.relative_to(self.folder / "output")), path) for path in found)
         return {
-            name: (re.sub(rb'"answered":[0-9]+', b"", path.read_bytes()), path.stat().st_mtime)
+            name: (
+                UNKNOWN.sub(b"", path.read_bytes()),
+                path.stat().st_mtime if not (self._has_page and TOLD.match(name)) else 0,
+            )
             for name, path in named
-            if name not in ("ops/status.json", "ops/.gitboot/lock") and "manifest" not in name
+            if name not in (*SAID, "ops/.gitboot/lock") and "manifest" not in name
         }
 
     def status(self) -> dict[str, Any]:
@@ -158,11 +201,15 @@ class Twin:
 class Twins:
     """Two instances that were one, of which the other one begins with nothing at each start."""
 
-    def __init__(self, folder: Path, draw: random.Random) -> None:
+    def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0) -> None:
+        self.cut = (
+            cut  # how often each of them is cut short while it publishes, for each time that anything else happens
+        )
         self.repository, self._draw, self.now = Repository.create(folder / "git"), draw, at("20T12:00")
         bare = self.repository.bare
-        self.one, self.other = Twin(folder / "one", bare, keeps=True), Twin(folder / "other", bare, keeps=False)
-        self.repository.push({"all.yaml": documents(draw)})
+        self.one = Twin(folder / "one", bare, keeps=True, has_page=cut > 0)
+        self.other = Twin(folder / "other", bare, keeps=False, has_page=cut > 0)
+        self.commit()
         self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
         self.one.parts.spool.mkdir(exist_ok=True)
         identity(self.one.parts.spool)  # which is the same for both
@@ -184,7 +231,8 @@ class Twins:
 
     def happen(self) -> str:
         """Something does; say what."""
-        what = self._draw.choice((self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose))
+        usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
+        what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.cut_short,))))
         what()
         for each in self.both:
             each.turn(self.now)
@@ -199,7 +247,16 @@ class Twins:
         assert {**said[0], "plannedAt": ""} == {**said[1], "plannedAt": ""}  # when something was published last
 
     def commit(self) -> None:
-        self.repository.push({"all.yaml": documents(self._draw)})
+        self.push(documents(self._draw))
+
+    def push(self, documents: str) -> None:
+        """Where they are cut short, perhaps with a page, and with one MAC address that two have in turn."""
+        self.pushed = documents
+        if self.cut and self._draw.random() < 0.5:
+            documents = documents.replace("outputs: [ipxe]", "outputs: [ipxe, pages]")
+        if self.cut and self._draw.random() < 0.5:
+            documents = documents.replace(mac_of("web04"), SPARE).replace(mac_of("web05"), mac_of("web04"))
+        self.repository.push({"all.yaml": documents})
 
     def fetch(self) -> None:
         """A machine is given what stands for it."""
@@ -233,6 +290,20 @@ class Twins:
             self.pass_()
         self._begin()
 
+    def cut_short(self) -> None:
+        """By a commit, perhaps after what else came to pass, and once or twice; perhaps that is taken back."""
+        for _ in range(self._draw.randrange(1, 3)):
+            before = self.pushed
+            self.commit()
+            if self._draw.random() < 0.3:
+                self.pass_()
+            after = self._draw.randrange(1, 120)
+            for each in self.both:
+                each.cut_short(self.now, after)
+            if self._draw.random() < 0.6:
+                self.push(before if self._draw.random() < 0.6 else documents(self._draw))
+            self._begin()
+
     def lose(self) -> None:
         """A file is lost, or damaged, while nobody is there."""
         paths = sorted(self.one.tree())
@@ -265,6 +336,30 @@ def test_a_restart_with_what_was_kept_is_one_without(
             twins.compare()
     finally:
         twins.end()
+
+
+@pytest.mark.parametrize("seed", range(examples(10)))
+def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(bookmark, "_OFTEN", timedelta(minutes=seed % 3 * 30))
+    resumed = list[bool]()
+
+    def noted(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
+        found = now_named(tree, before)
+        if tree.pending:
+            resumed.append(found is not None)
+        return found
+
+    monkeypatch.setattr(directory, "now_named", noted)
+    twins = Twins(tmp_path, random.Random(seed), cut=1)
+    try:
+        for _ in range(4):
+            twins.happen()
+            twins.compare()
+    finally:
+        twins.end()
+    assert all(resumed)
 
 
 FLEET = "---\n".join(

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -33,14 +33,15 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
 from gitboot.publish.fresh import FRESH, READY
-from gitboot.publish.index import parse_shard
+from gitboot.publish.index import index_of, parse_shard
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
+from gitboot.publish.resuming import ALL, Inventory
 from gitboot.publish.tree import PENDING, read_manifest, verify
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import parse, server_of
 from gitboot.render.tree import File, Files
 from tests.searching import every
-from tests.trees import owner, publish_files, whole
+from tests.trees import owner, publish_files, server_files, split, whole
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ROOT = Path(__file__).parent.parent
@@ -48,7 +49,7 @@ ROOT = Path(__file__).parent.parent
 
 def tree(version: int, servers: int = 1) -> dict[str, File]:
     """A tree whose entries name content of their own version; with each version a server comes and another goes."""
-    files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
+    files = {"boot/boot.ipxe": File(f"#!ipxe\n# {version:04}\n".encode())}
     for server in (*range(servers), servers + version % 2):
         data = f"user data {version} of {server}\n".encode()
         content = f"boot/o/{sha256(data).hexdigest()}/user-data"
@@ -122,8 +123,18 @@ def assert_complete(root: Path, version: int, servers: int = 1) -> None:
     assert manifest is not None
     assert manifest.stamp.commit == str(version)
     assert set(manifest.files) == set(whole(tree(version, servers)))
+    assert_indexed(root)
     others = everything(root).keys() - manifest.files.keys()
     assert [path for path in others if not re.fullmatch(OTHERS, path)] == []
+
+
+def assert_indexed(root: Path) -> None:
+    """Assert that everybody is found by what their state claims, and by nothing else."""
+    stands = everything(root)
+    states = {server: parse(content) for path, content in stands.items() if (server := server_of(path)) is not None}
+    index = index_of({server: state.identities for server, state in states.items()})
+    found = {path: parse_shard(content) for path, content in stands.items() if path.startswith("ops/index/")}
+    assert found == index
 
 
 # Killed
@@ -187,7 +198,9 @@ def test_killed_at_random_instants_it_leaves_every_file_whole(root: Path, publis
     with Directory.open(root, ledger="ours") as directory:
         publish(directory, 0, servers=6)
     unfinished = 0
-    for _ in range(kills):
+    for number in range(10 * kills):
+        if number >= kills and unfinished >= kills // 20:
+            break
         pid = publishers.start(on_from=dice.choice([0, 1]), servers=6)
         ran_until(pid, dice.uniform(0, 0.05))
         os.kill(pid, signal.SIGKILL)
@@ -359,6 +372,14 @@ def after_cut(synced: Mapping[str, bytes], done: list[tuple[str, str]]) -> dict[
     return stands
 
 
+def put(root: Path, stands: Mapping[str, bytes]) -> None:
+    """What stands, but for folders that are empty."""
+    for path, content in stands.items():
+        if not path.endswith("/"):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_bytes(content)
+
+
 def parts(done: list[tuple[str, str]], dice: random.Random) -> Iterator[list[tuple[str, str]]]:
     yield []
     yield done
@@ -372,8 +393,9 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path, monk
     recorders.clear()
     with happening(nothing):
         with Directory.open(root, ledger="ours") as directory:
-            for before in range(version):
-                publish(directory, before)
+            for number in range(version):
+                publish(directory, number)
+            before = directory.inventory()
         with monkeypatch.context() as patch:
             patch.setattr(directory_module, "Disk", Recorder)
             with Directory.open(root, ledger="ours") as directory:
@@ -382,13 +404,107 @@ def test_cut_off_from_power_anywhere_the_next_pass_completes_it(root: Path, monk
         for number, stands in enumerate(states):
             assert faults(stands, tree(version - 1), tree(version)) == []
             again = root.parent / str(number)
-            for path, content in stands.items():
-                (again / path).parent.mkdir(parents=True, exist_ok=True)
-                (again / path).write_bytes(content)
+            put(again, stands)
+            shutil.copytree(again, gone_on := root.parent / f"{number}-gone-on")
             with Directory.open(again, ledger="ours") as directory:
                 publish(directory, version - number % 2)  # sometimes it never becomes what was under way
             assert_complete(again, version - number % 2)
+            go_on(gone_on, before, version - 1, version - number % 2)
+            assert_complete(gone_on, version - number % 2)
     assert len(states) > 50
+
+
+def go_on(root: Path, before: Inventory, held: int, planned: int) -> None:
+    """Publish who has other files now than were held, and who is owed them, and nobody else."""
+    (old, _), (new, shared) = split(tree(held)), split(tree(planned))
+    with Directory.open(root, ledger="ours") as directory:
+        owed = directory.resume(before)
+        assert owed is not None
+        names = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)} | owed - {ALL}
+        directory.publish(
+            {name: new.get(name) for name in sorted(names)},
+            shared if ALL in owed or held != planned else None,
+            complete=False,
+            commit=str(planned),
+            at=AT + planned * timedelta(days=3),
+        )
+
+
+@pytest.mark.parametrize("lost", [*sorted(tree(1))])
+def test_cut_off_while_a_lost_file_is_put_right_the_next_start_goes_on_from_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    dice = random.Random(20261126)
+    recorders.clear()
+    with happening(nothing):
+        with Directory.open(root, ledger="ours") as directory:
+            publish(directory, 1)
+            before = directory.inventory()
+            (root / lost).unlink()
+        with monkeypatch.context() as patch:
+            patch.setattr(directory_module, "Disk", Recorder)
+            with Directory.open(root, ledger="ours") as directory:
+                assert directory.resume(before) == frozenset()
+                publish_files(directory, tree(1), changed=[lost], commit="1", at=AT)
+        for number, stands in enumerate(
+            after_cut(synced, part) for synced, done in recorders[0].cuts for part in parts(done, dice)
+        ):
+            again = root.parent / str(number)
+            put(again, stands)
+            if PENDING in stands:
+                go_on(again, before, 1, 1)
+                assert_complete(again, 1)
+
+
+MACS = ("52-54-00-00-00-01", "52-54-00-00-00-02", "52-54-00-00-00-03")
+
+
+def named(*macs: str) -> dict[str, Files]:
+    """Servers a, b and so on, each with a MAC address; "": there is none of that name."""
+    entries = {name: f"boot/v1/boot/{mac}/boot.ipxe" for name, mac in zip("abc", macs, strict=False) if mac}
+    return {name: server_files(name, {path: File(f"{name} {path}".encode())}) for name, path in entries.items()}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (named(*MACS[:2]), named(MACS[1], MACS[0])),
+        (named(*MACS[:2]), named(MACS[2], MACS[1])),
+        (named(*MACS[:2]), named("", MACS[1], MACS[0])),
+    ],
+)
+def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
+    root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
+) -> None:
+    for at in count(1):
+
+        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
+            if number == at:
+                raise KeyboardInterrupt
+
+        def bring(directory: Directory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
+            some = {name: wanted.get(name) for name in sorted(names)}
+            directory.publish(some, None, complete=False, commit=commit, at=AT)
+
+        changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(old, {}, complete=True, commit="old", at=AT)
+            before = directory.inventory()
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert directory.resume(before) == frozenset()
+            with suppress(KeyboardInterrupt), happening(kill) as calls:
+                bring(directory, new, changed, "new")
+        planned = new if at % 2 else old
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            owed = directory.resume(before)
+            assert owed is not None
+            bring(directory, planned, owed.union(changed if at % 2 else ()), "last")
+        assert_indexed(root)
+        assert verify(root) == ()
+        assert {name for path in everything(root) if (name := server_of(path)) is not None} == planned.keys()
+        if calls.calls < at:
+            break
+    assert at > 50
 
 
 class Forgetful(Recorder):
@@ -409,10 +525,14 @@ class Forgetful(Recorder):
                 self.stands.pop(path, None)
 
 
-def test_e37_what_a_failed_sync_was_of_is_written_anew(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("restarted", [False, True])
+def test_e37_what_a_failed_sync_was_of_is_written_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
     for number in count(1):
         with Directory.open(root, ledger="ours") as directory:
             publish(directory, number)
+            before = directory.inventory()
         Forgetful.fails_at, Forgetful.stands = number, everything(root)
         with monkeypatch.context() as patch:
             patch.setattr(directory_module, "Disk", Forgetful)
@@ -421,7 +541,11 @@ def test_e37_what_a_failed_sync_was_of_is_written_anew(root: Path, monkeypatch: 
                     publish(directory, number + 1)
                     break
                 except PublishError:
-                    publish(directory, number + 1)
+                    if not restarted:
+                        publish(directory, number + 1)
+            if restarted:
+                Forgetful.fails_at = 0
+                go_on(root, before, number, number + 1)
         found = everything(root)
         assert {path: found[path] for path in found if Forgetful.stands.get(path) != found[path]} == {}, number
     assert number > 5

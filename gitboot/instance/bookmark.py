@@ -33,9 +33,10 @@ from gitboot.instance.states import states, to_bytes
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
+from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.plan import BootFile, InstallAttempt, Run
-from gitboot.publish.resuming import ALL, Inventory
+from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
 from gitboot.resolve import Decisions
@@ -144,7 +145,8 @@ class Bookmark:
             complete=True,
             plans=plans,
             terms=terms.parse(small.terms) if ALL not in owed else None,
-            owed=owed - {ALL},
+            owed=owed - {ALL, PARTS},
+            in_doubt=PARTS in owed,
             versions={name: each for name, each in kept.versions.items() if name not in owed},
         )
         self._since = _Since(kept_at=plans.planned_at)
@@ -341,7 +343,12 @@ def _read(kept: Sections) -> _Read:
         small=small,
         commit=commit,
         plans=_plans(small.plans, commit, table("states", _bytes), table("instants", _instants)),
-        tree=Inventory(states=table("lying", _texts), content=table("content", _paths), shared=small.shared),
+        tree=Inventory(
+            states=table("lying", _texts),
+            content=table("content", _paths),
+            shared=small.shared,
+            has_page=Output.PAGES in commit.decisions.outputs,
+        ),
         versions=table("versions", _labels),
         known=_Known(small.unseen, table("records", _bytes), table("done", _bytes)),
     )

@@ -42,7 +42,7 @@ class TargetState:
     at: datetime | None = None  # when it was brought up to date last, or was to be
     complete: bool = False  # whether all files have stood there since this process began
     plans: Plans = field(default_factory=Plans)  # whose files it holds
-    in_doubt: bool = False  # whether its records are those of before, for nobody knew better
+    in_doubt: bool = False  # whether its records are those of before, for nobody knew better, or any
     recorded: Members | None = None  # whose records it has; None: of all that there are, by ``plans``
     terms: Terms | None = None  # on which endpoints give boots, as it holds them
     owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned

@@ -66,6 +66,7 @@ class TreeChanges:
     planned: int  # files that were looked at
     written: tuple[str, ...]
     states: tuple[str, ...]  # of those written, in the order in which no identity is without its server
+    beside: tuple[str, ...]  # states that stand, of servers of which something else is written
     withdrawn: tuple[str, ...]
     retired: tuple[str, ...]  # content that leaves the tree, and stays for GRACE
     expired: tuple[str, ...]  # content that has stayed for GRACE
@@ -297,6 +298,12 @@ class _Decision:
         left = self._left_over(over) - retired
         self._expired = sorted(path for path in left if _is_file_at(self._disk, path))
 
+    def _beside(self, written: set[str]) -> Iterator[str]:
+        for server, files in self._wanted.servers.items():
+            path = state_path(server)
+            if files is not None and path not in written and not written.isdisjoint(files):
+                yield path
+
     # The index
 
     def changes(self, owed: frozenset[Pair]) -> TreeChanges:
@@ -308,7 +315,7 @@ class _Decision:
         joined: Mapping[str, Shard]
         parted: Mapping[str, Shard]
         if self._wanted.complete:
-            joined, parted = reindexed_wholly(self._disk, self._identities)
+            joined, parted = reindexed_wholly(self._disk, self._identities, self._tree.pending)
         else:
             joined, parted = reindexed(self._disk, gone, self._come, self._tree.pending)
         # A state that claims what another gives up comes first, so that there is always one that does.
@@ -323,6 +330,7 @@ class _Decision:
             planned=self._planned,
             written=tuple(self._written),
             states=tuple(sorted(states, key=lambda path: path not in claimed)),
+            beside=tuple(self._beside({*self._written})),
             withdrawn=tuple(self._withdrawn),
             retired=tuple(self._retired),
             expired=tuple(self._expired),

@@ -35,7 +35,8 @@ def change(
     """
     batch = _batch(tree, changes)
     joined, parted = rendered(changes.joined), rendered(changes.parted)
-    tree.begin({*changes.paths, *batch, *manifest})
+    # By the states, whoever goes on from what is cut short finds whose all these are. PENDING among them says so.
+    tree.begin({*changes.paths, *changes.beside, *batch, *manifest, PENDING})
     try:
         _stage(disk, {PENDING: canonical(sorted(tree.pending))}, changes.at)
         disk.sync()
@@ -114,8 +115,11 @@ def _half(told: Told, half: int) -> Told:
 
 
 def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
-    """The list of what is retired now, with what was in the same second."""
-    if not changes.retired:
-        return {}
-    before = [path for path, since in tree.retired.items() if since == changes.at]
-    return {batch_path(changes.at): canonical(sorted({*changes.retired, *before}))}
+    """The list of what is retired now, with what was in the same second; and one that was between two versions."""
+    since = {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
+    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
+    if changes.retired:
+        since.add(changes.at)
+    return {
+        batch_path(at): canonical(sorted(path for path, each in retired.items() if each == at)) for at in sorted(since)
+    }

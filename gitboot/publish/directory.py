@@ -22,7 +22,7 @@ from gitboot.publish.filling import fill
 from gitboot.publish.fresh import finish
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
 from gitboot.publish.reindex import Pair
-from gitboot.publish.resuming import Inventory, now_named
+from gitboot.publish.resuming import Inventory, left_in_index, now_named
 from gitboot.publish.room import check_room, check_room_for
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
@@ -124,18 +124,21 @@ class Directory:
             states=dict(self._tree.servers()),
             content=dict(self._named.by_server),
             shared=head.shared if head is not None else None,
+            has_page=INDEX in self._tree.shared(),
         )
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
         """Go on from what an earlier process has left; return the servers that have other files by now, as `ALL` says.
 
-        Then no publication need be complete. None: the first has to be, as that of a process that knows nothing.
+        Then no publication need be complete, but the first has to have these, whatever they are by now. None: it has to
+        be complete, as that of a process that knows nothing.
         """
         tree = self._tree
         if tree.stamp is None or tree.stamp.ledger != self._ledger or (now := now_named(tree, before)) is None:
             return None
         for server, paths in {**before.content, **now}.items():
             self._named.note(server, paths)
+        self._owed_gone = left_in_index(self._disk, tree)
         self._left = self._disk.read(MANIFEST)
         return frozenset(now)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gitboot.publish.disk import Disk
-from gitboot.publish.index import INDEX, Shard, changed, index_of, parse_shard, shard_path
+from gitboot.publish.index import INDEX, Shard, changed, index_of, is_of_index, parse_shard, shard_path
 from gitboot.publish.tree import damaged
 
 Pair = tuple[str, str]  # an identity and the server that it may mean
@@ -19,7 +19,7 @@ def reindexed(
     joined: Shards = {}
     parted: Shards = {}
     leaving, coming = _by_shard(gone), _by_shard(come)
-    for path in sorted({*leaving, *coming}):
+    for path in sorted({*leaving, *coming, *filter(is_of_index, pending)}):
         data = disk.read(path)
         try:
             before = parse_shard(data) if data is not None else {}
@@ -27,14 +27,16 @@ def reindexed(
             raise damaged(disk, path) from error
         union = changed(before, (), coming.get(path, ()))
         after = changed(union, leaving.get(path, ()), ())
-        if union != before or path in pending:
+        if union != before or (union and path in pending):
             joined[path] = union
         if after != union:
             parted[path] = after
     return joined, parted
 
 
-def reindexed_wholly(disk: Disk, identities: Mapping[str, tuple[str, ...]]) -> tuple[Shards, Shards]:
+def reindexed_wholly(
+    disk: Disk, identities: Mapping[str, tuple[str, ...]], pending: Collection[str]
+) -> tuple[Shards, Shards]:
     """The same where these are all servers: what is there besides goes, what is damaged is made anew."""
     wanted: dict[str, dict[str, tuple[str, ...]]] = index_of(identities)
     joined: Shards = {}
@@ -42,10 +44,10 @@ def reindexed_wholly(disk: Disk, identities: Mapping[str, tuple[str, ...]]) -> t
     for path in sorted({*wanted, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
         before = _shard(disk, path)
         after = wanted.get(path, {})
-        if before is not None and before == after and after:
+        if before is not None and before == after and after and path not in pending:
             continue
         union = changed(before or {}, (), ((identity, name) for identity, names in after.items() for name in names))
-        if union != before:
+        if union != before or (union and path in pending):
             joined[path] = union
         if after != union or not after:
             parted[path] = after

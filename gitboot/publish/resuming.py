@@ -10,13 +10,17 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.publish.disk import Disk
-from gitboot.publish.index import Shard, parse_shard, shard_path
-from gitboot.publish.manifest import digest_of
-from gitboot.publish.tree import Tree
+from gitboot.publish.index import Shard, is_of_index, parse_shard, shard_path
+from gitboot.publish.manifest import SHARED, digest_of
+from gitboot.publish.reindex import Pair
+from gitboot.publish.tree import PENDING, Tree
+from gitboot.render.page import INDEX
+from gitboot.render.parts import is_of_part
 from gitboot.render.paths import is_content
-from gitboot.render.state import Listed, PublishedServer, parse, state_path
+from gitboot.render.state import Listed, PublishedServer, parse, server_of, state_path
 
 ALL: Final = ""  # stands for a server where the files of all are meant, or those that are no server's
+PARTS: Final = "/"  # where those are meant that are in parts, all of them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,29 +30,56 @@ class Inventory:
     states: Mapping[str, str]  # sha256 by server
     content: Mapping[str, tuple[str, ...]]  # paths by server; of the files that are no server's by `ALL`
     shared: str | None  # sha256 of the listing
+    has_page: bool
 
 
 def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
     """What each server names by now of which a tree holds something else than before; None: it cannot be gone on from.
 
-    Only what the tree says of itself is read: whether that holds is for `suspects` to find out.
+    Whom a publication that was cut short has reached, or was to reach, is among them. Only what the tree says of itself
+    is read: whether that holds is for `suspects` to find out.
     """
-    if tree.head is None or tree.pending:
+    if tree.head is None or tree.outdated or not _tells_whom(tree):
         return None
     found: dict[str, tuple[str, ...]] = {}
     with suppress(PublishError):
-        now = dict(tree.servers())
-        if tree.head.shared != before.shared:
+        now, reached = dict(tree.servers()), _reached(tree)
+        if tree.head.shared != before.shared or not tree.pending.isdisjoint((SHARED, *tree.shared())):
             found[ALL] = tuple(filter(is_content, tree.shared()))
-        for server in now.keys() | before.states.keys():
-            if now.get(server) == before.states.get(server):
+        if any(map(is_of_part, tree.pending)) or (INDEX in tree.shared()) is not before.has_page:
+            found[PARTS] = ()
+        for server in now.keys() | before.states.keys() | reached:
+            if server not in reached and now.get(server) == before.states.get(server):
                 continue
-            state = tree.outline(server) if server in now else None
-            if state is None and server in now:
+            state = tree.outline(server) if server in now or server in reached else None
+            if state is None and server in now and server not in reached:
                 return None
             found[server] = tuple(filter(is_content, state.files)) if state is not None else ()
         return found
     return None
+
+
+def left_in_index(disk: Disk, tree: Tree) -> frozenset[Pair]:
+    """By what the index still finds, or finds already, whom a publication that was cut short was to reach."""
+    reached = _reached(tree)
+    states = {server: tree.outline(server) for server in reached}
+    claimed = {server: state.identities for server, state in states.items() if state is not None}
+    return frozenset(
+        (identity, server)
+        for path in filter(is_of_index, tree.pending)
+        for identity, servers in (_shard(disk, path) or {}).items()
+        for server in reached.intersection(servers)
+        if identity not in claimed.get(server, ())
+    )
+
+
+def _tells_whom(tree: Tree) -> bool:
+    """Whether all that may be between two versions is a server's whose state is, or no server's: see `change`."""
+    return not tree.pending or PENDING in tree.pending
+
+
+def _reached(tree: Tree) -> frozenset[str]:
+    return frozenset(filter(None, map(server_of, tree.pending)))
 
 
 def suspects(root: Path) -> Iterator[str | None]:
