@@ -9,9 +9,11 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,9 @@ from gitboot.instance.bookmark import WORTH
 from gitboot.instance.directory import PLANNED, PREPARING
 from gitboot.instance.preparing import Prepared, StandbyPlace, prepare
 from gitboot.processes import python
+from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree import LOCK, OWN, verify
+from gitboot.publish.tree import LOCK, OWN, PENDING, verify
 from gitboot.render.terms import TERMS
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.tree import PublishedTree
@@ -65,6 +68,13 @@ def place_of(host: Host) -> StandbyPlace:
 def prepared(host: Host) -> Prepared:
     """What it makes of its tree now, while it stands by."""
     return prepare(place_of(host), allowance=Allowance(), clock=clock, warn=pytest.fail)
+
+
+def prepared_soon(host: Host) -> Prepared | None:
+    """The same; None: it has not fetched yet what the other one has accepted."""
+    with suppress(NotYetDone):
+        return prepared(host)
+    return None
 
 
 def tree(host: Host) -> dict[str, bytes]:
@@ -144,7 +154,7 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         web.provision = 2
         rack.push("Install one more, and one once more")
         eventually(lambda: again.stands)
-        done = eventually(lambda: prepared(hosts.two))
+        done = eventually(lambda: prepared_soon(hosts.two))
         assert (done.servers, done.halted) == (WORTH + 2, 2)
         assert [path for path in differing(hosts) if not (names(web).search(path) or names(again).search(path))] == []
         before = stamps(hosts.two)
@@ -157,6 +167,45 @@ def test_it_is_brought_up_to_what_has_changed_since(rack: Rack, server: Postgres
         assert differing(hosts) == []
         for each in (web, again):
             assert "flatcar-1" in boots(each, hosts.two)
+
+
+def test_who_takes_over_while_its_tree_is_brought_up_to_date_publishes_that_alone(
+    rack: Rack, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pair(rack, server, server.address()) as hosts:
+        web = begun(rack, hosts)
+        eventually(lambda: told(hosts.two, "Prepared"))
+        assert "flatcar-1" in boots(web, hosts.one)
+        eventually(lambda: records(hosts.one) == {"Provisioned": WORTH + 1})
+        eventually(lambda: prepared_soon(hosts.two))
+        web.provision = 2
+        rack.push("Install it once more")
+        eventually(lambda: web.stands)
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "place", cut_short(Disk.place, 3))
+            with pytest.raises(KeyboardInterrupt):
+                eventually(lambda: prepared_soon(hosts.two))
+        assert (hosts.two.folder / "output" / PENDING).exists()
+        hosts.one.kill()
+        assert hosts.taken_over(1) is hosts.two
+        (event,) = eventually(lambda: told(hosts.two, "Published"))
+        assert event["written"] + event["unchanged"] < 100
+        assert not (hosts.two.folder / "output" / PENDING).exists()
+        assert verify(hosts.two.folder / "output") == ()
+        assert differing(hosts) == []
+        assert "flatcar-1" in boots(web, hosts.two)
+
+
+def cut_short(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
+    """It ends as a process that is killed, at what it does after so many times."""
+    left = count(after, -1)
+
+    def acted(disk: Disk, path: str) -> None:
+        if next(left) <= 0:
+            raise KeyboardInterrupt
+        act(disk, path)
+
+    return acted
 
 
 def stamps(host: Host) -> dict[str, tuple[int, int]]:
