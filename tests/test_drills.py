@@ -311,6 +311,7 @@ def test_e33_fresh_shows_which_servers_it_installs_and_asks(rack: Rack) -> None:
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     asked = rack.typed("records", "begin", "fresh")  # nobody is at a terminal here
     assert (asked.code, "1 server would be installed: web01" in asked.out) == (Exit.USAGE, True)
+    assert "the Fleet names no ledger: another instance that is told the same may set the same BMCs" in asked.out
     assert "--yes" in asked.err
     assert rack.once(*rack.spooling).code == Exit.PARTIAL
     assert (record(rack, web), web.times_set) == (None, 0)

@@ -110,6 +110,12 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     click.echo(f"{count(len(installed), 'server')} would be installed{': ' if installed else ''}{', '.join(installed)}")
     if unknown:
         click.echo(f"{count(unknown, 'server')} would stay unknown: nothing is installed there")
+    machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
+    if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
+        click.echo(
+            "the Fleet names no ledger: another instance that is told the same may set the same BMCs; "
+            f"provisioning: {{ledger: {after.facts.identity}}} in the Fleet names this one"
+        )
     if installed:
         go_on(yes=yes)
 
