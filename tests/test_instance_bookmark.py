@@ -338,7 +338,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
         twins.end()
 
 
-@pytest.mark.parametrize("seed", range(examples(10)))
+@pytest.mark.parametrize("seed", range(examples(5)))
 def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
