@@ -157,6 +157,22 @@ def _restart(place: Place) -> Figure:
     return Figure(cost=median(costs[1:]), floor=of_command(everything, rounds=place.rounds))
 
 
+def _killed(place: Place) -> Figure:
+    """Killed while a commit that reaches one server in forty is published, it goes on from there."""
+    killed, usual = list[Cost](), list[Cost]()
+    with place.standing.running():  # it learns that all is installed, and leaves the bookmark
+        place.standing.settle()
+    for number in range(place.rounds):
+        with place.standing.running():
+            place.repository.commit(pool(place.fleet, 1000 + number))
+            place.standing.dies_publishing()
+        for costs in (killed, usual):
+            with place.standing.running() as cost:
+                place.standing.settle()
+                costs.append(cost)
+    return Figure(cost=median(killed), floor=median(usual))
+
+
 def _memory(place: Place) -> Figure:
     """All that it holds, its program too."""
     before = place.instance.commits(readme, 1)
@@ -296,6 +312,14 @@ ROWS: Final = (
         floor="Git reads every object of the repository",
         goal="≤ 3 s of CPU at 100,000",
         measure=_restart,
+        writes=True,
+    ),
+    Row(
+        name="killed",
+        title="A restart after it was killed while it published one server in forty",
+        floor="a restart with nothing changed",
+        goal="what was cut short is published, and nothing else",
+        measure=_killed,
         writes=True,
     ),
     Row(

@@ -15,6 +15,7 @@ from typing import Any, Final
 from benchmarks.cost import ROUNDS, Cost, between, last_words, median, of_command, so_far
 from benchmarks.fleet import Fleet
 from benchmarks.repository import Repository
+from gitboot.publish.tree import PENDING
 
 GITBOOT: Final = (sys.executable, "-m", "gitboot")
 ANYTHING: Final = ("--max-update-percent", "100", "--max-reinstalls", "1000000000", "--accept-filesystem", "tmpfs")
@@ -78,6 +79,14 @@ class Instance:
             self._process.send_signal(how)
             self._process.wait()
             self._process = None
+
+    def dies_publishing(self) -> None:
+        """Wait until it is in the middle of a publication, and kill it there."""
+        assert self._process is not None
+        while not (self.output / PENDING).exists():
+            assert self._process.poll() is None, last_words(self._said.read_bytes())
+            time.sleep(0.001)
+        self.end(signal.SIGKILL)
 
     def published(self) -> Cost:
         """What it has cost so far, once it has published what there is to publish."""
