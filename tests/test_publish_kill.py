@@ -465,7 +465,7 @@ def named(*macs: str) -> dict[str, Files]:
     return {name: server_files(name, {path: File(f"{name} {path}".encode())}) for name, path in entries.items()}
 
 
-@pytest.mark.parametrize(
+moving = pytest.mark.parametrize(
     ("old", "new"),
     [
         (named(*MACS[:2]), named(MACS[1], MACS[0])),
@@ -473,6 +473,14 @@ def named(*macs: str) -> dict[str, Files]:
         (named(*MACS[:2]), named("", MACS[1], MACS[0])),
     ],
 )
+
+
+def bring(directory: Directory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
+    some = {name: wanted.get(name) for name in sorted(names)}
+    directory.publish(some, None, complete=False, commit=commit, at=AT)
+
+
+@moving
 def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
@@ -481,10 +489,6 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
         def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
             if number == at:
                 raise KeyboardInterrupt
-
-        def bring(directory: Directory, wanted: Mapping[str, Files], names: Iterable[str], commit: str) -> None:
-            some = {name: wanted.get(name) for name in sorted(names)}
-            directory.publish(some, None, complete=False, commit=commit, at=AT)
 
         changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
@@ -502,6 +506,32 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
         assert_indexed(root)
         assert verify(root) == ()
         assert {name for path in everything(root) if (name := server_of(path)) is not None} == planned.keys()
+        if calls.calls < at:
+            break
+    assert at > 50
+
+
+@moving
+def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_own(
+    root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
+) -> None:
+    changed = {name for name in old.keys() | new.keys() if old.get(name) != new.get(name)}
+    for at in count(1):
+
+        def refuse(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
+            if number == at:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(old, {}, complete=True, commit="old", at=AT)
+            with suppress(PublishError), happening(refuse) as calls:
+                bring(directory, new, changed, "new")
+            if directory.is_as_left:
+                bring(directory, old, changed, "last")
+            else:  # the head was replaced already
+                directory.publish(old, {}, complete=True, commit="last", at=AT)
+        assert_indexed(root)
+        assert verify(root) == ()
         if calls.calls < at:
             break
     assert at > 50

@@ -73,7 +73,7 @@ class TreeChanges:
     batches: tuple[datetime, ...]  # whose lists of retired content are done with
     joined: Mapping[str, Shard]  # shards of the index that have who came, and still who goes
     parted: Mapping[str, Shard]  # and then without these; empty: the shard goes
-    gone: frozenset[Pair]  # what leaves the index
+    indexed: frozenset[Pair]  # what the index may have until the publication ends
 
     @property
     def paths(self) -> set[str]:
@@ -128,21 +128,22 @@ SHARED: Final = ""  # stands for a server where files are no server's
 
 
 def decide(
-    disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, gone: Collection[Pair], at: datetime
+    disk: Disk, tree: Tree, named: NamedContent, wanted: Publication, indexed: Collection[Pair], at: datetime
 ) -> TreeChanges:
     """What brings a tree, and what a crash left between two versions, to what is wanted.
 
     Each file of a server that changed is compared with what lies there by its content, so that nothing is written
     that stands already; of a server whose state stands, by existence and size. What was between two versions when a
     publication ended early is written anew: after a failed sync the kernel may show what the disk does not have.
-    ``gone`` is what is owed to leave the index. Raises PublishError with everything that is in the way.
+    ``indexed`` is what the index may have besides, and goes unless it is wanted. Raises
+    PublishError with everything that is in the way.
     """
     decision = _Decision(disk, tree, named, wanted, at.astimezone(UTC).replace(microsecond=0))
     decision.look()
     decision.compare()
     decision.withdraw()
     decision.expire()
-    return decision.changes(frozenset(gone))
+    return decision.changes(frozenset(indexed))
 
 
 class _Decision:
@@ -306,12 +307,9 @@ class _Decision:
 
     # The index
 
-    def changes(self, owed: frozenset[Pair]) -> TreeChanges:
-        gone = frozenset(
-            (identity, server)
-            for identity, server in self._gone | owed
-            if identity not in self._identities.get(server, ())
-        )
+    def changes(self, also: frozenset[Pair]) -> TreeChanges:
+        indexed = self._gone | self._come | also
+        gone = {(identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())}
         joined: Mapping[str, Shard]
         parted: Mapping[str, Shard]
         if self._wanted.complete:
@@ -337,7 +335,7 @@ class _Decision:
             batches=tuple(self._batches),
             joined=joined,
             parted=parted,
-            gone=gone,
+            indexed=frozenset(indexed),
         )
 
 

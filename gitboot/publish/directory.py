@@ -57,7 +57,7 @@ class Directory:
         self._tree = Tree(disk)
         self._named = NamedContent()
         self._owed: Publication | None = None  # what publications that failed were to bring about
-        self._owed_gone: frozenset[Pair] = frozenset()  # and what they were to take out of the index
+        self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
         self._left: bytes | None = None  # the manifest when the last publication had ended
 
     @classmethod
@@ -138,7 +138,7 @@ class Directory:
             return None
         for server, paths in {**before.content, **now}.items():
             self._named.note(server, paths)
-        self._owed_gone = left_in_index(self._disk, tree)
+        self._indexed = left_in_index(self._disk, tree)
         self._left = self._disk.read(MANIFEST)
         return frozenset(now)
 
@@ -186,7 +186,7 @@ class Directory:
         finally:
             self._disk.rest()
             self._told(1, 1)
-        self._owed, self._owed_gone = None, frozenset()
+        self._owed, self._indexed = None, frozenset()
         self._left = self._disk.read(MANIFEST)
         return done
 
@@ -202,8 +202,8 @@ class Directory:
     def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published:
         """What was done to a tree that stands."""
         tree = self._tree
-        changes = decide(self._disk, tree, self._named, wanted, self._owed_gone, at)
-        self._owed_gone = changes.gone
+        changes = decide(self._disk, tree, self._named, wanted, self._indexed, at)
+        self._indexed = changes.indexed
         head, manifest = amended(tree, stamp, changes.digests, changes.shared)
         if not (head == tree.head and changes.is_nothing and not tree.pending):
             content, alike = _content(changes, wanted), _alike(changes, wanted)
@@ -226,7 +226,7 @@ class Directory:
             raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
         finish(disk)
         self._tree, self._named = Tree(disk), NamedContent()
-        self._owed, self._owed_gone, self._left = None, frozenset(), None
+        self._owed, self._indexed, self._left = None, frozenset(), None
 
     def write_status(self, content: bytes, at: datetime, path: str = STATUS) -> None:
         """Leave the instance's word on itself for endpoints; a disk that refuses it loses only that."""
