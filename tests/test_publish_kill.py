@@ -537,6 +537,43 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
     assert at > 50
 
 
+def naming(content: str) -> dict[str, File]:
+    """What names content, and that."""
+    path = f"boot/o/{sha256(content.encode()).hexdigest()}/user-data"
+    return {path: File(content.encode())}
+
+
+def test_killed_while_content_is_passed_on_it_expires_once_nobody_names_it(root: Path) -> None:
+    given, (path,) = naming("data"), naming("data")
+    none, first, then = (
+        {name: server_files(name, files) for name, files in zip("ab", both, strict=True)}
+        for both in ((naming("1"), naming("2")), (given, naming("2")), (naming("1"), given))
+    )
+    for at in count(1):
+
+        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
+            if number == at:
+                raise KeyboardInterrupt
+
+        shutil.rmtree(root, ignore_errors=True)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(first, {}, complete=True, commit="first", at=AT)
+            before = directory.inventory()
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert directory.resume(before) == frozenset()
+            with suppress(KeyboardInterrupt), happening(kill) as calls:
+                directory.publish(then, None, complete=False, commit="then", at=AT)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            assert directory.resume(before) is not None
+            for days in (1, 8):
+                directory.publish(none, None, complete=False, commit=str(days), at=AT + timedelta(days=days))
+        assert not (root / path).exists(), at
+        assert verify(root) == ()
+        if calls.calls < at:
+            break
+    assert at > 50
+
+
 class Forgetful(Recorder):
     """A disk that once fails a sync: what was done before it never stands, and is shown all the same."""
 

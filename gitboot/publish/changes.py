@@ -71,6 +71,7 @@ class TreeChanges:
     retired: tuple[str, ...]  # content that leaves the tree, and stays for GRACE
     expired: tuple[str, ...]  # content that has stayed for GRACE
     batches: tuple[datetime, ...]  # whose lists of retired content are done with
+    passed_on: tuple[str, ...]  # content that who named it names no more, and that stays because others do
     joined: Mapping[str, Shard]  # shards of the index that have who came, and still who goes
     parted: Mapping[str, Shard]  # and then without these; empty: the shard goes
     indexed: frozenset[Pair]  # what the index may have until the publication ends
@@ -78,7 +79,8 @@ class TreeChanges:
     @property
     def paths(self) -> set[str]:
         """The paths that are between two versions until the publication ends."""
-        return {*self.written, *self.withdrawn, *self.retired, *self.expired, *self.joined, *self.parted}
+        content = {*self.retired, *self.passed_on, *self.expired}
+        return {*self.written, *self.withdrawn, *content, *self.joined, *self.parted}
 
     @property
     def is_nothing(self) -> bool:
@@ -157,6 +159,7 @@ class _Decision:
         self._suspects: dict[str, File] = {}  # planned files that may not stand
         self._planned = 0
         self._owned: set[str] = set()  # what these servers had
+        self._given_up: set[str] = set()  # content that these servers had, and have no more
         self._identities: dict[str, tuple[str, ...]] = {}  # what each is found by from now on
         self._gone: set[Pair] = set()
         self._come: set[Pair] = set()
@@ -165,6 +168,7 @@ class _Decision:
         self._retired: list[str] = []
         self._expired: list[str] = []
         self._batches: list[datetime] = []
+        self._passed_on: list[str] = []
 
     # What may have changed
 
@@ -224,6 +228,7 @@ class _Decision:
             self._owned.update(self._wanted.servers.get(server) or ())
             return frozenset()
         self._owned.update(before.files)
+        self._give_up(before.files, self._wanted.servers.get(server) or {})
         self._gone |= {(identity, server) for identity in before.identities}
         if path in self._tree.pending:
             return frozenset()
@@ -238,6 +243,7 @@ class _Decision:
         if self._wanted.shared is not None:
             self._content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
+        self._give_up(before, now)
         differing = files
         if self._wanted.complete:
             differing = {
@@ -246,6 +252,9 @@ class _Decision:
                 if now[path] != before.get(path) or self._may_differ(path, file)
             }
         self._suspects |= differing
+
+    def _give_up(self, before: Iterable[str], now: Collection[str]) -> None:
+        self._given_up.update(path for path in before if path not in now and is_content(path))
 
     def _may_differ(self, path: str, file: File) -> bool:
         return path in self._tree.pending or self._disk.size(path) != len(file.content)
@@ -281,6 +290,7 @@ class _Decision:
                 self._withdrawn.append(path)
             elif path in self._owned or path not in self._tree.retired:
                 self._retired.append(path)
+        self._passed_on = sorted(self._given_up.difference(self._retired))
 
     def _left_over(self, paths: set[str]) -> set[str]:
         """Those of ``paths`` that nobody has from now on."""
@@ -333,6 +343,7 @@ class _Decision:
             retired=tuple(self._retired),
             expired=tuple(self._expired),
             batches=tuple(self._batches),
+            passed_on=tuple(self._passed_on),
             joined=joined,
             parted=parted,
             indexed=frozenset(indexed),
