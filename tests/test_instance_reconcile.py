@@ -28,9 +28,12 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
+from gitboot.publish.disk import Disk
 from gitboot.publish.recorded import records_in
+from gitboot.publish.tree import verify
 from gitboot.remedies import with_state
 from gitboot.render.parts import PartFiles
+from gitboot.render.paths import is_content
 from gitboot.render.schedule import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
@@ -108,7 +111,7 @@ class CountingReader(Reader):
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         snapshot = super().snapshot(revision, previous)
-        self._path_of = {blob: path for path, blob in snapshot.blobs.items()}
+        self._path_of |= {blob: path for path, blob in snapshot.blobs.items()}
         return snapshot
 
     def read(self, blob: BlobId) -> bytes:
@@ -681,6 +684,42 @@ def test_what_is_the_whole_fleets_is_made_anew_only_where_something_in_it_is_ano
     assert uuid_of("web02") not in records_in(instance.output)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"00.yaml": fleet("baseURL: 'http://other.test', outputs: [ipxe, dhcp-dnsmasq]")},
+        {"00.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe, dhcp-dnsmasq, pages]")},
+        {"07.yaml": server("web02", "role: web")},
+    ],
+    ids=["of the fleet", "a page", "a record"],
+)
+def test_what_could_not_be_published_and_was_taken_back_stands_nowhere(
+    repository: Repository, instance: Instance, changed: Mapping[str, str]
+) -> None:
+    repository.push({"00.yaml": (before := fleet("baseURL: 'http://boot.test', outputs: [ipxe, dhcp-dnsmasq]"))})
+    instance.reconcile(BEFORE)
+
+    def stands() -> dict[str, bytes]:
+        found = (path for path in instance.output.rglob("*") if path.is_file())
+        named = {str(path.relative_to(instance.output)): path.read_bytes() for path in found}
+        return {
+            path: each
+            for path, each in named.items()
+            if path.startswith(("boot/", "ops/dhcp/", "ops/records/", "ops/pages/"))
+        }
+
+    tree = stands()
+    repository.push(changed)
+    with half_done():
+        instance.reconcile(BEFORE.replace(minute=1))
+        assert instance.condition("Published") == (False, "PublishError")
+    repository.push({"00.yaml": before, "07.yaml": ""})
+    instance.reconcile(BEFORE.replace(minute=2))
+    assert instance.condition("Published") == (True, "Published")
+    assert stands() == tree
+    assert verify(instance.output) == ()
+
+
 # What was fetched
 
 
@@ -764,6 +803,21 @@ def test_an_entry_that_could_not_be_published_at_first_is_known_by_the_date_that
     instance.target.full = False
     instance.reconcile(BEFORE.replace(minute=2))
     assert kept(instance)
+
+
+@contextmanager
+def half_done() -> Iterator[None]:
+    """The disk refuses the first entry of each publication, after all states, or the page."""
+
+    def refuse(disk: Disk, path: str) -> None:
+        if path.startswith(("boot/", "ops/pages/")) and not is_content(path):
+            raise PublishError(f"{path}: no space left on device")
+        place(disk, path)
+
+    place = Disk.place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "place", refuse)
+        yield
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["before it was published", "after it was published"])

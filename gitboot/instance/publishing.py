@@ -146,6 +146,7 @@ def published(
         at=at,
     )
     recorded, changed = _recorded(before, plans, commit, knowledge, owed)
+    parts = _parts(before, plans, commit, knowledge, recorded, changed, owed)
     try:
         done = target.publish(
             offered if not before.complete else dict(offered.items()),
@@ -153,13 +154,21 @@ def published(
             complete=not before.complete,
             commit=commit.revision,
             at=at,
-            parts=_parts(before, plans, commit, knowledge, recorded, changed, owed),
+            parts=parts,
         )
         if before.applied is None:
             noting.note_published()
     except (PublishError, LedgerError) as error:
         unwritable = str(error) if isinstance(error, LedgerError) else None
-        return replace(attempt, failure=(type(error).__name__, str(error)), unwritable=unwritable)
+        # The target may have begun with it: what it is brought to next is given again, even if that is what it held.
+        return replace(
+            attempt,
+            terms=None,
+            in_doubt=before.in_doubt or parts.is_whole,
+            recorded=None,
+            failure=(type(error).__name__, str(error)),
+            unwritable=unwritable,
+        )
     events = (*before.events, *_events(done, commit, at))
     return replace(
         attempt,
@@ -198,7 +207,7 @@ def _recorded(
 
     if not before.complete or before.in_doubt:
         return members_of(filter(has_record, commit.machines)), None
-    if before.recorded is None:  # gone on from: it may hold others than were kept, of whoever is in question
+    if before.recorded is None:  # it may hold others than were planned, of whoever is in question
         states = [[each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in owed]
         found = frozenset(each.decision.uuid for pair in states for each in pair)
         return members_of(filter(has_record, commit.machines)), found if all(states) else None  # whose was it?
