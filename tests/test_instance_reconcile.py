@@ -820,6 +820,34 @@ def half_done() -> Iterator[None]:
         yield
 
 
+def test_an_entry_that_is_again_what_it_was_after_a_failure_is_known_by_the_date_that_it_has_then(
+    repository: Repository, instance: Instance
+) -> None:
+    repository.push(ONCE)
+    instance.reconcile(BEFORE)
+    with half_done():
+        instance.reconcile(OPEN)
+        assert instance.condition("Published") == (False, "PublishError")
+    instance.reconcile(AFTER)
+    assert instance.published == "flatcar-1"
+    assert kept(instance)
+
+
+def test_an_entry_of_a_tree_that_was_replaced_is_known_by_the_date_that_it_has_then(
+    repository: Repository, instance: Instance, tmp_path: Path
+) -> None:
+    instance.reconcile(BEFORE)
+    shutil.copytree(instance.output, tmp_path / "older")
+    repository.push(ONCE)
+    instance.reconcile(BEFORE.replace(minute=1))
+    assert kept(instance)
+    shutil.rmtree(instance.output)
+    (tmp_path / "older").rename(instance.output)
+    instance.reconcile(BEFORE.replace(minute=2))
+    assert instance.told("TreeReplaced") == ["TreeReplaced"]
+    assert kept(instance)
+
+
 @pytest.mark.parametrize("published", [False, True], ids=["before it was published", "after it was published"])
 def test_an_entry_is_known_by_its_date_after_a_crash(tmp_path: Path, repository: Repository, published: bool) -> None:
     with Instance(tmp_path) as instance:

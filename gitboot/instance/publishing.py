@@ -166,6 +166,7 @@ def published(
             terms=None,
             in_doubt=before.in_doubt or parts.is_whole,
             recorded=None,
+            versions=replaced(before.versions, {}, owed & before.versions.keys()),
             failure=(type(error).__name__, str(error)),
             unwritable=unwritable,
         )
@@ -326,7 +327,7 @@ class _Offered(Mapping[str, Files | None]):
 
     def _dates(self, state: RenderedState, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
         """What is dated otherwise than what the target holds."""
-        known = self.before.versions.get(state.decision.server, {})
+        known = self.before.versions.get(state.decision.server, {}) if self.before.complete else {}
         return tuple(
             Dated(path, self.target.dated(path, state.files[path], self.at), plan)
             for path, plan in versions.items()
