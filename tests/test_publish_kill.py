@@ -33,7 +33,7 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
 from gitboot.publish.fresh import FRESH, READY
-from gitboot.publish.index import index_of, parse_shard
+from gitboot.publish.index import index_of, parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.resuming import ALL, Inventory
 from gitboot.publish.tree import PENDING, read_manifest, verify
@@ -535,6 +535,34 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
         if calls.calls < at:
             break
     assert at > 50
+
+
+def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
+    servers = named(*MACS[:2])
+    for at in count(1):
+
+        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
+            if number == at:
+                raise KeyboardInterrupt
+
+        shutil.rmtree(root, ignore_errors=True)
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            directory.publish(servers, {}, complete=True, commit="old", at=AT)
+            before = directory.inventory()
+        (root / shard_path(f"mac/{MACS[0]}")).write_bytes(b"{")
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            with suppress(KeyboardInterrupt), happening(kill) as calls:
+                directory.publish(servers, {}, complete=True, commit="new", at=AT)
+            is_under_way = (root / PENDING).exists()
+        if not is_under_way:
+            if calls.calls < at:
+                break
+            continue
+        with happening(nothing), Directory.open(root, ledger="ours") as directory:
+            owed = directory.resume(before)
+            directory.publish(servers, {}, complete=owed is None, commit="new", at=AT)
+        assert_indexed(root)
+    assert at > 30
 
 
 def naming(content: str) -> dict[str, File]:

@@ -136,9 +136,11 @@ class Directory:
         tree = self._tree
         if tree.stamp is None or tree.stamp.ledger != self._ledger or (now := now_named(tree, before)) is None:
             return None
+        if (indexed := left_in_index(self._disk, tree)) is None:
+            return None
         for server, paths in {**before.content, **now}.items():
             self._named.note(server, paths)
-        self._indexed = left_in_index(self._disk, tree)
+        self._indexed = indexed
         self._left = self._disk.read(MANIFEST)
         return frozenset(now)
 

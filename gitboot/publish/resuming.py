@@ -59,18 +59,21 @@ def now_named(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | Non
     return None
 
 
-def left_in_index(disk: Disk, tree: Tree) -> frozenset[Pair]:
-    """By what the index still finds, or finds already, whom a publication that was cut short was to reach."""
+def left_in_index(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
+    """By what the index still finds, or finds already, whom a publication that was cut short was to reach.
+
+    None: what it was to put right there cannot be read.
+    """
     reached = _reached(tree)
     states = {server: tree.outline(server) for server in reached}
     claimed = {server: state.identities for server, state in states.items() if state is not None}
-    return frozenset(
-        (identity, server)
-        for path in filter(is_of_index, tree.pending)
-        for identity, servers in (_shard(disk, path) or {}).items()
-        for server in reached.intersection(servers)
-        if identity not in claimed.get(server, ())
-    )
+    found: set[Pair] = set()
+    for path in filter(is_of_index, tree.pending):
+        if (shard := _shard(disk, path)) is None:
+            return None
+        pairs = ((identity, server) for identity, servers in shard.items() for server in reached.intersection(servers))
+        found.update((identity, server) for identity, server in pairs if identity not in claimed.get(server, ()))
+    return frozenset(found)
 
 
 def _tells_whom(tree: Tree) -> bool:
