@@ -116,10 +116,12 @@ def _half(told: Told, half: int) -> Told:
 
 def _batch(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     """The list of what is retired now, with what was in the same second; and one that was between two versions."""
-    since = {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
+    since = {changes.at} if changes.retired else set[datetime]()
+    if tree.pending:
+        since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
+    if not since:
+        return {}
     retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
-    if changes.retired:
-        since.add(changes.at)
     return {
         batch_path(at): canonical(sorted(path for path, each in retired.items() if each == at)) for at in sorted(since)
     }
