@@ -100,7 +100,7 @@ class Composer:
             merged = with_user_data_arguments(merged, user_data)
         check_way_in(boot, source, own_arguments(source), user_data)
         if not boot.direct:
-            check_command_line(merged, source)
+            check_command_line(merged, source, partial(self._places, lists, with_url))
         entry_context = with_url.having(kernel_arguments=list(merged))
         entries = {
             loader: self._file(path, entry_context, source, "templates", loader)
@@ -134,13 +134,15 @@ class Composer:
         What leads to the user data is written nowhere.
         """
         context = Context(self._plain, boot, source)
-        with_url = context.having(urls=context.urls(boot.user_data))
-        places = {
-            text: (resource, number)
-            for resource, given in argument_lists(boot, source)
-            for number, text in self._rendered_arguments(resource, given, with_url)
-        }
+        places = self._places(argument_lists(boot, source), context.having(urls=context.urls(boot.user_data)))
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
+
+    def _places(self, lists: ArgumentLists, context: Context) -> dict[str, tuple[Id, int]]:
+        return {
+            text: (resource, number)
+            for resource, given in lists
+            for number, text in self._rendered_arguments(resource, given, context)
+        }
 
     def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
         at = ("spec", "userData", "format")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from gitboot.load import Id
@@ -155,11 +156,33 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
         )
 
 
-def check_command_line(merged: tuple[str, ...], source: BootSource) -> None:
+def check_command_line(
+    merged: tuple[str, ...], source: BootSource, places: Callable[[], Mapping[str, tuple[Id, int]]]
+) -> None:
+    """Loaders and the kernel take the arguments as they are, or `Unbootable`; ``places``: where each is written."""
     try:
-        ipxe_arguments(merged)
-        grub_arguments(merged)
+        _carried(merged)
     except Unquotable as error:
-        raise Unbootable(
-            Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.hint, source.profile_id, "spec", "kernelArguments"
-        ) from None
+        resource, path = _to_look_at(merged, source, places())
+        raise Unbootable(Code.UNQUOTABLE, error.message, Code.UNQUOTABLE.hint, resource, *path) from None
+
+
+def _carried(arguments: tuple[str, ...]) -> None:
+    ipxe_arguments(arguments)
+    grub_arguments(arguments)
+
+
+def _to_look_at(
+    merged: tuple[str, ...], source: BootSource, places: Mapping[str, tuple[Id, int]]
+) -> tuple[Id, tuple[str | int, ...]]:
+    """The argument that cannot be carried; where each alone could be, the list that the longest part comes from."""
+    lengths: Counter[Id] = Counter()
+    for argument in (argument for argument in merged if argument in places):
+        resource, number = places[argument]
+        try:
+            _carried((argument,))
+        except Unquotable:
+            return resource, ("spec", "kernelArguments", number)
+        lengths[resource] += len(argument)
+    longest = max(lengths, key=lambda resource: lengths[resource], default=source.profile_id)
+    return longest, ("spec", "kernelArguments")
