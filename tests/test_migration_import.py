@@ -552,6 +552,17 @@ def test_of_two_with_one_name_it_is_kept_by_who_has_it_as_it_is(tmp_path: Path) 
     assert "its name: the source's Web01 is none of a document" in of_the_other
 
 
+def test_bmcs_of_two_with_one_name_share_no_password(tmp_path: Path) -> None:
+    other = SOURCES["cobbler"]["systems/web01.json"].replace('"web01"', '"WEB01"').replace(MAC, "52:54:00:00:00:02")
+    files = SOURCES["cobbler"] | {"systems/other.json": other.replace("10.9.0.13", "10.9.0.14")}
+    fleet = imported(tmp_path, "cobbler", *known(tmp_path), files=files)
+    documents = (yaml.safe_load(path.read_text()) for path in fleet.rglob("servers/*.yaml"))
+    assert {each["spec"]["bmc"]["address"]: each["spec"]["bmc"]["credentials"] for each in documents} == {
+        "https://10.9.0.13": "web01-bmc",
+        "https://10.9.0.14": "web01-2-bmc",
+    }
+
+
 def test_a_directory_of_somebody_elses_is_refused(tmp_path: Path) -> None:
     (tmp_path / "fleet").mkdir()
     (tmp_path / "fleet" / "mine").touch()

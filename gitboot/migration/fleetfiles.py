@@ -125,6 +125,8 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
             serial = None
         if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
             bmc = None
+        if bmc is not None and bmc.credentials == f"{name_of(machine.name)}-bmc":
+            bmc = replace(bmc, credentials=f"{name}-bmc")  # another machine's are those of its own name
         found[name] = replace(machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks))
     return found
 
