@@ -273,6 +273,24 @@ def test_what_a_site_knows_of_a_server_is_handed_over_once_it_has_let_it_go(coun
     assert country.planned("fra1")["web01"] == (Phase.DISK, Cause.PROVISIONED)
 
 
+def test_a_server_that_changes_its_site_and_its_name_is_handed_over(country: Country, tmp_path: Path) -> None:
+    """And where another machine has its name here by then, it is named by its UUID."""
+    old, new, file = tmp_path / "ams2/state", tmp_path / "fra1/state", tmp_path / "web01.json"
+    country.push(*placed(web01="ams2", web02="fra1"))
+    country.instances["ams2"].install("web01")
+    (moved,) = (each.replace("name: web01", "name: shop01") for each in placed(web01="fra1"))
+    country.push(moved, *placed(web02="fra1"))
+    assert json.loads(said("hand-over", "web01", "--state", old).stdout)["uuid"] == uuid_of("web01")
+    assert str(said("hand-over", "shop01", "--state", old).exception).endswith("as it was called here, or by its UUID")
+    (follower,) = (each.replace("name: web03", "name: web01") for each in placed(web03="ams2"))
+    country.push(moved, follower, *placed(web02="fra1"))
+    assert "web01 is still this instance's" in str(said("hand-over", "web01", "--state", old).exception)
+    file.write_text(said("hand-over", uuid_of("web01"), "--state", old).stdout)
+    given = left(said, ("take-over", file, "--state", new, "--reason", "moved"), country)
+    assert "shop01 is provisioned: provision 1" in given
+    assert country.planned("fra1")["shop01"] == (Phase.DISK, Cause.PROVISIONED)
+
+
 def test_what_is_underway_or_not_heard_of_yet_is_not_handed_over(country: Country, tmp_path: Path) -> None:
     old, world = tmp_path / "ams2/state", country.instances["ams2"]
     reported = fleet_of(country.ledgers, "Reported")

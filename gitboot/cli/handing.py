@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.cli.instance import decision_of
 from gitboot.errors import UsageError
-from gitboot.model.scalars import format_instant, parse_uuid
+from gitboot.model.scalars import Malformed, format_instant, parse_uuid
 from gitboot.observe.spool import take
 from gitboot.plan import Record
 from gitboot.render.state import state_path
 from gitboot.resolve.records import record_facts, record_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from gitboot.cli.instance import Look
@@ -26,18 +28,19 @@ KIND: Final = "HandOver"
 
 def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
     """What is known of a server that an instance has let go; raises `UsageError` where it has not, or not yet."""
-    about, servers = look.knowledge.facts, look.commit.decisions.servers
-    if server in servers:
+    about = look.knowledge.facts
+    server, uuid = _machine_of(server, look)
+    if uuid in look.commit.machines:
         is_named = about.orders is None or about.orders.ledger in (None, about.identity)
         raise UsageError(
             f"{server} is still this instance's by the commit {look.commit.revision[:12]} that it has accepted: "
             + ("move the server in Git first" if is_named else "let it accept the one by which it stands back first")
         )
-    uuid = _machine_of(server, look)
     standing = [each for each in look.knowledge.overrides_of(uuid) if each.stays_behind]
     if standing:
         raise UsageError(f"{server}: what was set at its BMC for {standing[0].reason} is not known to be withdrawn yet")
-    if about.output is not None and (Path(about.output) / state_path(server)).exists():
+    is_given_away = server in look.commit.decisions.servers  # its name, to another machine
+    if about.output is not None and not is_given_away and (Path(about.output) / state_path(server)).exists():
         raise UsageError(f"{server} is still published in {about.output}: wait for the next reconcile")
     if _is_heard_of(server, uuid, look):
         raise UsageError(f"what {server} fetched last is not taken in yet: wait for the next reconcile")
@@ -74,12 +77,28 @@ def _is_heard_of(server: str, uuid: SystemUuid, look: Look) -> bool:
     return bool(look.knowledge.pending.get(uuid)) or any(each.server == server for each in new)
 
 
-def _machine_of(server: str, look: Look) -> SystemUuid:
-    found = sorted(uuid for uuid, machine in look.knowledge.machines.items() if machine.name == server)
-    if len(found) != 1:
-        known = "no machine" if not found else f"{len(found)} machines"
-        raise UsageError(f"this instance has known {known} as {server}")
-    return found[0]
+def _machine_of(server: str, look: Look) -> tuple[str, SystemUuid]:
+    """The machine of a name that it has or had here, or of a UUID: one that stands here before those that have left."""
+    machines = look.knowledge.machines
+    if (decision := look.commit.decisions.servers.get(server)) is not None:
+        return server, decision.uuid
+    with suppress(Malformed):
+        if (by_uuid := machines.get(parse_uuid(server))) is not None:
+            return by_uuid.name, by_uuid.uuid
+    found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
+    if not found:
+        raise UsageError(
+            f"this instance has known no machine as {server}: name it as it was called here, or by its UUID"
+        )
+    if len(found) > 1:
+        raise UsageError(
+            f"this instance has known {len(found)} machines as {server}: name one by its UUID, {_or(found)}"
+        )
+    return server, found[0]
+
+
+def _or(found: Sequence[str]) -> str:
+    return f"{', '.join(found[:-1])} or {found[-1]}"
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
@@ -100,10 +119,16 @@ def read_hand_over(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
+def called_here(given: dict[str, Any], look: Look) -> str:
+    """The name of a machine that was handed over: the commit that moved it may have renamed it."""
+    machine = look.commit.machines.get(given["uuid"])
+    return str(given["server"]) if machine is None else machine.name
+
+
 def taken(given: dict[str, Any], look: Look) -> Record:
     """What a server is taken with; raises `UsageError` where anything may have happened since it was let go."""
-    server, about = given["server"], look.knowledge.facts
-    if given["ledger"] == about.identity:
+    server = called_here(given, look)
+    if given["ledger"] == look.knowledge.facts.identity:
         raise UsageError(f"{server} was handed over by this very instance")
     decision = decision_of(look, server)
     if decision.uuid != given["uuid"]:

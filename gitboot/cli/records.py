@@ -204,7 +204,8 @@ def hand_over(server: str, state: Path) -> None:
     """Print what is known of a SERVER that has left this site, for `records take-over` at its new one.
 
     The instance has to have let it go first: it has accepted the commit that moves the server, has withdrawn what it
-    had set at its BMC, and publishes nothing for it. Nothing is changed by printing it, once or again.
+    had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
+    Nothing is changed by printing it, once or again.
     """
     from gitboot.cli.handing import released
     from gitboot.cli.instance import looked_at
@@ -226,15 +227,15 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
     been booted since it was let go.
     """
-    from gitboot.cli.handing import read_hand_over, taken
+    from gitboot.cli.handing import called_here, read_hand_over, taken
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
     from gitboot.resolve.records import record_facts
 
     given = read_hand_over(file)
     with looked_at(state, now()) as instance:
-        record = taken(given, instance)
-    item = {"uuid": given["uuid"], "server": given["server"], **record_facts(record)}
+        record, server = taken(given, instance), called_here(given, instance)
+    item = {"uuid": given["uuid"], "server": server, **record_facts(record)}
     said = {"items": [item], "reason": reason, "commit": given["commit"], "unknown": True}
     click.echo(request(state, RECORDS, said))
 
