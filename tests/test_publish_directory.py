@@ -1049,6 +1049,43 @@ def test_a_tree_of_another_instance_in_its_place_is_left_alone(tmp_path: Path) -
         assert (root / ENTRY).read_bytes() == tree(7)[ENTRY].content
 
 
+@pytest.mark.parametrize("how", ["in place", "another folder", "gone"])
+@pytest.mark.parametrize("has_published", [True, False])
+def test_a_tree_of_another_instance_that_is_put_away_is_in_the_way_no_more(
+    tmp_path: Path, how: str, has_published: bool
+) -> None:
+    root, theirs, mine = tmp_path / "output", tmp_path / "theirs", tmp_path / "mine"
+    for folder, ledger in ((theirs, "theirs"), (mine, "test")):
+        with Directory.open(folder, ledger=ledger) as other:
+            put(other, 1)
+    if not has_published:
+        shutil.copytree(theirs, root)
+    with Directory.open(root, ledger="test") as directory:
+        if has_published:
+            put(directory, 1)
+            shutil.rmtree(root)
+            shutil.copytree(theirs, root)
+        for _ in range(2):
+            with pytest.raises(ForeignTree):
+                put(directory, 2)
+        replaced(root, mine, how)
+        put(directory, 2)
+        assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(2)[ENTRY].content)
+
+
+def test_a_first_publication_that_failed_goes_on_in_the_directory_that_is_there_by_then(tmp_path: Path) -> None:
+    """As where the disk was full, and a larger one was mounted at its place."""
+    root = tmp_path / "output"
+    with Directory.open(root, ledger="test") as directory:
+        (root / "boot").touch()
+        with pytest.raises(PublishError):
+            put(directory, 1)
+        root.rename(tmp_path / "aside")
+        root.mkdir()
+        put(directory, 1)
+        assert (verify(root), (root / ENTRY).read_bytes()) == ((), tree(1)[ENTRY].content)
+
+
 def test_a_tree_that_another_process_publishes_to_in_its_place_is_left_alone(tmp_path: Path) -> None:
     root, moved = tmp_path / "output", tmp_path / "moved"
     with Directory.open(root, ledger="test") as directory:

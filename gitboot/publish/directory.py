@@ -59,6 +59,7 @@ class Directory:
         self._owed: Publication | None = None  # what publications that failed were to bring about
         self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
         self._left: bytes | None = None  # the manifest when the last publication had ended
+        self._is_foreign = False  # another ledger's tree was refused here
 
     @classmethod
     def open(
@@ -98,11 +99,14 @@ class Directory:
 
     @property
     def is_as_left(self) -> bool:
-        """Whether nobody has put another tree here since the last publication, such as an older copy of it."""
-        if self._left is None:
-            return True
+        """Whether nobody has put another tree here since the last publication, such as an older copy of it.
+
+        Before the first one has ended: nor another directory. Another ledger's tree is not what was left: it is looked
+        each time whether it is there still.
+        """
         with suppress(PublishError):
-            return is_there(self._disk) and self._disk.read(MANIFEST) == self._left
+            is_same = self._left is None or self._disk.read(MANIFEST) == self._left
+            return is_same and not self._is_foreign and is_there(self._disk)
         return False
 
     @property
@@ -177,7 +181,9 @@ class Directory:
             self._tree = Tree(self._disk)
         wanted = _joined(self._owed, Publication(servers=servers, shared=shared, complete=complete, parts=parts))
         self._owed = wanted
+        self._is_foreign = True
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
+        self._is_foreign = False
         stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
         try:
             discard(self._disk, self._tree.pending)
@@ -223,7 +229,7 @@ class Directory:
         make_root(self._disk.root)
         disk = Disk(self._disk.root)
         self._disk.close()
-        self._disk = disk
+        self._disk, self._left = disk, b""  # no manifest: another tree is here until this one is known
         if holder := disk.lock(LOCK):
             raise PublishError(f"{disk.root}: {holder} publishes there (stop it, or choose another directory)")
         finish(disk)
