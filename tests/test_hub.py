@@ -239,6 +239,17 @@ def test_status_of_all_verifies_whom_it_asks_shows_a_token_and_says_who_is_not_r
             assert "unreachable at 20" in found.output
 
 
+def test_status_of_all_counts_the_servers_of_a_site_once(shown: Shown) -> None:
+    copy = f'[instances.fra1-copy]\nsite = "fra1"\nout = "{shown.fra1.root}"\n'
+    both = "".join(
+        f'[instances.{name}]\nout = "{made.root}"\n' for name, made in (("fra1", shown.fra1), ("ams2", shown.ams2))
+    )
+    shown.file.write_text(both)
+    assert "2 instances, 3 servers" in status_all(shown.file).output
+    shown.file.write_text(both + copy)
+    assert "3 instances, 3 servers" in status_all(shown.file).output
+
+
 @for_each(
     ("text", "says"),
     [

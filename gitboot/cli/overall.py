@@ -44,7 +44,10 @@ def _as_text(items: list[dict[str, Any]]) -> str:
         for each in items
     ]
     below = ["\n".join(wrapped(line, "    ") for line in _what_is_wrong(each)) for each in items]
-    servers = sum(each["servers"] for each in items)
+    of_sites = [
+        [each["servers"] for each in items if each["site"] == site] for site in {each["site"] for each in items}
+    ]
+    servers = sum(map(max, of_sites))  # instances of one site, such as a standby or a copy, have the same ones
     return "\n".join(
         [
             table(_HEADER, rows, below=below),
