@@ -449,6 +449,23 @@ def test_the_instance_of_a_site_that_is_gone_stands_back_at_once_and_lets_its_se
         assert json.loads(said("hand-over", "web02", "--state", tmp_path / "fra1/state").stdout)["site"] == "fra1"
 
 
+def test_a_site_that_was_closed_and_is_put_back_says_what_it_waits_for(country: Country) -> None:
+    goes, documents = country.instances["fra1"], (*BOOTS, *placed(web01="ams2", web02="ams2"))
+    opened, closed = (
+        "---\n".join((fleet_of(country.ledgers, sites=sites), *documents)) for sites in (SITES, ("ams2",))
+    )
+    for text in (opened, closed):
+        country.repository.push({"fleet.yaml": text}, "Change")
+        country.turn()
+    country.repository.push({}, f"Close fra1\n\nGitboot-Ack: {held_digest(goes)} allowTakeover")
+    country.turn()
+    country.repository.push({"fleet.yaml": opened, "bad.yaml": "kind: Nothing\n"}, "Put it back, and break something")
+    country.turn()
+    (found,) = (each for each in goes.parts.reconciler.status.conditions if each.type == "LedgerNamed")
+    assert found.message.startswith("the Fleet names no ledger for fra1, and this instance has")
+    assert found.message.endswith("By the newest Fleet it acts again, once that is accepted")
+
+
 def test_a_site_gets_another_name_as_a_new_site_to_which_its_servers_move(country: Country, tmp_path: Path) -> None:
     country.push(*placed(web01="ams2", web02="fra1"))
     country.instances["fra1"].install("web02")

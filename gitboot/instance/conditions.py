@@ -207,11 +207,16 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
     else:
         yield _condition("LedgerWritable", True, "Writable", "the ledger took all that was new", at)
     if accepted is not None and standing.commit is not None and not standing.acts:
-        who = f"no ledger for {accepted.site}" if standing.is_orphaned else "another ledger"
+        orders, identity = standing.attempt.orders, knowledge.facts.identity
+        acts_next = orders is not None and orders.ledger in (None, identity)
+        is_orphaned = accepted.ledger == NOBODY if acts_next else standing.is_orphaned
+        who = f"no ledger for {accepted.site}" if is_orphaned else "another ledger"
         message = (
-            f"the Fleet names {who}, and this instance has {knowledge.facts.identity}: nothing is set "
+            f"the Fleet names {who}, and this instance has {identity}: nothing is set "
             "any more, and no boot that writes disks is offered; windows end, and what was set is withdrawn"
         )
+        if acts_next:
+            message += ". By the newest Fleet it acts again, once that is accepted"
         yield _condition("LedgerNamed", False, "StandsBack", message, at)
     if accepted is not None and standing.commit is None:
         whose = f"the ledger {accepted.ledger}" if accepted.ledger != NOBODY else f"no ledger for {accepted.site}"
