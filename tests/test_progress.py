@@ -13,7 +13,7 @@ from typing import Final, cast
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli.status import command
+from gitboot.cli.status import command, newest
 from gitboot.evaluate import wire
 from gitboot.evaluate.__main__ import _Answering
 from gitboot.evaluate.limits import Allowance
@@ -118,6 +118,20 @@ def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -
     left.note(Underway(work=Work.PLAN, done=1, total=2, left_s=3))
     left.note(None)
     assert (read_status(tmp_path)["progress"], read_status(tmp_path)["changes"]) == (None, 8)
+
+
+def test_what_the_tree_says_is_shown_where_state_takes_no_more_writes(tmp_path: Path) -> None:
+    left = {"ledger": "mine", "clock": "2026-11-20T12:00:00Z", "conditions": [], "plannedAt": "then"}
+    (tmp_path / "ops").mkdir()
+    for more, is_shown in (
+        ({"clock": "2026-11-20T12:01:00Z"}, True),
+        ({"clock": "2026-11-20T11:59:00Z"}, False),
+        ({"clock": "2026-11-20T12:01:00Z", "ledger": "theirs"}, False),
+    ):
+        (tmp_path / "ops" / "status.json").write_text(json.dumps({**left, "plannedAt": "now", **more}))
+        assert newest(left, tmp_path)["plannedAt"] == ("now" if is_shown else "then")
+    (tmp_path / "ops" / "status.json").write_text("{")
+    assert newest(left, tmp_path) == left
 
 
 def test_a_first_start_has_a_status_before_anything_is_published(tmp_path: Path) -> None:

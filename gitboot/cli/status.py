@@ -48,17 +48,32 @@ def command(
         context.exit(show_all(instances, outputs))
     if state is None:
         raise UsageError("expected --state STATE, of one instance, or --all FILE, which names several")
-    from gitboot.cli.words import folders_of
+    from gitboot.cli.words import folders_of, output_of
     from gitboot.instance.directory import read_status, running
     from gitboot.observe.stopped import Words, with_stop
 
     status = read_status(state)
-    status["process"] = running(state)
+    process = running(state)
+    if process and (published := output_of(state)) is not None:
+        status = newest(status, published)
+    status["process"] = process
     status["lease"] = _lease(state) if status["process"] else None
     status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
     for output in outputs:
         text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
         output.write(text)
+
+
+def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
+    """The status that the instance has left in its tree, where that is newer: STATE may take no more writes."""
+    from gitboot.publish.manifest import STATUS
+
+    acts = all(each["status"] for each in status["conditions"] if each["type"] == "Acting")
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        found = json.loads((output / STATUS).read_bytes())
+        if acts and found["ledger"] == status["ledger"] and found["clock"] > status["clock"]:
+            return {**status, **found}
+    return status
 
 
 def _as_text(status: dict[str, Any], state: Path) -> str:

@@ -27,6 +27,13 @@ def folders_of(state: Path) -> tuple[Path, ...]:
     return tuple(folder for folder in sorted(found) if folder.is_dir())
 
 
+def output_of(state: Path) -> Path | None:
+    """Where the instance on ``state`` publishes, as far as its ledger can be read."""
+    with suppress(LedgerError):
+        return places(state / LEDGER)[0] if has_ledger(state) else None
+    return None
+
+
 def told_to(state: Path) -> Path:
     """The STATE of the instance that is told: that of who acts, where this one stands by on the same host."""
     if (acting := told_here(state)) != state:
