@@ -29,7 +29,7 @@ from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile
 from gitboot.resolve import Decisions
 from gitboot.resolve.reading import read as read_decisions
-from gitboot.resolve.sites import site_of
+from gitboot.resolve.sites import sites_of
 from gitboot.source import open_snapshot
 
 _SAVED_EVERY_S: Final = 2.0
@@ -46,8 +46,7 @@ def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisi
         if site not in decisions.sites:
             hint = did_you_mean(site, decisions.sites, "the Fleet names those that there are")
             raise UsageError(f"there is no site {site!r}; {hint}")
-    of_servers = {name: site_of(repository, server) for name, server in repository.servers.items()}
-    named = named_artifacts(decisions, {name: site.name for name, site in of_servers.items() if site is not None})
+    named = named_artifacts(decisions, {name: site.name for name, site in sites_of(repository).items()})
     return decisions, tuple(each for each in named if not only or not set(only).isdisjoint(each.sites))
 
 

@@ -32,7 +32,7 @@ from gitboot.resolve import Decisions, plan
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.records import first_records
-from gitboot.resolve.sites import site_of
+from gitboot.resolve.sites import sites_of
 from gitboot.resolve.whereabouts import fleet_facts, written
 from gitboot.source import open_snapshot
 
@@ -82,8 +82,9 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
     found = {}
     known = {machine.name: machine for machine in machines(repository).values()}
     places = Places(repository) if Output.PAGES in repository.fleet.spec.outputs else None
+    sites = sites_of(repository)
     for name, server in repository.servers.items():
-        site = site_of(repository, server)
+        site = sites.get(name)
         addresses = (address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses)
         found[name] = About(
             site=site.name if site is not None else None,

@@ -16,7 +16,7 @@ from gitboot.plan import Decision
 from gitboot.problems.problem import Problem
 from gitboot.resolve import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
-from gitboot.resolve.sites import site_of
+from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions
 from gitboot.resolve.written import Written
 
@@ -104,13 +104,12 @@ class Evaluated:
 
 def commit_of(repository: FleetRepository, decisions: Decisions) -> Commit:
     """What an instance knows of a repository that was decided."""
-    sites = {name: site_of(repository, server) for name, server in repository.servers.items()}
     return Commit(
         revision=repository.revision,
         fleet=repository.fleet.spec,
         decisions=decisions,
         machines=dict(sorted(machines(repository).items())),
-        sites={name: site.name for name, site in sites.items() if site is not None},
+        sites={name: site.name for name, site in sites_of(repository).items()},
         labels={name: server.metadata.labels for name, server in repository.servers.items()},
         opt_outs=tuple(opt_outs(repository)),
         minimum_versions=minimum_versions(repository),
