@@ -12,6 +12,7 @@ from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk, risks
+from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.load import load
 from gitboot.model.policy import (
     DiskBoot,
@@ -476,6 +477,36 @@ def test_a_site_counts_where_dhcp_is_published() -> None:
     site = "sites: [{{name: {name}, select: {{matchLabels: {{site: fra1}}}}, baseURL: 'http://fra1.test'}}]"
     one, other = ({"fleet.yaml": fleet(f"{DHCP}, {site.format(name=name)}")} for name in ("x", "y"))
     assert not compared(other, {**FLEET, **one}).nothing
+
+
+@pytest.mark.parametrize(
+    ("ledgers", "found"),
+    [
+        ((1, 2), (BecomesUnknown(Since.MOVED, "fra1"),)),
+        ((1, 1), ()),  # one instance acts for both
+        ((None, None), ()),
+        ((None, 2), ()),  # who acted for the first is not said
+    ],
+)
+def test_who_comes_to_a_site_with_an_instance_of_its_own_is_unknown_there(
+    ledgers: tuple[int | None, int | None], found: tuple[BecomesUnknown, ...]
+) -> None:
+    named = [f", ledger: {uuid_of(str(each))}" if each is not None else "" for each in ledgers]
+    sites = ", ".join(
+        f"{{name: {name}, baseURL: 'http://{name}.test', select: {{matchLabels: {{site: {name}}}}}{ledger}}}"
+        for name, ledger in zip(("ams2", "fra1"), named, strict=True)
+    )
+    old, new = (
+        {
+            **{path: text for path, text in FLEET.items() if "servers" not in path},
+            "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites}]"),
+            "servers/a.yaml": server("a", f"role: web, site: {site}", "provision: 1"),
+        }
+        for site in ("ams2", "fra1")
+    )
+    (change,) = compared(new, old).servers
+    assert change.unknown == found
+    assert (Risk.BECOMES_UNKNOWN in change.risks) == bool(found)
 
 
 def test_addresses_of_other_servers_are_no_part_of_the_digest() -> None:

@@ -20,10 +20,12 @@ from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, machines
+from gitboot.model.fleet import Site
 from gitboot.model.scalars import Digest
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
+from gitboot.resolve.sites import sites
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +157,10 @@ def compare(
     after = machines(new_repository, touched.servers)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
+    whose_before, whose = (
+        _acted_for(old_repository, (was for was, _ in pairs)),
+        _acted_for(new_repository, (now for _, now in pairs)),
+    )
     owners = {mark: machine.name for machine in before.values() for mark in machine.marks()}
     servers = []
     for was, is_now in pairs:
@@ -162,7 +168,8 @@ def compare(
         new_decision = new.servers[is_now] if is_now else None
         found_by = marks(new_decision) if new_decision else ()
         others = {mark: owners[mark] for mark in found_by if owners.get(mark, was) != was}
-        change = _server_change(old_decision, new_decision, mutated, shared, others)
+        moved_to = _moved_to(whose_before.get(was or ""), whose.get(is_now or ""))
+        change = _server_change(old_decision, new_decision, mutated, shared, others, moved_to)
         if change is not None:
             servers.append(change)
     by_name = {machine.name: machine.bmc for machine in after.values()}
@@ -192,12 +199,27 @@ def _everything(old: FleetRepository | None, new: FleetRepository) -> Touched:
     return Touched(servers=frozenset(servers.keys() | new.servers.keys()), documents=frozenset(), sizes=sizes)
 
 
+def _acted_for(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:
+    """The site of each of these servers that is at one with an instance of its own."""
+    if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
+        return {}
+    selection = sites(repository)
+    found = {name: selection.of(repository.servers[name]) for name in names if name is not None}
+    return {name: selected[0] for name, selected in found.items() if selected and selected[0].ledger is not None}
+
+
+def _moved_to(was: Site | None, now: Site | None) -> str | None:
+    """The site that a server comes to from one for which another instance acts."""
+    return now.name if was is not None and now is not None and was.ledger != now.ledger else None
+
+
 def _server_change(
     old: Decision | None,
     new: Decision | None,
     mutated: set[str],
     shared: SharedChange | None,
     others: Mapping[Mark, str],
+    moved_to: str | None,
 ) -> ServerChange | None:
     same = old is not None and new is not None and old.digest == new.digest
     all_files = shared is not None and changes_all_files(shared)
@@ -212,7 +234,7 @@ def _server_change(
         found |= {Risk.LESS}
     if not same and mutated & {*booted(old), *booted(new)}:
         found |= {Risk.MUTATED_IMAGE}
-    unknown = becomes_unknown(old, new) if not same else ()
+    unknown = becomes_unknown(old, new, moved_to) if not same else ()
     if unknown:
         found |= {Risk.BECOMES_UNKNOWN}
     return ServerChange(

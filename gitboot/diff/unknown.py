@@ -18,6 +18,7 @@ class Since(StrEnum):
     REPLACES = "replaces"  # a board that no document has any more: what stands in a ledger of it only that knows
     BOARD = "board"  # another UUID, and its document does not say which one it replaces
     NOT_RAISED = "not raised"  # the document says so, and asks for no installation
+    MOVED = "moved"  # another instance acts for it, which knows nothing of it
     OVERWRITTEN = "overwritten"  # a maintenance writes its disks
 
 
@@ -25,15 +26,22 @@ class BecomesUnknown(NamedTuple):
     """One way in which it becomes unknown whether a server is provisioned."""
 
     since: Since
-    what: str  # the provision number, the UUID before, or the maintenance
+    what: str  # the provision number, the UUID before, the site that it comes to, or the maintenance
 
 
-def becomes_unknown(old: Decision | None, new: Decision | None) -> tuple[BecomesUnknown, ...]:
-    """Every way, as far as two decisions say it; a raised provision number is pending whatever was before."""
-    return tuple(_ways(old, new)) if new is not None else ()
+def becomes_unknown(
+    old: Decision | None, new: Decision | None, moved_to: str | None = None
+) -> tuple[BecomesUnknown, ...]:
+    """Every way, as far as two decisions say it; a raised provision number is pending whatever was before.
+
+    ``moved_to`` is a site with an instance of its own, to which the server comes from another such site.
+    """
+    return tuple(_ways(old, new, moved_to)) if new is not None else ()
 
 
-def _ways(old: Decision | None, new: Decision) -> Iterator[BecomesUnknown]:
+def _ways(old: Decision | None, new: Decision, moved_to: str | None) -> Iterator[BecomesUnknown]:
+    if moved_to is not None:
+        yield BecomesUnknown(Since.MOVED, moved_to)
     if old is None:
         if new.replaces is not None:
             yield BecomesUnknown(Since.REPLACES, new.replaces)

@@ -125,6 +125,11 @@ def unknown(found: BecomesUnknown) -> str:
             return f"its UUID was {found.what}: say replaces: {found.what}, and raise provision to install it"
         case Since.NOT_RAISED:
             return f"it replaces another board at provision {found.what}: raise it to install the machine"
+        case Since.MOVED:
+            return (
+                f"it comes to the site {found.what}, whose instance knows nothing of it: gitboot records hand-over and "
+                "take-over, or say what it is: gitboot records set"
+            )
         case Since.OVERWRITTEN:
             return f"Maintenance/{found.what} writes its disks: raise provision to install it again afterwards"
 
