@@ -228,7 +228,7 @@ class _Decision:
             self._owned.update(self._wanted.servers.get(server) or ())
             return frozenset()
         self._owned.update(before.files)
-        self._give_up(before.files, self._wanted.servers.get(server) or {})
+        self._given_up.update(_given_up(before.files, self._wanted.servers.get(server) or {}))
         self._gone |= {(identity, server) for identity in before.identities}
         if path in self._tree.pending:
             return frozenset()
@@ -243,7 +243,7 @@ class _Decision:
         if self._wanted.shared is not None:
             self._content[SHARED] = tuple(filter(is_content, files))
         self._owned.update(before)
-        self._give_up(before, now)
+        self._given_up.update(_given_up(before, now))
         differing = files
         if self._wanted.complete:
             differing = {
@@ -252,9 +252,6 @@ class _Decision:
                 if now[path] != before.get(path) or self._may_differ(path, file)
             }
         self._suspects |= differing
-
-    def _give_up(self, before: Iterable[str], now: Collection[str]) -> None:
-        self._given_up.update(path for path in before if path not in now and is_content(path))
 
     def _may_differ(self, path: str, file: File) -> bool:
         return path in self._tree.pending or self._disk.size(path) != len(file.content)
@@ -309,12 +306,6 @@ class _Decision:
         left = self._left_over(over) - retired
         self._expired = sorted(path for path in left if _is_file_at(self._disk, path))
 
-    def _beside(self, written: set[str]) -> Iterator[str]:
-        for server, files in self._wanted.servers.items():
-            path = state_path(server)
-            if files is not None and path not in written and not written.isdisjoint(files):
-                yield path
-
     # The index
 
     def changes(self, also: frozenset[Pair]) -> TreeChanges:
@@ -338,7 +329,7 @@ class _Decision:
             planned=self._planned,
             written=tuple(self._written),
             states=tuple(sorted(states, key=lambda path: path not in claimed)),
-            beside=tuple(self._beside({*self._written})),
+            beside=tuple(_beside(self._wanted.servers, {*self._written})),
             withdrawn=tuple(self._withdrawn),
             retired=tuple(self._retired),
             expired=tuple(self._expired),
@@ -348,6 +339,17 @@ class _Decision:
             parted=parted,
             indexed=frozenset(indexed),
         )
+
+
+def _beside(servers: Mapping[str, Files | None], written: set[str]) -> Iterator[str]:
+    for server, files in servers.items():
+        path = state_path(server)
+        if files is not None and path not in written and not written.isdisjoint(files):
+            yield path
+
+
+def _given_up(before: Iterable[str], now: Collection[str]) -> Iterator[str]:
+    return (path for path in before if path not in now and is_content(path))
 
 
 def _is_file_at(disk: Disk, path: str) -> bool:

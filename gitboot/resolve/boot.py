@@ -100,7 +100,8 @@ class Composer:
             merged = with_user_data_arguments(merged, user_data)
         check_way_in(boot, source, own_arguments(source), user_data)
         if not boot.direct:
-            check_command_line(merged, source, partial(self._places, lists, with_url))
+            rendering = partial(self._rendered_arguments, context=with_url)
+            check_command_line(merged, source, partial(_places, lists, rendering))
         entry_context = with_url.having(kernel_arguments=list(merged))
         entries = {
             loader: self._file(path, entry_context, source, "templates", loader)
@@ -134,15 +135,9 @@ class Composer:
         What leads to the user data is written nowhere.
         """
         context = Context(self._plain, boot, source)
-        places = self._places(argument_lists(boot, source), context.having(urls=context.urls(boot.user_data)))
+        with_url = context.having(urls=context.urls(boot.user_data))
+        places = _places(argument_lists(boot, source), partial(self._rendered_arguments, context=with_url))
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
-
-    def _places(self, lists: ArgumentLists, context: Context) -> dict[str, tuple[Id, int]]:
-        return {
-            text: (resource, number)
-            for resource, given in lists
-            for number, text in self._rendered_arguments(resource, given, context)
-        }
 
     def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
         at = ("spec", "userData", "format")
@@ -199,3 +194,9 @@ class Composer:
                 *("spec", *field),
                 template=(path, fault.line or 1),
             ) from None
+
+
+def _places(
+    lists: ArgumentLists, rendering: Callable[[Id, tuple[str, ...]], list[tuple[int, str]]]
+) -> dict[str, tuple[Id, int]]:
+    return {text: (resource, number) for resource, given in lists for number, text in rendering(resource, given)}
