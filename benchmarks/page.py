@@ -117,6 +117,8 @@ def _fewer(rounds: int | None) -> str:
 
 
 def _seconds(value: float) -> str:
+    if value >= 1000:
+        return f"{value:,.0f} s"
     for least, unit, times in ((1, "s", 1), (1e-3, "ms", 1e3)):
         if value >= least:
             return f"{value * times:.3g} {unit}"
