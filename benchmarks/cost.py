@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -52,25 +54,39 @@ def of_command(
     return median(_once(command, before, how) for _ in range(rounds))
 
 
+# A process counts as its own peak what its parent held when it was started: so a small one starts it, and waits for it.
+_STARTER: Final = """
+import os, sys, time
+began = time.perf_counter()
+process = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(process, 0)
+took = time.perf_counter() - began
+os.write(int(sys.argv[1]), b"%d %a %a %d" % (status, usage.ru_utime + usage.ru_stime, took, usage.ru_maxrss))
+"""
+
+
 def _once(command: Sequence[str | Path], before: Callable[[], object], how: dict[str, object]) -> Cost:
     before()
-    began = time.perf_counter()
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, **{"stdout": subprocess.DEVNULL, "stderr": said, **how})  # type: ignore[call-overload]
+    found, told = os.pipe()
+    starter = (sys.executable, "-I", "-S", "-c", _STARTER, str(told), *map(str, command))
+    given = {"stdout": subprocess.DEVNULL, **how, "pass_fds": (told,), "start_new_session": True}
+    with tempfile.TemporaryFile() as said, os.fdopen(found) as pipe:
         try:
-            _, status, usage = os.wait4(process.pid, 0)
+            process = subprocess.Popen(starter, **{"stderr": said, **given})  # type: ignore[call-overload]
+        finally:
+            os.close(told)
+        try:
+            process.wait()
         except BaseException:  # its row has no time left
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-        took = time.perf_counter() - began
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode not in (0, _PARTIAL):
+        status, cpu_s, took_s, peak_kib = pipe.read().split() or ("-1", "0", "0", "0")
+        ended = os.waitstatus_to_exitcode(int(status)) if process.returncode == 0 else process.returncode
+        if ended not in (0, _PARTIAL):
             said.seek(0)
-            raise AssertionError(
-                f"{shlex.join(map(str, command))} ended with {process.returncode}: {last_words(said.read())}"
-            )
-    return Cost(cpu_s=usage.ru_utime + usage.ru_stime, wall_s=took, peak_mib=usage.ru_maxrss / 1024)
+            raise AssertionError(f"{shlex.join(map(str, command))} ended with {ended}: {last_words(said.read())}")
+    return Cost(cpu_s=float(cpu_s), wall_s=float(took_s), peak_mib=int(peak_kib) / 1024)
 
 
 def last_words(said: bytes) -> str:

@@ -118,6 +118,13 @@ def test_a_program_that_fails_says_why() -> None:
         of_command(["sh", "-c", "echo no disk >&2; exit 3"], rounds=1)
 
 
+def test_the_peak_of_a_command_is_not_what_its_measurer_holds() -> None:
+    held = b"x" * (100 << 20)
+    peak = of_command(["true"], rounds=1).peak_mib
+    assert peak is not None
+    assert peak * (1 << 20) < len(held) / 2
+
+
 def test_a_row_that_fails_or_is_late_does_not_lose_the_others(tmp_path: Path) -> None:
     def fails(_: Place) -> Figure:
         raise KeyError("a fault")
