@@ -281,6 +281,16 @@ def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[O
 def nothing(number: int, name: str, args: tuple[Any, ...]) -> None: ...
 
 
+def killing(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
+    """It ends at that call, as a process that is killed."""
+
+    def kill(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if number == at:
+            raise KeyboardInterrupt
+
+    return kill
+
+
 @pytest.mark.parametrize(
     ("code", "on", "few", "restarted"),
     [
@@ -485,18 +495,13 @@ def test_killed_while_macs_change_who_goes_on_finds_everybody_by_their_own(
     root: Path, old: Mapping[str, Files], new: Mapping[str, Files]
 ) -> None:
     for at in count(1):
-
-        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
-            if number == at:
-                raise KeyboardInterrupt
-
         changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             directory.publish(old, {}, complete=True, commit="old", at=AT)
             before = directory.inventory()
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             assert directory.resume(before) == frozenset()
-            with suppress(KeyboardInterrupt), happening(kill) as calls:
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
                 bring(directory, new, changed, "new")
         planned = new if at % 2 else old
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
@@ -540,18 +545,13 @@ def test_refused_while_macs_change_who_takes_that_back_finds_everybody_by_their_
 def test_killed_while_a_damaged_shard_is_put_right_the_next_start_puts_it_right(root: Path) -> None:
     servers = named(*MACS[:2])
     for at in count(1):
-
-        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
-            if number == at:
-                raise KeyboardInterrupt
-
         shutil.rmtree(root, ignore_errors=True)
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             directory.publish(servers, {}, complete=True, commit="old", at=AT)
             before = directory.inventory()
         (root / shard_path(f"mac/{MACS[0]}")).write_bytes(b"{")
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
-            with suppress(KeyboardInterrupt), happening(kill) as calls:
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
                 directory.publish(servers, {}, complete=True, commit="new", at=AT)
             is_under_way = (root / PENDING).exists()
         if not is_under_way:
@@ -578,18 +578,13 @@ def test_killed_while_content_is_passed_on_it_expires_once_nobody_names_it(root:
         for both in ((naming("1"), naming("2")), (given, naming("2")), (naming("1"), given))
     )
     for at in count(1):
-
-        def kill(number: int, name: str, args: tuple[Any, ...], at: int = at) -> None:
-            if number == at:
-                raise KeyboardInterrupt
-
         shutil.rmtree(root, ignore_errors=True)
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             directory.publish(first, {}, complete=True, commit="first", at=AT)
             before = directory.inventory()
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             assert directory.resume(before) == frozenset()
-            with suppress(KeyboardInterrupt), happening(kill) as calls:
+            with suppress(KeyboardInterrupt), happening(killing(at)) as calls:
                 directory.publish(then, None, complete=False, commit="then", at=AT)
         with happening(nothing), Directory.open(root, ledger="ours") as directory:
             assert directory.resume(before) is not None
