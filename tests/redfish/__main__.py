@@ -13,7 +13,6 @@ import argparse
 import re
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import httpx
@@ -25,6 +24,7 @@ from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
 _TICK_S = 0.25
+_ENDING = (signal.SIGINT, signal.SIGTERM)
 _NAMED = re.compile(r"^\s*(?:kernel|initrd|chain)\b.*?(https?://\S+|/\S+)", re.MULTILINE)
 
 
@@ -46,14 +46,13 @@ def main() -> None:
 
     for machine in machines:
         machine.on_boot = boots
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    # Waited for, not handled: a handler may interrupt whoever holds the lock of the Event that it sets.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     service = Service(*machines, credentials=_credentials(arguments.credentials))
     tls = Authority(arguments.tls).server_context(f"IP:{arguments.host}") if arguments.tls else None
     with RedfishServer(service, tls=tls, host=arguments.host, port=arguments.port) as server:
         _say(f"Redfish: {server.url}/redfish/v1/ with {len(machines)} systems")
-        while not stop.wait(_TICK_S):
+        while signal.sigtimedwait(_ENDING, _TICK_S) is None:
             for machine in machines:
                 machine.advance(_TICK_S)
 
