@@ -122,6 +122,7 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
     lines.show(gitboot.stderr, _event)
     lines.show(machines, lambda line: f"         machine            {line}")
     if _ready(gitboot, base):
+        _name(fleet, ledger=_get(f"{base}/api/v1/status")["ledger"])
         begin = [PYTHON, "-m", "gitboot", "records", "begin", "fresh", "--yes", "--state", str(scratch / "state")]
         here = {**os.environ, "TMPDIR": str(scratch)}  # what it leaves where it is ended
         if code := _start(stack, begin, stdout=subprocess.DEVNULL, env=here).wait():
@@ -253,6 +254,15 @@ def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> Non
     steps = (["init", "-q", "-b", "main"], *settings_of_git, ["add", "-A"], ["commit", "-qm", "The example fleet"])
     for arguments in steps:
         subprocess.run(["git", *arguments], cwd=fleet, check=True)
+
+
+def _name(fleet: Path, *, ledger: str) -> None:
+    """Commit that this instance acts: BMCs are set by the one that the Fleet names."""
+    settings = fleet / "fleet.yaml"
+    text = settings.read_text()
+    assert "  provisioning:\n" in text
+    settings.write_text(text.replace("  provisioning:\n", f"  provisioning:\n    ledger: {ledger}\n"))
+    subprocess.run(["git", "commit", "-qam", "Name the instance that acts"], cwd=fleet, check=True)
 
 
 def _ready(gitboot: subprocess.Popen[str], base: str) -> bool:

@@ -64,6 +64,7 @@ class Bench:
         per_site: int = MOST_OF_SITE,
         keys: TokenKeys = NO_KEYS,
         artifacts: ArtifactWatch | None = None,
+        named: bool = True,
     ) -> None:
         self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
         self.events: list[Event] = []
@@ -71,6 +72,8 @@ class Bench:
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(store.open(folder / "ledger.sqlite"))
         check(self.ledger)
+        if named:  # as by a Fleet that says that this instance acts
+            self.commits.ledger = self.ledger.progress[0]
         if doubt is not None:
             facts.doubt(self.ledger, doubt)
         bmc = BmcSettings(credentials=credentials, failures=failures, parallel=parallel, per_site=per_site, jitter=0)

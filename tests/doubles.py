@@ -31,6 +31,7 @@ from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
 from gitboot.source.line import Merge
+from tests import fleets
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}
 UNLIMITED: Final = Limits(
@@ -59,10 +60,22 @@ class Commits:
 
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
+        self.ledger: str | None = None  # that a Fleet names which says nothing of it
         self._evaluator = Evaluator(lambda revision, previous: self._snapshot)
 
     def push(self, snapshot: Snapshot) -> None:
+        """Let this be the newest commit."""
+        if self.ledger is not None:
+            texts = {path: snapshot.read(blob).decode() for path, blob in snapshot.blobs.items()}
+            snapshot = fleets.snapshot(files={path: fleets.naming(self.ledger, text) for path, text in texts.items()})
         self.newest = replace(snapshot, revision=Revision(f"{next(self._numbers):040}"))
+
+    def push_of_another(self, fleet: Commits) -> None:
+        """The newest of another repository, as this one's: it names this instance."""
+        assert fleet.newest is not None and fleet.ledger is not None and self.ledger is not None
+        texts = {path: fleet.newest.read(blob).decode() for path, blob in fleet.newest.blobs.items()}
+        named = {path: text.replace(fleet.ledger, self.ledger) for path, text in texts.items()}
+        self.push(fleets.snapshot(files=named))
 
     @property
     def _snapshot(self) -> Snapshot:

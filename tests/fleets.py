@@ -29,6 +29,15 @@ def fleet(spec: str = "baseURL: 'http://boot.test'") -> str:
     return document("Fleet", "test", spec)
 
 
+def naming(ledger: str, text: str) -> str:
+    """A Fleet's document in flow style, which names the ledger that acts, unless it names one."""
+    if "kind: Fleet" not in text or "ledger:" in text:
+        return text
+    if "provisioning: {" in text:
+        return text.replace("provisioning: {", f"provisioning: {{ledger: {ledger}, ", 1)
+    return text.replace("baseURL:", f"provisioning: {{ledger: {ledger}}}, baseURL:", 1)
+
+
 def uuid_of(name: str) -> str:
     digits = sha256(name.encode()).hexdigest()
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"

@@ -18,8 +18,10 @@ import httpx
 import pygit2
 
 from gitboot.cli.instance import request
-from gitboot.instance.directory import has_ledger
+from gitboot.instance.directory import LEDGER, has_ledger
 from gitboot.instance.requests import BEGIN
+from gitboot.ledger.naming import PostgresAddress, note_address
+from gitboot.ledger.store import Store
 from gitboot.publish.recorded import read_records
 from gitboot.resolve.records import record_facts
 from tests.preloaded import Command
@@ -122,6 +124,15 @@ def eventually(look: Callable[[], Any], within_s: float = 60) -> Any:
             last = error
         time.sleep(0.05)
     raise AssertionError(f"not within {within_s} s; last: {last!r}")
+
+
+def ledger_in(state: Path, address: PostgresAddress | None = None) -> str:
+    """The identity of the ledger in a state directory, or of the one that it names; it is made where there is none."""
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if address is not None:
+        note_address(state / LEDGER, address)
+    with Store.open(state / LEDGER) as ledger:
+        return ledger.progress[0]
 
 
 def begin(state: Path, records: str | Path) -> None:

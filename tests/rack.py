@@ -14,10 +14,11 @@ from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 from gitboot.cli import main
+from gitboot.ledger.naming import PostgresAddress
 from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
-from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.instance import Instance, Repository, eventually, running
+from tests.fleets import fleet, image, mac_of, naming, policy, profile, server, uuid_of
+from tests.instance import Instance, Repository, eventually, ledger_in, running
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop
 from tests.redfish.profiles import ENABLED, GENERIC, TARGET, Profile
@@ -102,7 +103,10 @@ class Rack:
     folder: Path
     settings: str = BASE_URL
     pool: tuple[str, ...] = POOL
+    named: bool = True  # whether the Fleet names the ledger of the instance
     blades: dict[str, Blade] = field(default_factory=dict)
+    address: PostgresAddress | None = None  # where the ledger is; None: in STATE
+    _identity: str = ""  # of the one at an address
     _bmcs: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
@@ -116,6 +120,13 @@ class Rack:
     @property
     def state(self) -> Path:
         return self.folder / "state"
+
+    def ledger(self) -> str:
+        """The identity of the ledger that the Fleet names."""
+        if self.address is None:
+            return ledger_in(self.state)
+        self._identity = self._identity or ledger_in(self.folder / "ledger", self.address)
+        return self._identity
 
     @property
     def output(self) -> Path:
@@ -141,7 +152,8 @@ class Rack:
     def push(self, subject: str = "Change") -> str:
         """Commit what the rack is now."""
         servers = (blade.document for blade in self.blades.values())
-        return self.repository.push({"fleet.yaml": "---\n".join((fleet(self.settings), *servers, *self.pool))}, subject)
+        settings = naming(self.ledger(), fleet(self.settings)) if self.named else fleet(self.settings)
+        return self.repository.push({"fleet.yaml": "---\n".join((settings, *servers, *self.pool))}, subject)
 
     @contextmanager
     def running(self, *arguments: object, ready: bool = True, records: str | Path | None = None) -> Iterator[Instance]:

@@ -40,6 +40,7 @@ from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED
 from tests.fleets import mac_of, uuid_of
 from tests.inprocess import Parts, in_process
+from tests.instance import ledger_in
 from tests.lives_machines import NETWORK, Reading, Watched
 from tests.redfish.double import Boot
 from tests.redfish.profiles import ENABLED, GENERIC, TARGET
@@ -182,7 +183,7 @@ class Site:
         give_credentials(self.folder, password="secret")
         for name in ("spool", "spool-b"):
             (self.folder / name).mkdir()
-        self.origin = Origin(self.folder / "git")
+        self.origin, self.ledger = Origin(self.folder / "git"), ledger_in(self.folder / "state")
         self.commit = replace(self.commit, bmc="a" if self.bmcs else None)
         self.book.ask(self.commit.label, ask_of(self.ways))
         self.push()
@@ -230,7 +231,7 @@ class Site:
         self.since.append(self.commit)
         self.history.append(self.commit)
         addresses = {name: server.url for name, server in self.bmcs.items()}
-        self.origin.push(self.commit.files(self.ways, addresses, self.own.path), message)
+        self.origin.push(self.commit.files(self.ways, addresses, self.own.path, self.ledger), message)
 
     def ask_for_installation(self, message: str = "Install it again", *, acknowledged: bool = True) -> None:
         """A commit by which it is to be installed."""

@@ -67,10 +67,10 @@ class Commit:
     def labels(self) -> set[str]:
         return {self.label} | ({self.job.label} if self.job is not None else set())
 
-    def files(self, ways: Ways, bmcs: Mapping[str, str], system: str) -> dict[str, str]:
+    def files(self, ways: Ways, bmcs: Mapping[str, str], system: str, ledger: str) -> dict[str, str]:
         attempts = f", attempts: {ways.attempts}" if ways.evidence == "Reported" else ""
         spec = f"baseURL: '{BASE}', outputs: [ipxe, grub, uuid]"
-        spec += f", provisioning: {{evidence: {ways.evidence}, monitors: [10.9.0.0/24]{attempts}}}"
+        spec += f", provisioning: {{ledger: {ledger}, evidence: {ways.evidence}, monitors: [10.9.0.0/24]{attempts}}}"
         spec += f", endpoint: '{BASE}'" if ways.names_endpoint else ""
         spec += ", stopped: 'smoke in rack 4'" if self.stopped else ""
         bmc = self.bmc and f", bmc: {{address: '{bmcs[self.bmc]}', system: {system}, credentials: rack}}"

@@ -177,7 +177,7 @@ def pair(
     rack: Rack, server: PostgresServer, address: PostgresAddress, other: PostgresAddress | None = None
 ) -> Iterator[Pair]:
     """Two hosts, none of which runs yet; the second may reach the server by another address."""
-    hosts = Host(rack, "one", address), Host(rack, "two", other or address)
+    rack.address, hosts = address, (Host(rack, "one", address), Host(rack, "two", other or address))
     try:
         yield Pair(server, address.url.rpartition("%3D")[2], *hosts)
     finally:

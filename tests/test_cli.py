@@ -34,8 +34,8 @@ from tests import plain
 from tests.cases import for_each
 from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
-from tests.fleets import SEED, mac_of, maintenance, policy, server, uuid_of
-from tests.instance import Instance, Repository, eventually, git, running
+from tests.fleets import SEED, mac_of, maintenance, naming, policy, server, uuid_of
+from tests.instance import Instance, Repository, eventually, git, ledger_in, running
 from tests.preloaded import Heard
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
@@ -695,6 +695,12 @@ class Followed:
     folder: Path
     gitboot: Run
 
+    def name(self) -> None:
+        """Let the Fleet name the instance."""
+        path = "00.yaml"
+        text = (self.repository.work / path).read_text()
+        self.repository.push({path: naming(ledger_in(self.folder / "state"), text)})
+
     def run(self, *more: object, once: str = "--once", records: str | None = None) -> Done:
         """Reconcile once; and again, where the ledger is told in between what to begin with."""
         if records is not None:
@@ -741,6 +747,7 @@ def test_once_without_what_a_new_ledger_must_be_told_is_partial(followed: Follow
 def test_once_with_a_bmc_that_stalls_is_partial(followed: Followed) -> None:
     spec = "provision: 1, bmc: {address: 'http://127.0.0.1:1', credentials: rack}"
     followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+    followed.name()
     done = followed.run(records="fresh")
     assert done.code == Exit.PARTIAL
     assert "no directory of credentials is given, and rack is needed (--credentials)" in done.err
@@ -836,6 +843,7 @@ def test_a_dry_run_says_each_patch_and_sends_none(followed: Followed) -> None:
     with RedfishServer(Service(machine, credentials={"root": "correct horse"})) as bmc:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', credentials: rack}}"
         followed.repository.push({"01.yaml": server("web01", "role: web", spec)})
+        followed.name()
         followed.run(records="fresh")
         before = listing(followed.folder)
         done = followed.run("--credentials", credentials, once="--dry-run")

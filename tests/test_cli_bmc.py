@@ -351,6 +351,7 @@ def test_credentials_that_are_missing_are_named_for_each_server(night: Rack, tmp
 
 
 def test_an_instance_does_not_start_with_a_directory_of_credentials_that_is_not_there(rack: Rack) -> None:
+    rack.named = False
     rack.add("web01")
     rack.push()
     places = ("--out", rack.output, "--state", rack.state)

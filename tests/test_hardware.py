@@ -31,6 +31,7 @@ from tests.credentials import give_credentials
 from tests.doubles import note_fetch
 from tests.fleets import at
 from tests.inprocess import Parts, in_process
+from tests.instance import ledger_in
 from tests.rack import Done, typed
 from tests.redfish.double import Machine
 from tests.redfish.profiles import ENABLED, TARGET
@@ -133,6 +134,8 @@ class Hall:
         self.work = Work(folder / "work")
         web01 = self.work.path / "servers" / "web01.yaml"
         web01.write_text(self.here(web01.read_text()))
+        named = f"  provisioning: {{ledger: {ledger_in(folder / 'state')}}}\n"
+        (self.work.path / "fleet.yaml").write_text((FLEET / "fleet.yaml").read_text() + named)
         self.work.commit(message="Begin")
         credentials, bare = folder / "credentials", self.work.bare(folder / "fleet.git")
         self.parts: Parts = opened.enter_context(

@@ -974,7 +974,8 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         site.boot()
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path) as other:
-        other.now, other.commits.newest = site.bench.now, site.bench.commits.newest
+        other.now = site.bench.now
+        other.commits.push_of_another(site.bench.commits)
         other.reconcile()
         events = [each.type for each in other.events if each.type.startswith("Override")]
         assert events == ["OverrideSetByAnother", "OverrideStalled"]
@@ -1000,6 +1001,52 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
         other.request("resolve", **given, consumed=False, key="provision/1")
         plan = other.plan()
         assert plan is not None and plan.phase is Phase.NETWORK, "until a person has looked"
+
+
+@pytest.mark.parametrize("said", ["fresh", "adopt"])
+def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
+    make_site: MakeSite, tmp_path: Path, said: str
+) -> None:
+    site = make_site(initial=said, profile=replace(GENERIC, etag=False))
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path, initial=said, named=False) as other:
+        named, site.bench.commits.ledger = site.bench.commits.ledger, None
+
+        def both() -> None:
+            other.now, other.commits.newest = site.bench.now, site.bench.commits.newest
+            for each in (site.bench, other, site.bench, other):
+                each.reconcile()
+
+        site.decide(spec="provision: 0")
+        both()  # a ledger that has begun with nothing to install, or by a file, knows it as one that is as it should be
+        site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
+        both()
+        for _ in range(2):  # what is due
+            site.wait(400)
+            both()
+        assert site.patches == 0, "neither knows more of it than the other, and no BMC would show which came first"
+        message = (
+            "the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of web01 "
+            "until it names this one's, "
+        )
+        for each in (site.bench, other):
+            identity = each.ledger.progress[0]
+            assert each.condition("BmcsSet") == (False, "LedgerUnnamed", f"{message}{identity}")
+            (told,) = [c for c in each.instance.reconciler.standing.conditions if c.type == "BmcsSet"]
+            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the Fleet"
+            assert [event.type for event in each.events].count("LedgerUnnamed") == 1
+            plan = each.plan()
+            assert plan is not None and plan.phase is Phase.NETWORK, "who asks by DHCP is given it all the same"
+
+        site.bench.commits.ledger = named
+        site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
+        both()
+        assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1)
+        assert site.bench.condition("BmcsSet") is None
+        site.bench.commits.ledger = None  # what is set is looked after, whoever is named
+        site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
+        both()
+        assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1)
 
 
 TOLD = {
@@ -1041,7 +1088,8 @@ def test_a_maintenance_that_writes_a_disk_is_left_to_the_instance_that_has_set_i
     assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1), site.bench.events
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path) as other:
-        other.now, other.commits.newest = site.bench.now, site.bench.commits.newest
+        other.now = site.bench.now
+        other.commits.push_of_another(site.bench.commits)
         other.reconcile()
         plan = other.reconcile()
         assert plan is not None and (plan.phase, plan.boot) == (Phase.DISK, None)

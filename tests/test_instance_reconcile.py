@@ -43,7 +43,7 @@ from gitboot.source import Reader, Remote, Source
 from gitboot.status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
-from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, server, uuid_of
+from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.instance import Repository, git
 from tests.serving import rendered_states
 from tests.test_run import images_in
@@ -285,8 +285,9 @@ def test_a_commit_that_changes_no_server_is_published_as_the_applied_one(
 
 def test_a_machine_is_asked_nothing_before_its_files_stand(tmp_path: Path, repository: Repository) -> None:
     bmc = server("web01", "role: web", "provision: 1, bmc: {address: 'http://192.0.2.1', credentials: rack}")
-    repository.push({"01.yaml": bmc, "06.yaml": policy("web", often="Once")})
     with Instance(tmp_path) as instance:
+        named = naming(instance.ledger.progress[0], SEED[0])
+        repository.push({"00.yaml": named, "01.yaml": bmc, "06.yaml": policy("web", often="Once")})
         instance.target.full = True
         instance.reconcile(BEFORE)
         assert not [each for each in instance.reconciler.status.conditions if each.type == "Bmc/web01"]

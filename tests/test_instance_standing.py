@@ -61,7 +61,8 @@ def test_e3_while_the_ledger_takes_nothing_nothing_is_set_and_nothing_forgotten(
 
 def test_e3_the_same_where_its_postgresql_is_down_which_one_instance_has_at_a_time(rack: Rack) -> None:
     with postgresql() as server:
-        ledger = ("--ledger", server.address().url)
+        rack.address = server.address()
+        ledger = ("--ledger", rack.address.url)
         takes_nothing(rack, lambda: server_stopped(server), "the ledger cannot be (read|written)", *ledger)
         with rack.running(*ledger) as first:
             eventually(lambda: first.status()["records"] == {"Pending": 1, "Provisioned": 1})

@@ -181,6 +181,21 @@ def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
     assert hall.resets == [1, 0, 0]
 
 
+def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -> None:
+    """Where nobody is named: another one may switch the same machines."""
+    named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
+    for commit in ((check(),), (policy("on", spec="priority: 9, power: On, override: Never", often="Once"),)):
+        hall.decide(*commit, provision=1)
+        hall.run(300, step=301)
+        assert hall.resets == [0, 0, 0]
+        assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    hall.bench.commits.ledger = named
+    hall.decide(check(), provision=1)
+    hall.run()
+    assert hall.resets == [1, 0, 0]
+    assert hall.bench.condition("BmcsSet") is None
+
+
 def test_a_wave_stops_when_a_machine_does_not_come_back(hall: Hall) -> None:
     hall.machines["web01"].post_s = 10**6
     hall.decide(check("maxUnavailable: 2"))

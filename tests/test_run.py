@@ -17,8 +17,8 @@ import pytest
 
 from tests import plain
 from tests.credentials import give_credentials
-from tests.fleets import SEED, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.instance import Instance, Repository, evaluators, eventually, running
+from tests.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
+from tests.instance import Instance, Repository, evaluators, eventually, ledger_in, running
 from tests.preloaded import Command, start
 from tests.rack import Rack
 from tests.redfish.double import Machine
@@ -224,7 +224,8 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
         spec = f"provision: 1, bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
         documents = (SEED[0], server("web01", "role: web", spec), *SEED[2:-1], policy("web", often="Once"))
         repository = Repository.create(tmp_path / "git")
-        repository.push(fleet_files(*documents))
+        named = naming(ledger_in(tmp_path / "state"), documents[0])
+        repository.push(fleet_files(named, *documents[1:]))
         with running(repository.bare, tmp_path, "--credentials", str(credentials), records="fresh") as instance:
 
             def event(type: str) -> bool:

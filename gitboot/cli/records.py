@@ -113,8 +113,8 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
     if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
         click.echo(
-            "the Fleet names no ledger: another instance that is told the same may set the same BMCs; "
-            f"provisioning: {{ledger: {after.facts.identity}}} in the Fleet names this one"
+            "the Fleet names no ledger, and nothing is set at BMCs before it does: "
+            f"provisioning: {{ledger: {after.facts.identity}}} names this one's"
         )
     if installed:
         go_on(yes=yes)

@@ -57,6 +57,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         _of_the_clock(standing, at),
         *_of_the_fleet(standing, at),
         *_of_bmcs(standing.schedule, at),
+        *_of_who_sets_them(standing, at),
         *_of_waves(standing, at),
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
@@ -426,6 +427,17 @@ def _left_to_dhcp(schedule: Schedule) -> str:
     return f"plans name a URI, and DHCP names the loader all the same: {told}"
 
 
+def _of_who_sets_them(standing: Standing, at: datetime) -> Iterator[Condition]:
+    """Whose BMC is not set because nobody says which instance is to: two would set it both."""
+    commit = standing.commit
+    if commit is not None and (names := commit.called(standing.schedule.unnamed)):
+        message = (
+            f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
+            f"{_some(names)} until it names this one's, {standing.knowledge.facts.identity}"
+        )
+        yield _condition("BmcsSet", False, "LedgerUnnamed", message, at)
+
+
 def _of_waves(standing: Standing, at: datetime) -> Iterator[Condition]:
     """Whether the maintenances that switch machines go on."""
     schedule = standing.schedule
@@ -474,6 +486,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "ClockDoubted"
         case "LedgerNamed", _:
             return "StandsBack"
+        case "BmcsSet", _:
+            return "LedgerUnnamed" if before is None else None  # once, not with each server that comes
         case "BootsOffered", _:
             return "BootsStopped"
         case "BootsProven", _:

@@ -66,6 +66,7 @@ class Ask:
     keeps: tuple[str, ...] = ()  # the media of a boot that was given
     power: PowerAsk | None = None
     switches: tuple[SwitchRecord, ...] = ()
+    is_new: bool = False  # whether something is to be set that is not set yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,6 +114,8 @@ class Schedule:
     most_failures: int = 20  # in a row, until nothing more is set for a while
     jitter: float = 0.2  # by how much less than planned is waited at most, so that not all are asked at once
     may_set: bool | None = None  # as the asks below were made; None: there are none yet
+    is_named: bool | None = None  # whether the Fleet names a ledger, as they were made
+    unnamed: frozenset[SystemUuid] = frozenset()  # of whom nothing is wanted because it names none
     asks: Mapping[SystemUuid, Ask] = field(default_factory=dict)
     left_behind: frozenset[SystemUuid] = frozenset()  # of whose asks the BMC is none that their document names
     switching: frozenset[SystemUuid] = frozenset()  # of whose power the plan wants something
@@ -214,11 +217,12 @@ def arranged(
     ``changed`` are the machines of which anything is different.
 
     Without ``may_set`` nothing new is set, nor for who finds its files under one of the base URLs ``late``, where they
-    are not yet what was planned; what is no longer wanted is withdrawn all the same. An override on a BMC
-    that no document names any more for its machine is withdrawn there, before anything else is set on that BMC.
+    are not yet what was planned, nor where the Fleet names no ledger, for another instance may set the same; what is no
+    longer wanted is withdrawn all the same. An override on a BMC that no document names any more for its machine is
+    withdrawn there, before anything else is set on that BMC.
     """
-    uuids = {*changed, *schedule.blocked}
-    if may_set != schedule.may_set:
+    uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
+    if (may_set, is_named) != (schedule.may_set, schedule.is_named):
         uuids = {*schedule.asks, *commit.machines, *knowledge.overrides}
     if not uuids:
         return schedule, frozenset()
@@ -231,11 +235,14 @@ def arranged(
     taken = {asks[uuid].bmc.place for uuid in left_behind}
     if left:  # whoever is asked at a BMC that is to be cleared first
         uuids |= {uuid for uuid, ask in asks.items() if uuid not in left_behind and ask.bmc.place in taken}
-    blocked = set()
+    blocked, unnamed = set(), set()
     for uuid in uuids - left_behind:
         asks.pop(uuid, None)
         waits = _finds_files_under(uuid, commit, servers) in late if late else False
         ask = _ask(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits)
+        if ask is not None and ask.is_new and not is_named:
+            unnamed.add(uuid)
+            ask = _ask(uuid, commit, servers, knowledge, keys, may_set=False)
         if ask is not None and ask.bmc.place in taken:
             blocked.add(uuid)
         elif ask is not None:
@@ -246,6 +253,8 @@ def arranged(
     schedule = replace(
         schedule,
         may_set=may_set,
+        is_named=is_named,
+        unnamed=(schedule.unnamed - uuids) | unnamed,
         asks=asks,
         left_behind=frozenset(left_behind),
         blocked=frozenset(blocked),
@@ -298,7 +307,14 @@ def _ask(
         keeps=tuple(filter(None, media_of(state.plan, keys))),
         power=power,
         switches=knowledge.switches_of(uuid),
+        is_new=is_new(wanted, power, records),
     )
+
+
+def is_new(wanted: Wanted | None, power: PowerAsk | None, records: Iterable[OverrideRecord]) -> bool:
+    """Whether something is to be set at a BMC that is not set yet, or may be."""
+    stands = wanted is None or any(each.state.is_open and _is_for(each, wanted) for each in records)
+    return power is not None or not stands
 
 
 def _is_first(state: ServerState, knowledge: Knowledge) -> bool:

@@ -17,7 +17,7 @@ from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.credentials import give_credentials
 from tests.fleets import document, fleet, mac_of, policy, profile, server
-from tests.instance import Repository, eventually, running
+from tests.instance import Repository, eventually, ledger_in, running
 from tests.redfish.certificates import Authority
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -41,7 +41,7 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
     double = owner.double
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
-    repository = Repository.create(tmp_path / "git")
+    repository, named = Repository.create(tmp_path / "git"), ledger_in(tmp_path / "state")
     authority, disc = Authority(tmp_path), _iso(images, tmp_path)
     owner.trusts.load_verify_locations(cadata=authority.pem)
     trusting = {"SSL_CERT_FILE": str(tmp_path / "ca.pem")}  # it looks whether the ISO is there
@@ -55,7 +55,7 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
         artifacts = f"architectures: {{x86_64: {{iso: {{url: '{iso}', sha256: {digest(disc)}}}}}}}"
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
         documents = (
-            fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported}}"),
+            fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported, ledger: {named}}}"),
             server("web01", "role: web", f"provision: 1, {at}"),
             document("BootImage", "node-1", f"version: '1', userData: CloudInit, configFrom: Medium, {artifacts}"),
             profile("web", "node-1", "userData: {format: CloudInit, template: cloud.txt}", method="VirtualMedia"),

@@ -18,7 +18,7 @@ from tests.boots.network import BASE_URLS, HOST
 from tests.boots.site import LISTEN
 from tests.credentials import give_credentials
 from tests.fleets import document, fleet, maintenance, policy, profile, server
-from tests.instance import Repository, eventually, running
+from tests.instance import Repository, eventually, ledger_in, running
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
@@ -46,13 +46,13 @@ def test_a_commit_installs_a_server_and_a_window_repairs_it(
     trust = f'networks = ["{HOST}"]\nhttp = true\n'
     give_credentials(tmp_path / "credentials", "bmc", password="calvin", trust=trust)
     (tmp_path / "dnsmasq.conf").write_text("")  # firmware needs an address, and nothing else of DHCP
-    repository = Repository.create(tmp_path / "git")
+    repository, named = Repository.create(tmp_path / "git"), ledger_in(tmp_path / "state")
     options = ("--assets", str(assets), "--credentials", str(tmp_path / "credentials"))
     with RedfishServer(Service(double, credentials={"root": "calvin"}), host=HOST) as bmc:
         at = f"bmc: {{address: '{bmc.url}', system: /redfish/v1/Systems/1, credentials: bmc}}"
         ignition = "userData: {format: Ignition/3.4, template: node.ign}"
         documents = [
-            fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported}}"),
+            fleet(f"baseURL: '{BASE}', provisioning: {{evidence: Reported, ledger: {named}}}"),
             server("web01", "role: web", f"provision: 1, {at}"),
             image("node-1", "reboot", images, assets, "userData: Ignition/3.4, configFrom: SystemUUID"),
             image("repair-1", "window", images, assets, "writesDisk: false, configFrom: None"),
