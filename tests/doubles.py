@@ -44,6 +44,7 @@ UNLIMITED: Final = Limits(
     max_unknown_changes=10**6,
     allow_empty=True,
     allow_rewind=True,
+    allow_takeover=True,
 )
 
 

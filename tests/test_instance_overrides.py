@@ -1043,10 +1043,169 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
         both()
         assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1)
         assert site.bench.condition("BmcsSet") is None
-        site.bench.commits.ledger = None  # what is set is looked after, whoever is named
-        site.decide(spec="provision: 1", method="UefiHttp", artifacts="uki")
-        both()
-        assert (list(site.states.values()), site.patches) == ([State.CONFIRMED], 1)
+
+
+def unname(site: Site) -> str | None:
+    """Let the Fleet name nobody from the next commit on; return whom it named."""
+    named, site.bench.commits.ledger = site.bench.commits.ledger, None
+    return named
+
+
+def test_what_is_set_is_looked_after_where_nobody_is_named_any_more(site: Site) -> None:
+    site.decide()
+    site.bench.reconcile()
+    assert (site.states, site.patches) == ({"provision/1": State.CONFIRMED}, 1)
+    unname(site)
+    site.decide()
+    site.bench.reconcile()
+    site.restart(named=False)
+    site.bench.reconcile()
+    assert (site.states, site.patches) == ({"provision/1": State.CONFIRMED}, 1)
+    assert site.bench.condition("BmcsSet") is None, "nothing is to be set"
+    assert (site.bench.condition("CommitAccepted") or ())[:1] == (True,)
+    site.decide(spec="provision: 0")
+    site.bench.reconcile()
+    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
+    site.decide()
+    for _ in range(2):
+        site.bench.reconcile()
+    assert (site.shown.split()[0], site.states) == ("Disabled", {"provision/1": State.WITHDRAWN})
+    assert (site.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+
+
+def test_what_has_become_of_it_is_noted_where_nobody_is_named_any_more(site: Site) -> None:
+    """And nobody is said to wait who has had their boot."""
+    check = maintenance("check", "20T11:00 20T18:00", "networkBoot: Once")
+    site.decide("Never", check)
+    site.bench.reconcile()
+    named = unname(site)
+    site.decide("Never", check)
+    site.bench.reconcile()
+    site.boot()
+    for _ in range(2):
+        site.wait(31)
+        site.bench.reconcile()
+    assert site.states == {"maintenance/check/1": State.CONSUMED}
+    assert site.bench.condition("BmcsSet") is None
+    site.bench.commits.ledger = named
+    site.decide("Never", check)
+    for _ in range(3):
+        site.wait(301)
+        site.bench.reconcile()
+    assert site.patches == 1, "nor has anybody waited"
+
+
+def suspended(site: Site) -> None:
+    until = (site.bench.now + timedelta(hours=9)).isoformat()
+    site.bench.request("suspend", reason="freeze", until=until)
+
+
+def named_otherwise(site: Site) -> None:
+    site.bench.commits.ledger = "0a8ec2b2-4d14-4b2f-8a9c-4d3a3a3f0b11"
+
+
+@pytest.mark.parametrize("ceases", [unname, suspended, named_otherwise])
+def test_what_is_set_anew_after_each_boot_is_not_by_an_instance_that_may_set_nothing(
+    site: Site, ceases: Callable[[Site], object]
+) -> None:
+    """Each Once is set anew by the very job that finds the one before it consumed."""
+
+    def decide() -> None:
+        site.bench.decide(
+            fleet(MONITORS),
+            server("web01", "role: web", f"provision: 1, {site.spec}"),
+            image("flatcar-1", "writesDisk: false"),
+            profile("web", "flatcar-1"),
+            policy("web", often="Always", spec="override: Once"),
+        )
+
+    decide()
+    site.bench.reconcile()
+    site.boot()
+    site.wait(60)
+    site.bench.reconcile()
+    assert site.patches == 2
+    ceases(site)
+    decide()
+    for _ in range(3):
+        site.bench.reconcile()
+        site.boot()
+        site.wait(60)
+        site.bench.reconcile()
+    assert (site.patches, site.shown.split()[0]) == (2, "Disabled")
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_the_plan_wants_otherwise_is_not_set_where_nobody_is_named_any_more(site: Site, lost: bool) -> None:
+    """Set as it was before, or about to be withdrawn, and wanted again."""
+    if lost:
+        site.see_marks_move()
+    site.decide()
+    site.bench.reconcile()
+    if lost:
+        site.bmc.fault(Drop(applied=True), on="PATCH")
+        site.decide(of_fleet="baseURL: 'http://boot.test', stopped: 'smoke'")
+        site.bench.reconcile()
+        assert (site.states["provision/1"], site.shown) == (State.WITHDRAWING, "Disabled Pxe")
+    before = site.patches
+    unname(site)
+    site.decide(method="Pxe" if lost else "UefiHttp", artifacts="kernel, initrd" if lost else "uki")
+    for _ in range(3):
+        site.bench.reconcile()
+        site.wait(30)
+    assert (site.patches, site.shown.split()[0]) == (before, "Disabled" if lost else "Once")
+
+
+def test_who_waits_to_be_set_is_said_once_whatever_else_holds_it_up(make_site: MakeSite) -> None:
+    site = make_site()
+    unname(site)
+    for full in (False, True, False, True, False):
+        site.bench.target.full = full
+        site.decide(*(["Once"] if full else ["OnImageChange"]))
+        site.bench.reconcile()
+        assert (site.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    assert len(site.bench.told("LedgerUnnamed")) == 1
+    for waits in ({"bmc": False}, {"spec": "provision: 1, lifecycle: Parked"}):
+        site.decide(**waits)
+        site.bench.reconcile()
+        assert site.bench.condition("BmcsSet") is None, waits
+        site.decide()
+        site.bench.reconcile()
+    site.restart(named=False)
+    site.bench.reconcile()
+    assert (site.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    assert site.patches == 0
+
+
+@pytest.mark.parametrize("evidence", ["Fetched", "Progress"])
+def test_what_only_a_bmc_could_prove_is_not_given_where_nothing_may_be_set_there(
+    make_site: MakeSite, tmp_path: Path, evidence: str
+) -> None:
+    """Firmware asks for it at every boot, as DHCP leads it: it would be installed again and again."""
+    site = make_site(initial=None)
+    (tmp_path / "other").mkdir()
+    with Bench(tmp_path / "other", credentials=tmp_path, observes=False) as other:
+        site.bench.close()
+        site.bench, other.now = other, site.machine.now
+        of_fleet = f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"
+        named = unname(site)
+        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        other.reconcile()
+        plan = other.plan()
+        assert plan is not None and plan.phase is Phase.DISK
+        status, reason, message = other.condition("Evidence") or (None, "", "")
+        assert (status, reason) == (False, "NoEvidence")
+        assert "or name a ledger in the Fleet, for BMCs to be set of web01" in message
+        other.commits.ledger = named
+        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        for _ in range(2):
+            other.reconcile()
+        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": State.CONFIRMED})
+        unname(site)  # what stands proves it still
+        site.decide(method="UefiHttp", artifacts="uki", of_fleet=of_fleet)
+        for _ in range(2):
+            other.reconcile()
+        assert (site.shown, site.states) == ("Once UefiHttp", {"provision/1": State.CONFIRMED})
 
 
 TOLD = {

@@ -181,18 +181,95 @@ def test_a_suspended_instance_switches_nothing(hall: Hall) -> None:
     assert hall.resets == [1, 0, 0]
 
 
+def unname(hall: Hall) -> str | None:
+    """Let the Fleet name nobody from the next commit on; return whom it named."""
+    named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
+    return named
+
+
 def test_an_instance_that_the_fleet_does_not_name_switches_nothing(hall: Hall) -> None:
     """Where nobody is named: another one may switch the same machines."""
-    named, hall.bench.commits.ledger = hall.bench.commits.ledger, None
-    for commit in ((check(),), (policy("on", spec="priority: 9, power: On, override: Never", often="Once"),)):
-        hall.decide(*commit, provision=1)
-        hall.run(300, step=301)
-        assert hall.resets == [0, 0, 0]
-        assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    powered = policy("on", spec="priority: 9, power: On, override: None", often="Once")
+    named = unname(hall)
+    for machine in hall.machines.values():
+        machine.power = "Off"
+    hall.decide(powered, provision=1)
+    hall.run(300, step=301)
+    assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
+    assert {machine.power for machine in hall.machines.values()} == {"Off"}
+    assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
     hall.bench.commits.ledger = named
-    hall.decide(check(), provision=1)
+    hall.decide(powered, provision=1)
+    hall.run(300, step=301)
+    assert "Off" not in {machine.power for machine in hall.machines.values()}
+    assert hall.bench.condition("BmcsSet") is None
+
+
+def test_a_maintenance_that_nobody_is_named_for_restarts_nothing(hall: Hall) -> None:
+    named = unname(hall)
+    hall.decide(check())
+    hall.run(300, step=301)
+    assert hall.resets == [0, 0, 0]
+    assert (hall.bench.condition("BmcsSet") or ())[:2] == (False, "LedgerUnnamed")
+    hall.bench.commits.ledger = named
+    hall.decide(check())
     hall.run()
     assert hall.resets == [1, 0, 0]
+
+
+def test_who_was_switched_is_seen_to_come_back_where_nobody_is_named_any_more(hall: Hall) -> None:
+    hall.decide(check())
+    hall.run()
+    assert hall.resets == [1, 0, 0]
+    named = unname(hall)
+    hall.decide(check())
+    hall.run(300, step=31)
+    assert hall.resets == [1, 0, 0]
+    assert hall.states("web01") == {"power/check/1": SwitchState.BACK}
+    hall.run(3600, step=301)
+    hall.bench.commits.ledger = named
+    hall.decide(check())
+    hall.run()
+    assert hall.resets == [1, 1, 0]
+    assert "WaveStopped" not in [event.type for event in hall.bench.events]
+
+
+def test_who_does_not_come_back_is_told_of_where_nobody_is_named_any_more(hall: Hall) -> None:
+    hall.machines["web01"].post_s = 10**6
+    hall.decide(check())
+    hall.run()
+    unname(hall)
+    hall.decide(check())
+    hall.run(3600, step=301)
+    assert hall.resets == [1, 0, 0]
+    assert (hall.bench.condition("PowerWaves") or ())[:2] == (False, "Stopped")
+
+
+def test_a_graceful_restart_that_is_not_obeyed_is_not_forced_where_nobody_is_named_any_more(hall: Hall) -> None:
+    graceful = check("power: GracefulRestart").replace("power: Restart, ", "")
+    for machine in hall.machines.values():
+        machine.obeys = False
+    hall.decide(graceful)
+    hall.run()
+    assert (hall.bench.condition("CommitAccepted") or ())[:1] == (True,)
+    before = [[each for each in machine.requests if each.method == "POST"] for machine in hall.machines.values()]
+    assert any(before)
+    unname(hall)
+    hall.decide(graceful)
+    hall.run(3600, step=301)
+    assert [
+        [each for each in machine.requests if each.method == "POST"] for machine in hall.machines.values()
+    ] == before
+
+
+def test_a_restart_that_is_over_waits_for_no_name(hall: Hall) -> None:
+    job = check("maxUnavailable: 100%", boots="restart")
+    hall.decide(job)
+    hall.run(600, step=60)
+    assert hall.resets == [1, 1, 1]
+    unname(hall)
+    hall.decide(job)
+    hall.run()
     assert hall.bench.condition("BmcsSet") is None
 
 

@@ -135,6 +135,11 @@ class State(StrEnum):
         """Whether it may stand on the BMC."""
         return self in (State.RECORDED, State.CONFIRMED, State.WITHDRAWING)
 
+    @property
+    def is_free(self) -> bool:
+        """Whether it was never set, or is sure not to have been consumed."""
+        return self in (State.WITHDRAWN, State.INSERTED, State.OPENED, State.UNSENT)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
@@ -150,6 +155,12 @@ class Wanted:
     until: datetime | None = None  # from when on the plan may want something else
     only_off: bool = False  # set while the machine is off, and never while it runs
     is_first: bool = False  # a person said that no server is installed, and nothing was seen of this one since
+    may_set: bool = True  # else what stands is looked after, and nothing is set or inserted, not even once more
+
+    def is_new(self, records: Iterable[OverrideRecord]) -> bool:
+        """Whether something is to be set, or set anew, as far as the ledger knows; ``records`` are the server's."""
+        own = next((each for each in records if each.reason == self.reason), None)
+        return own is None or own.state.is_free or (self.set_again and own.state is State.CONSUMED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -301,7 +312,7 @@ def next_step(
     step = _bring_about(replace(wanted, is_first=wanted.is_first and not records), own, observed, at, moving)
     if isinstance(identified, IdentityChanged) and isinstance(step, Set | Insert):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identified.message)
-    return step
+    return Leave() if isinstance(step, Set | Insert) and not wanted.may_set else step
 
 
 def needs_slots(wanted: Wanted | None, records: Iterable[OverrideRecord]) -> bool:

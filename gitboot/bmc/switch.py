@@ -82,6 +82,7 @@ class Switching:
     until: datetime | None = None  # from when on the plan may want something else
     end: datetime | None = None  # of the window
     now: bool = False  # whether its turn has come
+    may_ask: bool = True  # else it is seen to what became of what was asked for, and nothing is asked for
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +153,19 @@ def next_switch(
     """
     if wanted is None:
         return LeaveSwitch()
-    overrides = tuple(overrides)
+    step = _next_switch(wanted, record, observed, tuple(overrides), at, identified, moving)
+    return LeaveSwitch() if isinstance(step, AskForReset) and not wanted.may_ask else step
+
+
+def _next_switch(
+    wanted: Switching,
+    record: SwitchRecord | None,
+    observed: Observed,
+    overrides: Collection[OverrideRecord],
+    at: datetime,
+    identified: Identified,
+    moving: frozenset[str],
+) -> SwitchStep:
     if record is None or record.state is SwitchState.REFUSED:
         return _begin(wanted, record, observed, overrides, at, identified)
     if record.state is SwitchState.BACK:

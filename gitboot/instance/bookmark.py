@@ -155,7 +155,12 @@ class Bookmark:
         return replace(
             fresh,
             # Of no commit by name: so what is known of those that differ is looked through again.
-            knowledge=replace(fresh.knowledge, settled="", unseen=kept.known.unseen),
+            knowledge=replace(
+                fresh.knowledge,
+                settled="",
+                unseen=kept.known.unseen,
+                sets_bmcs=None if kept.known.unseen else True,
+            ),
             plans=plans,
             publication=publication,
             unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),

@@ -48,7 +48,7 @@ class Commit:
 
     @property
     def ledger(self) -> str | None:
-        """The ledger whose instance may act for it; None: any may."""
+        """The ledger whose instance may act for it; None: any may, and none sets anything at BMCs."""
         return self.fleet.ledger_for(self.site)
 
     def at_site(self, site: str | None) -> Commit:

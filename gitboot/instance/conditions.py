@@ -297,6 +297,8 @@ def _of_the_evidence(plans: Plans, commit: Commit, at: datetime) -> Condition:
         return _condition("Evidence", True, "Evident", "each boot made once can be proven", at)
     without = {each.name for each in commit.machines.values() if each.bmc is None} & plans.unseen
     bmcs = f", or give a BMC to {_some(without)}" if without else ""
+    if commit.ledger is None and plans.unseen - without:
+        bmcs += f", or name a ledger in the Fleet, for BMCs to be set of {_some(plans.unseen - without)}"
     message = (
         f"nothing that reaches this instance could prove that {_some(plans.unseen)} booted (evidence "
         f"{commit.decisions.evidence}): start with --listen or --spool{bmcs}; until then nothing is installed there"
@@ -430,7 +432,7 @@ def _left_to_dhcp(schedule: Schedule) -> str:
 def _of_who_sets_them(standing: Standing, at: datetime) -> Iterator[Condition]:
     """Whose BMC is not set because nobody says which instance is to: two would set it both."""
     commit = standing.commit
-    if commit is not None and (names := commit.called(standing.schedule.unnamed)):
+    if commit is not None and standing.acts and (names := commit.called(standing.schedule.unnamed)):
         message = (
             f"the Fleet names no ledger, and another instance may set the same BMCs: nothing is set at those of "
             f"{_some(names)} until it names this one's, {standing.knowledge.facts.identity}"

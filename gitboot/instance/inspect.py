@@ -49,7 +49,7 @@ from gitboot.bmc.switch import (
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import is_new, media_of, shared_values, wanted_by
+from gitboot.instance.overrides import media_of, shared_values, wanted_by
 from gitboot.instance.states import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 Signed = Callable[[str, str], bool | None]
 
+_UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same"
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.FAILED: ("BootsProven", "Failed"),
@@ -97,7 +98,7 @@ class Subject:
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
     power: PowerAsk | None = None  # what its plan wants of the machine's power
     switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
-    unnamed: str | None = None  # the ledger of this instance, where nothing is set before the Fleet names it
+    unnamed: str | None = None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
 
     @property
     def evidence(self) -> str:
@@ -260,9 +261,11 @@ class Inspection:
             return remedy(f"Bmc/{name}", self.step.condition)
         if isinstance(self.switch, DoubtSwitch):
             return remedy(f"Bmc/{name}", self.switch.condition)
-        if self.subject.unnamed is not None:
-            return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed})
-        return remedy(*doubt, {"SERVERS": name}) if doubt is not None else None
+        if doubt is not None:
+            return remedy(*doubt, {"SERVERS": name})
+        if self.step == Wait(why=_UNNAMED) or self.switch == HoldSwitch(why=_UNNAMED):
+            return remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": self.subject.unnamed or ""})
+        return None
 
     @property
     def next(self) -> str:
@@ -289,16 +292,6 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
         if machine.bmc is None:
             continue
         planned = plan(decision, at, record, stop=stop, absent=knowledge.absent(decision))
-        wanted, overrides = wanted_by(planned, keys), knowledge.overrides_of(decision.uuid)
-        power = power_wanted(
-            decision,
-            planned,
-            record,
-            knowledge.switches.get(decision.uuid, {}),
-            stop=stop,
-            about=about(commit, decision.server),
-        )
-        is_withheld = commit.ledger is None and is_new(wanted, power, overrides)
         yield Subject(
             name=decision.server,
             uuid=decision.uuid,
@@ -306,18 +299,25 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
             decision=decision,
             plan=planned,
             record=record,
-            wanted=wanted,
+            wanted=wanted_by(planned, keys),
             keeps=tuple(filter(None, media_of(planned, keys))),
-            overrides=overrides,
+            overrides=knowledge.overrides_of(decision.uuid),
             site=commit.sites.get(decision.server),
             serial=machine.serial,
             pinned=knowledge.pins.get(decision.uuid),
             shared=values,
             known=pair_of(machine.bmc) in knowledge.known_pairs,
             unseen=record is None and knowledge.recorded(decision.uuid) is not None,
-            power=power,
+            power=power_wanted(
+                decision,
+                planned,
+                record,
+                knowledge.switches.get(decision.uuid, {}),
+                stop=stop,
+                about=about(commit, decision.server),
+            ),
             switches=knowledge.switches_of(decision.uuid),
-            unnamed=knowledge.facts.identity if is_withheld else None,
+            unnamed=knowledge.facts.identity if commit.ledger is None else None,
         )
     for uuid in sorted(knowledge.overrides):
         overrides, described = knowledge.overrides_of(uuid), commit.machines.get(uuid)
@@ -410,7 +410,7 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
         keeps=subject.keeps,
     )
     if subject.unnamed is not None and isinstance(step, Set | Insert):
-        step = Wait(why="the Fleet names no ledger, and another instance may set the same")
+        step = Wait(why=_UNNAMED)
     try:
         switch = _switch(subject, bmc, seen, identified, at)
     except (BmcUnreachable, BmcBusy, BmcRejected) as error:
@@ -420,11 +420,10 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
 
 def _switch(subject: Subject, bmc: Driver, seen: Observed, identified: Identified, at: datetime) -> SwitchStep | None:
     """What would be done to its power, were it its turn."""
-    power = subject.power if subject.unnamed is None else None
-    wanted = power.asked(subject.switches, now=True) if power is not None else None
+    wanted = subject.power.asked(subject.switches, now=True) if subject.power is not None else None
     if wanted is None:
         return None
-    return next_switch(
+    step = next_switch(
         wanted=wanted,
         record=next((each for each in subject.switches if each.reason == wanted.reason), None),
         observed=bmc.with_reset_types(seen),
@@ -433,6 +432,8 @@ def _switch(subject: Subject, bmc: Driver, seen: Observed, identified: Identifie
         identified=identified,
         moving=marks_that_move(seen, subject.overrides, subject.switches),
     )
+    is_withheld = isinstance(step, AskForReset) and subject.unnamed is not None
+    return HoldSwitch(why=_UNNAMED) if is_withheld else step
 
 
 def shown(override: Override | None) -> str:

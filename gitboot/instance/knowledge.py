@@ -28,6 +28,7 @@ class Knowledge:
     settled: str | None = None  # the commit whose servers have their records; None: nothing is known of any server
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     unseen: frozenset[SystemUuid] = frozenset()  # whose boot this instance could not see being made
+    sets_bmcs: bool | None = True  # whether that goes by overrides which it sets; None: it is not known any more
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
     standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
@@ -142,6 +143,7 @@ class Learning:
         self.facts = known.facts
         self.settled = known.settled
         self.unseen = known.unseen
+        self.sets_bmcs = known.sets_bmcs
         self.noted = known.noted  # the number of the observation that was noted last
         self.events: list[Event] = []
         self.machines: dict[SystemUuid, Machine] = {}
@@ -233,6 +235,7 @@ class Learning:
             settled=self.settled,
             records=records,
             unseen=self.unseen,
+            sets_bmcs=self.sets_bmcs,
             machines=replaced(known.machines, machines)
             if (machines := {**self.departed, **self.machines})
             else known.machines,

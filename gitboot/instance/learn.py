@@ -17,7 +17,7 @@ from gitboot.instance import evidence, provisioning, requests, trust
 from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
-from gitboot.instance.provable import goes_unseen
+from gitboot.instance.provable import goes_unseen, rests_on_bmcs
 from gitboot.instance.switching import carry_switches
 from gitboot.ledger.entries import Request
 from gitboot.load.machines import NO_MOVES, Moves
@@ -183,11 +183,17 @@ def _pairs_in_use(learning: Learning, commit: Commit) -> frozenset[Pair]:
 def _unseen(learning: Learning, commit: Commit, changed: Collection[str]) -> frozenset[SystemUuid]:
     """The servers whose boot this instance could not see being made."""
     servers, found = commit.decisions.servers, set()
+    kind, observes = commit.decisions.evidence, learning.facts.observes
+    sets = commit.ledger is not None or not rests_on_bmcs(kind, observes=observes)
     uuids = {machine.uuid for machine in commit.named(changed)} | learning.new_records.keys()
+    if not sets:
+        uuids |= learning.new_overrides.keys()
+    if sets is not learning.sets_bmcs:  # the Fleet names a ledger now, or none any more
+        uuids, learning.sets_bmcs = {*commit.machines, *learning.unseen}, sets
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
-        decision = servers[machine.name]
-        observes = learning.facts.observes
-        if goes_unseen(decision, machine, learning.record(uuid), commit.decisions.evidence, observes=observes):
+        is_set = sets or any(each.state.is_open for each in learning.overrides_of(uuid))
+        record, decision = learning.record(uuid), servers[machine.name]
+        if goes_unseen(decision, machine, record, kind, observes=observes, sets=is_set):
             found.add(uuid)
     return (learning.unseen - uuids) | found if uuids else learning.unseen

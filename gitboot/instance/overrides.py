@@ -66,7 +66,6 @@ class Ask:
     keeps: tuple[str, ...] = ()  # the media of a boot that was given
     power: PowerAsk | None = None
     switches: tuple[SwitchRecord, ...] = ()
-    is_new: bool = False  # whether something is to be set that is not set yet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,10 +238,9 @@ def arranged(
     for uuid in uuids - left_behind:
         asks.pop(uuid, None)
         waits = _finds_files_under(uuid, commit, servers) in late if late else False
-        ask = _ask(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits)
-        if ask is not None and ask.is_new and not is_named:
+        ask, is_new = _ask(uuid, commit, servers, knowledge, keys, may_set=may_set and not waits and is_named)
+        if is_new and not is_named:
             unnamed.add(uuid)
-            ask = _ask(uuid, commit, servers, knowledge, keys, may_set=False)
         if ask is not None and ask.bmc.place in taken:
             blocked.add(uuid)
         elif ask is not None:
@@ -277,25 +275,32 @@ def _ask(
     keys: TokenKeys,
     *,
     may_set: bool,
-) -> Ask | None:
-    """What is to become of a machine's own BMC; None: nothing is wanted there, and nothing stands there."""
+) -> tuple[Ask | None, bool]:
+    """What is to become of a machine's own BMC, and whether something new is to be set there, were it allowed.
+
+    None: nothing is wanted there, and nothing stands there.
+    """
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
-        return None
+        return None, False
     wanted, records = wanted_by(state.plan, keys), knowledge.overrides_of(uuid)
-    power = _power_wanted(state, knowledge.switches.get(uuid, {})) if may_set else None
+    switches = knowledge.switches_of(uuid)
+    power = _power_wanted(state, knowledge.switches.get(uuid, {}))
+    is_new = sets_anew(wanted, records, power, switches)
     if wanted is not None and _is_first(state, knowledge):
         wanted = replace(wanted, is_first=True)
     if wanted is not None and _waits_for_off(state):
         wanted = replace(wanted, only_off=True)
-    if not may_set and not any(each.state.is_open and _is_for(each, wanted) for each in records):
-        wanted = None
+    if not may_set:
+        is_begun = any(_is_for(each, wanted) and not each.state.is_free for each in records)
+        wanted = replace(wanted, may_set=False) if wanted is not None and is_begun else None
+        power = power.seen_off(switches) if power is not None else None
     stands = any(each.stays_behind for each in records)
     awaits = awaits_progress(knowledge, state, commit.fleet.provisioning.evidence)
     runs = state.plan is not None and state.plan.cause is Cause.RUNS  # it is to be seen off
     if wanted is None and power is None and not stands and not awaits and not runs:
-        return None
-    return Ask(
+        return None, is_new
+    ask = Ask(
         name=machine.name,
         uuid=uuid,
         bmc=machine.bmc,
@@ -306,15 +311,19 @@ def _ask(
         judged_by_marks=awaits,
         keeps=tuple(filter(None, media_of(state.plan, keys))),
         power=power,
-        switches=knowledge.switches_of(uuid),
-        is_new=is_new(wanted, power, records),
+        switches=switches,
     )
+    return ask, is_new
 
 
-def is_new(wanted: Wanted | None, power: PowerAsk | None, records: Iterable[OverrideRecord]) -> bool:
-    """Whether something is to be set at a BMC that is not set yet, or may be."""
-    stands = wanted is None or any(each.state.is_open and _is_for(each, wanted) for each in records)
-    return power is not None or not stands
+def sets_anew(
+    wanted: Wanted | None,
+    records: Iterable[OverrideRecord],
+    power: PowerAsk | None,
+    switches: Iterable[SwitchRecord],
+) -> bool:
+    """Whether something is to be set at a BMC, or its machine switched, as far as the ledger knows."""
+    return (wanted is not None and wanted.is_new(records)) or (power is not None and power.is_new(switches))
 
 
 def _is_first(state: ServerState, knowledge: Knowledge) -> bool:

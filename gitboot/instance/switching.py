@@ -34,6 +34,17 @@ class PowerAsk:
         is_open = any(each.reason == self.switching.reason and each.state.is_open for each in switches)
         return replace(self.switching, now=now) if self.is_due or is_open else None
 
+    def is_new(self, switches: Iterable[SwitchRecord]) -> bool:
+        """Whether a machine is to be switched, as far as the ledger knows."""
+        own = next((each for each in switches if each.reason == self.switching.reason), None)
+        return self.is_due and (own is None or own.state is SwitchState.REFUSED)
+
+    def seen_off(self, switches: Iterable[SwitchRecord]) -> PowerAsk | None:
+        """So that nothing is switched, and whoever was is seen to come back; None: nobody was."""
+        if not any(each.reason == self.switching.reason and each.state.is_open for each in switches):
+            return None
+        return replace(self, is_due=False, switching=replace(self.switching, may_ask=False))
+
     @property
     def turn(self) -> str:
         """When its turn comes, in words."""

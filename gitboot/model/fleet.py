@@ -114,7 +114,8 @@ class Provisioning(Struct):
         default=1, description="How often an installation is attempted, with evidence Reported. Default: 1."
     )
     ledger: Uuid | None = Field(
-        default=None, description="Only the instance with this ledger sets overrides, powers, publishes. Default: any."
+        default=None,
+        description="The one instance that publishes and sets BMCs, by its ledger. Default: any publishes, none sets.",
     )
 
     @check
@@ -210,8 +211,9 @@ class FleetSpec(Struct):
         return any(site.ledger is not None for site in self.sites)
 
     def ledger_for(self, site: str | None) -> str | None:
-        """The ledger whose instance may act for ``site``, or with None for all sites; None: any may.
+        """The ledger whose instance may act for ``site``, or with None for all sites.
 
+        None: any may, but for BMCs, which each of several would set.
         For a site that names none nobody acts: two instances, neither of which knows what the other has installed,
         would install a machine twice. One for all sites acts where these name no ledger, or all that do the same.
         """
