@@ -152,6 +152,16 @@ SCENARIOS: Final[Mapping[str, tuple[Files, Files, ReviewOutcome]]] = {
         },
         ReviewOutcome.HELD,
     ),
+    "interfaces-that-change-places": (
+        {
+            f"servers/{name}.yaml": server(name, "site: fra1, role: web", "provision: 1").replace(
+                mac_of(name), mac_of(other)
+            )
+            for name, other in (("fra1-web01", "fra1-web02"), ("fra1-web02", "fra1-web01"))
+        },
+        FLEET,
+        ReviewOutcome.HELD,
+    ),
     "base-is-no-fleet": ({"fleet.yaml": fleet()}, {**FLEET, "fleet.yaml": None}, ReviewOutcome.FINE),
 }
 

@@ -17,6 +17,7 @@ from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 
 _GROUPS: Final = 50  # that are shown
+_REASONS: Final = 10  # that are shown for a group
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
@@ -131,9 +132,11 @@ def _group(group: Group) -> list[str]:
     lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
     lines += map(_cause, group.causes)
     lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
-    lines += (_wrapped(f"may be reinstalled: {words.reason(each)}") for each in group.reinstalls)
+    lines += (_wrapped(f"may be reinstalled: {words.reason(each)}") for each in group.reinstalls[:_REASONS])
+    if left := more(len(group.reinstalls) - _REASONS, "reason"):
+        lines.append(f"  {left}")
     lines += (_wrapped(f"becomes unknown: {words.unknown(each)}") for each in group.unknown)
-    lines += (_wrapped(words.change(field)) for field in group.fields)
+    lines += (_wrapped(words.group_change(group, field)) for field in group.fields)
     if group.rendered is None:
         lines.append("  not rendered: there are too many groups")
     elif group.rendered:
@@ -143,7 +146,7 @@ def _group(group: Group) -> list[str]:
 
 
 def _cause(cause: ChangeCause) -> str:
-    at = f" at {':'.join(map(str, cause.place))}" if cause.place else ""
+    at = f"{cause.at} {':'.join(map(str, cause.place))}" if cause.place else ""
     return _wrapped(f"{cause}{at}: {words.cause(cause)}")
 
 

@@ -21,6 +21,7 @@ from gitboot.review.causes import Causes, is_own
 from gitboot.review.hidden import decision_to_show
 from gitboot.review.rendered import RenderedDiff, rendered_diffs
 
+_OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
 RENDERED: Final = 100  # groups whose diff is rendered; no one reads more
 
 
@@ -33,6 +34,11 @@ class ChangeCause:
     number: int  # how many documents; more than one: each server's own
     fields: tuple[FieldChange, ...]
     place: tuple[str, int, int] | None  # in the new commit: path, line, column
+
+    @property
+    def at(self) -> str:
+        """What leads to its place; of several documents to that of the first."""
+        return ", the first at" if self.number > 1 else " at"
 
     def __str__(self) -> str:
         if self.number > 1:
@@ -48,10 +54,14 @@ class Group:
     servers: tuple[ServerChange, ...]  # by name
     risks: tuple[Risk, ...]  # the worst first
     effects: tuple[Effect, ...]
-    reinstalls: tuple[Reinstall, ...]
-    unknown: tuple[BecomesUnknown, ...]
-    fields: tuple[FieldChange, ...]  # of the decision of the first server
+    reinstalls: tuple[Reinstall, ...]  # of all of them
+    unknown: tuple[BecomesUnknown, ...]  # likewise
+    fields: tuple[FieldChange, ...]  # of the decision of the first server: some are each server's own
     rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many groups
+
+    def of_one(self, field: FieldChange) -> str | None:
+        """The server whose own value a field is, where the others have others; None: it is that of all."""
+        return self.servers[0].name if len(self.servers) > 1 and field.path[0] in _OWN else None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -109,8 +119,8 @@ def _group(
         servers=tuple(members),
         risks=_worst_first(first),
         effects=first.effects,
-        reinstalls=first.reinstalls,
-        unknown=first.unknown,
+        reinstalls=tuple(dict.fromkeys(each for member in members for each in member.reinstalls)),
+        unknown=tuple(dict.fromkeys(each for member in members for each in member.unknown)),
         fields=tuple(_fields_to_show(first)),
         rendered=rendered,
     )
@@ -157,7 +167,6 @@ def _told(field: FieldChange) -> str:
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
-_OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
 _DIGESTED: Final = frozenset({"files", "userData", "entries", "templates"})  # that it is another says enough
 
 

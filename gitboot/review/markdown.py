@@ -158,7 +158,7 @@ def _group(group: Group) -> tuple[str, str]:
     lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
     lines += (f"- may be reinstalled: {code(words.reason(each))}" for each in group.reinstalls[:10])
     lines += (f"- becomes unknown: {code(words.unknown(each))}" for each in group.unknown)
-    lines += (f"- {code(words.change(field))}" for field in group.fields[:20])
+    lines += (f"- {code(words.group_change(group, field))}" for field in group.fields[:20])
     if group.rendered is None:
         lines.append("- not rendered: there are too many groups")
     elif group.rendered:
@@ -168,7 +168,7 @@ def _group(group: Group) -> tuple[str, str]:
 
 
 def _cause(cause: ChangeCause) -> str:
-    at = f" at {code(':'.join(map(str, cause.place)))}" if cause.place else ""
+    at = f"{cause.at} {code(':'.join(map(str, cause.place)))}" if cause.place else ""
     return f"- {code(str(cause))}{at}: {code(words.cause(cause))}"
 
 

@@ -55,6 +55,12 @@ def change(field: FieldChange) -> str:
     return f"{field.dotted}: {value(field.old)} {ARROW} {value(field.new)}"
 
 
+def group_change(group: Group, field: FieldChange) -> str:
+    """One field of a group, with whose it is where each of its servers has another."""
+    name = group.of_one(field)
+    return change(field) if name is None else f"of {name}, {change(field)}"
+
+
 def access(bmc: BmcAccess | None) -> str | None:
     """Where credentials go, and who proves to be the BMC there."""
     if bmc is None:
