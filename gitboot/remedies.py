@@ -40,7 +40,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
-    "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the Fleet"},
+    "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},

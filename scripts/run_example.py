@@ -300,7 +300,8 @@ def _print_what_to_look_at(fleet: Path, base: str, redfish: str, log: Path) -> N
     reset = f"{redfish}/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"
     print(
         f"""
-gitboot runs on the example fleet, a Git repository; in another terminal:
+gitboot runs on the example fleet, a Git repository, whose newest commit names this instance as the
+one that sets BMCs; in another terminal:
 
   cd {there}
   export GITBOOT_STATE={shlex.quote(str(fleet.parent / "state"))}

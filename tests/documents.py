@@ -87,6 +87,7 @@ _SCALARS: Final[Mapping[Callable[..., Any], Strategy]] = {
     scalars.parse_boolean: st.booleans(),
     scalars.parse_mac: st.binary(min_size=6, max_size=6).map(_mac),
     scalars.parse_uuid: st.uuids(version=4).map(str),
+    scalars.parse_ledger: st.uuids(version=4).map(str),
     scalars.parse_interface_address: _ADDRESSES.map(str) | _INTERFACES,
     scalars.parse_network: _INTERFACES.map(lambda interface: str(ip_network(interface, strict=False))),
     scalars.parse_digest: st.binary(min_size=32, max_size=32).map(bytes.hex),

@@ -14,7 +14,7 @@ from tests.fleets import image, policy, profile, uuid_of
 from tests.instance import eventually
 from tests.rack import PASSWORD, USER, Done, Rack, typed
 from tests.redfish.faults import Status
-from tests.redfish.profiles import GENERIC, IDRAC9, OPENBMC
+from tests.redfish.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
 from tests.test_assets_efi import program
 
 FINE = tuple(f"db{number:02}" for number in range(20))
@@ -89,6 +89,40 @@ def test_the_worst_come_first_and_what_to_do_stands_below_the_table(night: Rack)
         "",
         "23 BMCs: 1 waiting for a person, 1 not read, 1 not as wanted yet, 20 as wanted",
     ]
+
+
+def test_what_waits_for_a_name_is_told_with_the_line_for_the_fleet(tmp_path: Path) -> None:
+    """A step that is sent, and nothing else; before it is said what is installed, the line that says that."""
+    with Rack(tmp_path, named=False) as rack:
+        web = rack.add("web01", provision=1)
+        rack.push()
+        rack.once(*rack.spooling)
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert item["hint"] == "gitboot records begin fresh --state STATE  # or: adopt"
+        rack.once(*rack.spooling, records="fresh")
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert (item["next"], item["patch"]) == ("Wait", None)
+        assert item["why"] == "the Fleet names no ledger, and another instance may set the same BMC"
+        assert item["hint"] == f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet"
+        assert rack.typed("bmc", "diff", "--credentials", rack.credentials, "--detailed-exitcode").code == 2
+        with rack.running():
+            done = rack.typed("bmc", "apply", "web01")
+        assert done == (
+            0,
+            "1 BMC is asked now\n",
+            "nothing new is set there before the Fleet names a ledger: gitboot status\n",
+        )
+        web.machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert item["next"] == "Wait", "nor is it noted whose that is"
+        rack.named = True
+        rack.push()
+        rack.once(*rack.spooling)
+        (item,) = get(rack, "-o", "json").json["items"]
+        assert item["recorded"][0]["state"] == "SetByAnother"
+        assert item["hint"].startswith("gitboot records set web01 provisioned --state STATE"), (
+            "and it counts as consumed"
+        )
 
 
 def test_every_line_fits_into_100_columns_without_colours(night: Rack) -> None:

@@ -17,6 +17,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.instance.examining import Health, of_git, of_output, of_state, of_the_clock
 from gitboot.timekeeping import Keeping
+from tests.fleets import uuid_of
 from tests.rack import Rack, typed
 
 
@@ -123,3 +124,18 @@ def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path
     unreadable, small = found
     assert "cannot be read" in unreadable
     assert small.endswith("and the fleet's tree has about 6,000,000,000,000,000")
+
+
+def test_who_sets_bmcs_is_looked_at(tmp_path: Path) -> None:
+    with Rack(tmp_path, named=False) as rack:
+        rack.add("web01", provision=1)
+        rack.push()
+        rack.once()
+        said = typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out
+        assert "wrong    ledger       the Fleet names no ledger: nothing is set at the BMCs of 1 server" in said
+        assert f"provisioning: {{ledger: {rack.ledger()}}}  # in the spec of the Fleet" in said
+        rack.settings += f", provisioning: {{ledger: {uuid_of('another')}}}"
+        rack.push()
+        assert rack.once("--allow-takeover").code == Exit.PARTIAL
+        said = " ".join(typed("doctor", "--state", rack.state, "--credentials", rack.credentials).out.split())
+        assert f"the Fleet names another than {rack.ledger()}: nothing is set, and nothing installed" in said

@@ -1033,7 +1033,7 @@ def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
             identity = each.ledger.progress[0]
             assert each.condition("BmcsSet") == (False, "LedgerUnnamed", f"{message}{identity}")
             (told,) = [c for c in each.instance.reconciler.standing.conditions if c.type == "BmcsSet"]
-            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the Fleet"
+            assert told.remedy == f"provisioning: {{ledger: {identity}}}  # in the spec of the Fleet"
             assert [event.type for event in each.events].count("LedgerUnnamed") == 1
             plan = each.plan()
             assert plan is not None and plan.phase is Phase.NETWORK, "who asks by DHCP is given it all the same"

@@ -12,7 +12,6 @@ from socket import gethostname
 
 import pytest
 
-from gitboot.cli import instance as command
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import LockedByAnother
 from gitboot.observe.spool import files
@@ -102,7 +101,6 @@ def takes_nothing(rack: Rack, failing: Callable[[], AbstractContextManager[None]
 def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neither_acting(
     rack: Rack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_PATIENCE_S", 0.5)
     web = rack.add("web01", provision=1)
     rack.push()
     theirs = ("--credentials", str(rack.credentials), "--poll", "3600")
@@ -115,8 +113,8 @@ def test_e15_of_two_instances_the_one_that_is_named_acts_and_a_typo_leaves_neith
         with running(rack.repository.bare, tmp_path / "two", *theirs, ready=False) as two:
             eventually(lambda: (tmp_path / "two/state/status.json").exists())
             until_condition(two, "LedgerNamed", status=False, reason="AnotherLedger")
-            waits = typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
-            assert (waits.code, "which has not taken it up within" in waits.err) == (Exit.PARTIAL, True)
+            refused = typed("records", "begin", "fresh", "--yes", "--state", tmp_path / "two/state")
+            assert (refused.code, f"the Fleet names {ours}, and this instance has" in refused.err) == (Exit.USAGE, True)
             rack.settings = f"{BASE_URL}, provisioning: {{ledger: {uuid_of('typo')}}}"
             rack.push("Name nobody")
             until_condition(one, "LedgerNamed", status=False, reason="StandsBack")

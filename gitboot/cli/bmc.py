@@ -149,7 +149,9 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
         all_of_them = with_bmc | instance.knowledge.overrides.keys()
         names = sorted(meant_by(instance, servers, selector)) if selector is not None else servers
         uuids = [uuid for name in names for uuid in machines_of(instance, name)] or sorted(all_of_them)
+        is_named = instance.commit.ledger is not None
     click.echo(request(state, RETRY, {"uuids": uuids}))
+    _warn_of_no_name(is_named)
 
 
 @command.command("trust", context_settings=_SETTINGS)
@@ -218,10 +220,19 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
         elif word is not None:
             meant = (_resolved(instance, uuid, server, word, at) for uuid in machines_of(instance, server))
             asked = [each for each in meant if each is not None]
+        is_named = instance.commit.ledger is not None
     if not asked:
         raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {server}")
     for kind, facts in asked:
         click.echo(request(state, kind, facts | {"server": server, "reason": reason}))
+    if word in ("not-set", "replace"):
+        _warn_of_no_name(is_named)
+
+
+def _warn_of_no_name(is_named: bool) -> None:
+    """Say where nothing is set at a BMC, whatever was said of it."""
+    if not is_named:
+        click.echo("nothing new is set there before the Fleet names a ledger: gitboot status", err=True)
 
 
 def _fingerprint(text: str) -> str:

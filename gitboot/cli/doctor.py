@@ -82,6 +82,7 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
         yield from examining.of_acting(lease)
     with looked_at(state, now()) as look:
         yield from examining.of_the_ledger(look, running(state))
+        yield from examining.of_who_sets(look)
         if output is not None:
             yield from examining.of_output(output, state, servers=len(look.commit.decisions.servers))
         yield from examining.of_credentials(credentials, look)

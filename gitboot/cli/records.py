@@ -80,9 +80,22 @@ def begin(what: str, state: Path, yes: bool) -> None:
     from gitboot.instance.requests import BEGIN
 
     with looked_at(state, now()) as instance:
+        _check_named(instance)
         facts = {**_beginning(what), "commit": instance.commit.revision}
         _ask(instance, facts, yes=yes)
     click.echo(request(state, BEGIN, facts, instance.commit))
+
+
+def _check_named(instance: Look) -> None:
+    """Raise `UsageError` where the Fleet names another ledger: who does not act takes no word for what is installed."""
+    from gitboot.errors import UsageError
+
+    identity, named = instance.knowledge.facts.identity, instance.commit.ledger
+    if not instance.commit.is_for(identity):
+        raise UsageError(
+            f"the Fleet names {named}, and this instance has {identity}, so it does not act: let the Fleet name it "
+            "(gitboot status has the line), and say then what is installed"
+        )
 
 
 def _beginning(what: str) -> dict[str, Any]:

@@ -104,6 +104,9 @@ def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mappi
     if named:
         given = {**given, "SERVERS": " ".join(nsmallest(_MOST_NAMED, named))}
     found, commit = remedy(condition.type, condition.reason, given), standing.commit
+    accepted = standing.attempt.accepted
+    if condition.type == "LedgerNamed" and accepted is not None and accepted.site is not None:
+        return f"ledger: {given['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if found is not None and condition.reason == "UnknownServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
     return found
@@ -225,6 +228,8 @@ def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
             f"the Fleet names {whose} as the one that publishes and sets, and "
             f"this instance has {knowledge.facts.identity}: nothing is published or set"
         )
+        if standing.attempt.orders is not None and standing.attempt.orders.ledger == knowledge.facts.identity:
+            message += ". By the newest Fleet it acts, once that is accepted"
         yield _condition("LedgerNamed", False, "AnotherLedger", message, at)
     elif accepted is not None:
         yield _of_the_records(standing, accepted, at)

@@ -18,6 +18,7 @@ from gitboot.ledger.lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head
+from gitboot.remedies import remedy
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve import Decisions
 from gitboot.storage import check_output, check_state
@@ -100,6 +101,18 @@ def of_the_ledger(look: Look, process: int | None) -> Examination:
         yield _wrong("ledger", f"{facts.identity} is in doubt: {facts.doubt}", hint)
     else:
         yield _fine("ledger", f"{facts.identity} knows {count(len(look.knowledge.machines), 'machine')}; {runs}")
+
+
+def of_who_sets(look: Look) -> Examination:
+    """Whether this instance may publish, and set BMCs: the Fleet says who does."""
+    commit, identity = look.commit, look.knowledge.facts.identity
+    bmcs = sum(each.bmc is not None for each in commit.machines.values())
+    if not commit.is_for(identity):
+        hint = "gitboot status  # the condition LedgerNamed has the line, where this instance is to act"
+        yield _wrong("ledger", f"the Fleet names another than {identity}: nothing is set, and nothing installed", hint)
+    elif commit.ledger is None and bmcs:
+        message = f"the Fleet names no ledger: nothing is set at the BMCs of {count(bmcs, 'server')}"
+        yield _wrong("ledger", message, remedy("BmcsSet", "LedgerUnnamed", {"LEDGER": identity}))
 
 
 def of_output(output: Path, state: Path, *, servers: int) -> Examination:

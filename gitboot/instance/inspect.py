@@ -47,6 +47,7 @@ from gitboot.bmc.switch import (
     next_switch,
 )
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
+from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import media_of, shared_values, wanted_by
@@ -67,7 +68,8 @@ if TYPE_CHECKING:
 
 Signed = Callable[[str, str], bool | None]
 
-_UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same"
+_UNNAMED: Final = "the Fleet names no ledger, and another instance may set the same BMC"
+_SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
     Cause.FAILED: ("BootsProven", "Failed"),
@@ -98,6 +100,7 @@ class Subject:
     unseen: bool = False  # its record is of no use: nothing could prove the boot that it asks for
     power: PowerAsk | None = None  # what its plan wants of the machine's power
     switches: tuple[SwitchRecord, ...] = ()  # what was done to it before
+    mistrusted: str | None = None  # why nothing that is recorded counts, in a word
     unnamed: str | None = None  # the ledger of this instance, where the Fleet names none: nothing is set before it does
 
     @property
@@ -126,6 +129,8 @@ class Subject:
         """Why only a person can tell what is on the machine's disks: the condition that says so, and its reason."""
         if self.plan is None or self.unseen:
             return None
+        if self.mistrusted is not None:
+            return "RecordsKnown", self.mistrusted
         return _DOUBTS.get(Cause.CONSUMED if self.is_lost else self.plan.cause)
 
 
@@ -230,7 +235,8 @@ class Inspection:
             case Eject(record=record):
                 return f"it was inserted for {record.reason}, which needs it no more"
             case Confirm(record=record):
-                return f"{record.reason} is {record.state.lower()}"
+                became = _SET_BY_ANOTHER if record.state is State.SET_BY_ANOTHER else f"is {record.state.lower()}"
+                return f"{record.reason} {became}"
             case Set(record=record):
                 return f"wanted for {record.reason}{self._otherwise}"
             case Leave() if self.reset_to_come is not None:
@@ -287,6 +293,7 @@ class Inspection:
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
     values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
+    mistrusted = doubt_of(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():
         machine, record = commit.machines[decision.uuid], knowledge.record(decision.uuid)
         if machine.bmc is None:
@@ -317,6 +324,7 @@ def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime
                 about=about(commit, decision.server),
             ),
             switches=knowledge.switches_of(decision.uuid),
+            mistrusted=mistrusted,
             unnamed=knowledge.facts.identity if commit.ledger is None else None,
         )
     for uuid in sorted(knowledge.overrides):
@@ -409,7 +417,9 @@ def _found(subject: Subject, bmc: Driver, pinned: Pinned | None, at: datetime) -
         identified=identified,
         keeps=subject.keeps,
     )
-    if subject.unnamed is not None and isinstance(step, Set | Insert):
+    is_new = isinstance(step, Set | Insert)
+    is_new = is_new or (isinstance(step, Confirm) and step.record.state is State.SET_BY_ANOTHER)
+    if subject.unnamed is not None and is_new:
         step = Wait(why=_UNNAMED)
     try:
         switch = _switch(subject, bmc, seen, identified, at)

@@ -27,6 +27,7 @@ from gitboot.model.scalars import (
     parse_kernel_argument,
     parse_label_key,
     parse_label_value,
+    parse_ledger,
     parse_local_disk,
     parse_mac,
     parse_name,
@@ -76,6 +77,9 @@ Mac = Annotated[
 Uuid = Annotated[
     SystemUuid,
     Scalar(parse_uuid, {"type": "string", "pattern": "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"}),
+]
+Ledger = Annotated[
+    str, Scalar(parse_ledger, {"type": "string", "pattern": "^[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}$"})
 ]
 InterfaceAddress = Annotated[str, Scalar(parse_interface_address, {"type": "string"})]
 Network = Annotated[str, Scalar(parse_network, {"type": "string"})]

@@ -9,13 +9,13 @@ from gitboot.model.fields import (
     BaseUrl,
     Boolean,
     Integer,
+    Ledger,
     LocalDisk,
     NameField,
     Network,
     Percent,
     Positive,
     Text,
-    Uuid,
 )
 from gitboot.model.scalars import Malformed
 from gitboot.model.selectors import Select
@@ -66,7 +66,7 @@ class Site(Struct):
     endpoint: BaseUrl | None = Field(
         default=None, description="Who gives from there what is made once. Default: the Fleet's endpoint."
     )
-    ledger: Uuid | None = Field(
+    ledger: Ledger | None = Field(
         default=None,
         description="The instance with this ledger acts for the site, with `gitboot run --site`. Default: none does.",
     )
@@ -113,7 +113,7 @@ class Provisioning(Struct):
     attempts: Positive = Field(
         default=1, description="How often an installation is attempted, with evidence Reported. Default: 1."
     )
-    ledger: Uuid | None = Field(
+    ledger: Ledger | None = Field(
         default=None,
         description="The one instance that publishes and sets BMCs, by its ledger. Default: any publishes, none sets.",
     )

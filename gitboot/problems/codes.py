@@ -185,9 +185,10 @@ class Code(StrEnum):
     )
     UUID = (
         "GB1034",
-        "Not a system UUID",
-        "The SMBIOS system UUID is the key of everything that is recorded about a server.",
-        "Write what `dmidecode -s system-uuid` or the BMC shows; set one in firmware where it is all zeros or all F.",
+        "Not a system UUID, or not that of a ledger",
+        "The SMBIOS system UUID is the key of all that is recorded of a server; a ledger's says which instance it is.",
+        "Write what `dmidecode -s system-uuid` or the BMC shows; set one in firmware where it is all zeros or all F. "
+        "A ledger's stands in `gitboot status`.",
     )
     ADDRESS = (
         "GB1035",

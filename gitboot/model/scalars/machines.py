@@ -54,6 +54,15 @@ def parse_uuid(value: object) -> SystemUuid:
     return SystemUuid(lower)
 
 
+def parse_ledger(value: object) -> str:
+    """The identity of a ledger, a UUID in any case."""
+    found = text(value)
+    if not _UUID.fullmatch(lower := found.lower()):
+        message = f"expected the identity of an instance's ledger, found {shown(found)}"
+        raise Malformed(Code.UUID, message, "copy it from `gitboot status --state STATE`")
+    return lower
+
+
 def swapped(uuid: SystemUuid) -> SystemUuid:
     """The same UUID with its first three fields in the other byte order.
 
