@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.bounds import uncollected
 from gitboot.instance.laps import Stage
-from gitboot.instance.loop import Bell, Loop
+from gitboot.instance.loop import Bell, Loop, Ring
 from gitboot.publish.manifest import STATUS
 from gitboot.status import Event
 from tests.fleets import SEED, maintenance
@@ -48,9 +48,22 @@ def reconciles(parts: Parts) -> int:
     return sum(found["counts"]) if found is not None else 0
 
 
-def until_applied(parts: Parts, commit: str, since: int = 0) -> None:
-    """Wait until a commit is, and the reconcile that did it has ended, one more than there were."""
-    eventually(lambda: parts.reconciler.status.applied == commit and reconciles(parts) > since)
+class HeardBell(Bell):
+    """Tells whether the loop waits for it: then what has begun before has ended, and counts."""
+
+    is_waited_for = False
+
+    def wait(self, timeout_s: float) -> frozenset[Ring]:
+        self.is_waited_for = True
+        try:
+            return super().wait(timeout_s)
+        finally:
+            self.is_waited_for = False
+
+
+def until_applied(parts: Parts, commit: str, bell: HeardBell) -> None:
+    """Wait until a commit is, and the reconcile that did it has ended."""
+    eventually(lambda: parts.reconciler.status.applied == commit and bell.is_waited_for)
 
 
 def conditions(parts: Parts) -> dict[str, bool]:
@@ -162,13 +175,13 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> N
 def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
-    bell = Bell()
+    bell = HeardBell()
     with in_process(tmp_path, repository.bare, apart=True, wake=bell.ring) as parts, looping(parts, bell) as running:
-        until_applied(parts, first)
+        until_applied(parts, first, bell)
         for number in range(3):
             before = reconciles(parts)
             commit = repository.push({"README.md": f"{number}"})
-            until_applied(parts, commit, before)
+            until_applied(parts, commit, bell)
             assert reconciles(parts) == before + 1
         before = reconciles(parts)
         running.fetch_now()  # a person asks for it: a reconcile follows, whether there is a commit or not
@@ -178,9 +191,9 @@ def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluat
 def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
-    bell = Bell()
+    bell = HeardBell()
     with in_process(tmp_path, repository.bare, evaluates=False) as parts, looping(parts, bell):
-        until_applied(parts, first)
+        until_applied(parts, first, bell)
         before = reconciles(parts)
         repository.push({"README.md": "one"})
         eventually(lambda: reconciles(parts) == before + 1)
