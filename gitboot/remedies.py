@@ -24,6 +24,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
     "ArtifactsPresent": {"Missing": "gitboot assets verify STATE/repository.git --rev refs/gitboot/accepted"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
+    "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
     "BootsGiven": {ANY: "gitboot entry SERVER --tree OUTPUT"},
     "BootsOffered": {
         "Stopped": "gitboot start --state STATE",
@@ -40,7 +41,6 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
-    "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -192,6 +193,23 @@ def test_a_line_that_is_not_heeded_is_told_in_each_format() -> None:
         shown = " ".join(write(review).split())
         assert line in shown
         assert "it acknowledges other changes than these" in shown
+
+
+def test_how_many_reasons_more_a_group_has_is_told_to_people_and_each_to_machines() -> None:
+    """Twelve machines, each of which gets the interface of the next."""
+    names = [f"w{number:02}" for number in range(12)]
+    old = {f"{name}.yaml": server(name, "role: web") for name in names}
+    pairs = zip(names, [*names[1:], names[0]], strict=True)
+    new = {f"{name}.yaml": old[f"{name}.yaml"].replace(mac_of(name), mac_of(after)) for name, after in pairs}
+    review = reviewed(new, {**FLEET, **old})
+    (group,) = review.groups
+    for extension in ("txt", "md"):
+        lines = [
+            line for line in FORMATS[extension](review).splitlines() if re.match(r"[ -]+may be reinstalled: ", line)
+        ]
+        assert (len(lines), "and 2 more reasons" in lines[-1]) == (11, True)
+    (found,) = json.loads(FORMATS["json"](review))["groups"]
+    assert len(group.reinstalls) == len(found["reinstalls"]) == 12
 
 
 def test_text_says_what_it_leaves_out() -> None:

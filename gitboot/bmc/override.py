@@ -157,10 +157,9 @@ class Wanted:
     is_first: bool = False  # a person said that no server is installed, and nothing was seen of this one since
     may_set: bool = True  # else what stands is looked after, and nothing is set or inserted, not even once more
 
-    def is_new(self, records: Iterable[OverrideRecord]) -> bool:
-        """Whether something is to be set, or set anew, as far as the ledger knows; ``records`` are the server's."""
-        own = next((each for each in records if each.reason == self.reason), None)
-        return own is None or own.state.is_free or (self.set_again and own.state is State.CONSUMED)
+    def is_new(self, record: OverrideRecord | None) -> bool:
+        """Whether it is to be set, or set anew, as far as the ledger's record for its reason knows."""
+        return record is None or record.state.is_free or (self.set_again and record.state is State.CONSUMED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -593,8 +592,7 @@ def _bring_about(
         return AskOperator(condition=OperatorCondition.NEEDS_OPERATOR, message=_was_set_by_another(record))
     if record is None and _is_set_by_another(wanted, override, observed):
         return Confirm(record=_record(wanted, None, override, observed, at, state=State.SET_BY_ANOTHER))
-    is_free = record is None or record.state in (State.WITHDRAWN, State.INSERTED)
-    if record is None or is_free or (wanted.set_again and record.state is State.CONSUMED):
+    if record is None or wanted.is_new(record):
         return _set_anew(wanted, record, override, observed, at)
     if not record.state.is_open:
         lost = wanted.set_again and record.state is State.LOST

@@ -153,19 +153,7 @@ def next_switch(
     """
     if wanted is None:
         return LeaveSwitch()
-    step = _next_switch(wanted, record, observed, tuple(overrides), at, identified, moving)
-    return LeaveSwitch() if isinstance(step, AskForReset) and not wanted.may_ask else step
-
-
-def _next_switch(
-    wanted: Switching,
-    record: SwitchRecord | None,
-    observed: Observed,
-    overrides: Collection[OverrideRecord],
-    at: datetime,
-    identified: Identified,
-    moving: frozenset[str],
-) -> SwitchStep:
+    overrides = tuple(overrides)
     if record is None or record.state is SwitchState.REFUSED:
         return _begin(wanted, record, observed, overrides, at, identified)
     if record.state is SwitchState.BACK:
@@ -243,6 +231,8 @@ def _ask(
     if found is None:
         message = f"{wanted.manner} is wanted, and the BMC allows only {', '.join(sorted(allowed))}"
         return DoubtSwitch(condition=OperatorCondition.UNSUPPORTED, message=message)
+    if not wanted.may_ask:
+        return LeaveSwitch()
     return AskForReset(
         record=SwitchRecord(
             reason=wanted.reason,

@@ -17,7 +17,6 @@ from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 
 _GROUPS: Final = 50  # that are shown
-_REASONS: Final = 10  # that are shown for a group
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
@@ -132,10 +131,7 @@ def _group(group: Group) -> list[str]:
     lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
     lines += map(_cause, group.causes)
     lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
-    lines += (_wrapped(f"may be reinstalled: {words.reason(each)}") for each in group.reinstalls[:_REASONS])
-    if left := more(len(group.reinstalls) - _REASONS, "reason"):
-        lines.append(f"  {left}")
-    lines += (_wrapped(f"becomes unknown: {words.unknown(each)}") for each in group.unknown)
+    lines += (_wrapped(f"{what}: {why}") for what, why in words.reasons(group))
     lines += (_wrapped(words.group_change(group, field)) for field in group.fields)
     if group.rendered is None:
         lines.append("  not rendered: there are too many groups")

@@ -145,7 +145,7 @@ def _of_branch(limits: Limits, rewound: bool, takeover: bool) -> Iterator[Trip]:
     if rewound and not limits.allow_rewind:
         yield Trip(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0)
     if takeover and not limits.allow_takeover:
-        yield Trip(guard=Guard.ALLOW_TAKEOVER, what="instances that the Fleet names no more", number=1, limit=0)
+        yield Trip(guard=Guard.ALLOW_TAKEOVER, what="instances that may act no more", number=1, limit=0)
 
 
 def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int) -> Iterator[Trip]:

@@ -101,12 +101,11 @@ def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mappi
             named = {name for servers in unproven.values() for name in servers}
         case "RecordsKnown":
             named = standing.plans.unknown
+        case "LedgerNamed" if (accepted := standing.attempt.accepted) is not None and accepted.site is not None:
+            return f"ledger: {given['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if named:
         given = {**given, "SERVERS": " ".join(nsmallest(_MOST_NAMED, named))}
     found, commit = remedy(condition.type, condition.reason, given), standing.commit
-    accepted = standing.attempt.accepted
-    if condition.type == "LedgerNamed" and accepted is not None and accepted.site is not None:
-        return f"ledger: {given['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if found is not None and condition.reason == "UnknownServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""
     return found

@@ -286,13 +286,14 @@ def _ask(
     wanted, records = wanted_by(state.plan, keys), knowledge.overrides_of(uuid)
     switches = knowledge.switches_of(uuid)
     power = _power_wanted(state, knowledge.switches.get(uuid, {}))
-    is_new = sets_anew(wanted, records, power, switches)
+    own = next((each for each in records if _is_for(each, wanted)), None)
+    is_new = (wanted is not None and wanted.is_new(own)) or (power is not None and power.is_new(switches))
     if wanted is not None and _is_first(state, knowledge):
         wanted = replace(wanted, is_first=True)
     if wanted is not None and _waits_for_off(state):
         wanted = replace(wanted, only_off=True)
     if not may_set:
-        is_begun = any(_is_for(each, wanted) and not each.state.is_free for each in records)
+        is_begun = own is not None and not own.state.is_free
         wanted = replace(wanted, may_set=False) if wanted is not None and is_begun else None
         power = power.seen_off(switches) if power is not None else None
     stands = any(each.stays_behind for each in records)
@@ -314,16 +315,6 @@ def _ask(
         switches=switches,
     )
     return ask, is_new
-
-
-def sets_anew(
-    wanted: Wanted | None,
-    records: Iterable[OverrideRecord],
-    power: PowerAsk | None,
-    switches: Iterable[SwitchRecord],
-) -> bool:
-    """Whether something is to be set at a BMC, or its machine switched, as far as the ledger knows."""
-    return (wanted is not None and wanted.is_new(records)) or (power is not None and power.is_new(switches))
 
 
 def _is_first(state: ServerState, knowledge: Knowledge) -> bool:

@@ -156,8 +156,7 @@ def _group(group: Group) -> tuple[str, str]:
     lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
     lines += map(_cause, group.causes)
     lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
-    lines += (f"- may be reinstalled: {code(words.reason(each))}" for each in group.reinstalls[:10])
-    lines += (f"- becomes unknown: {code(words.unknown(each))}" for each in group.unknown)
+    lines += (f"- {what}: {code(why)}" for what, why in words.reasons(group))
     lines += (f"- {code(words.group_change(group, field))}" for field in group.fields[:20])
     if group.rendered is None:
         lines.append("- not rendered: there are too many groups")

@@ -61,6 +61,18 @@ def group_change(group: Group, field: FieldChange) -> str:
     return change(field) if name is None else f"of {name}, {change(field)}"
 
 
+def reasons(group: Group) -> Iterator[tuple[str, str]]:
+    """What may come of a group's change, and why, by servers of it: the first reasons for each, and how many more."""
+    reinstalls, becomes_unknown = map(reason, group.reinstalls), map(unknown, group.unknown)
+    for what, found in (("may be reinstalled", [*reinstalls]), ("becomes unknown", [*becomes_unknown])):
+        yield from ((what, each) for each in found[:_REASONS])
+        if left := more(len(found) - _REASONS, "reason"):
+            yield what, left
+
+
+_REASONS: Final = 10  # that are shown; each server of a group may have one of its own
+
+
 def access(bmc: BmcAccess | None) -> str | None:
     """Where credentials go, and who proves to be the BMC there."""
     if bmc is None:
