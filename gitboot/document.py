@@ -30,7 +30,6 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
-from gitboot.forms import Forms, Quoted, Spot, parts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
@@ -39,6 +38,20 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
 MAX_DEPTH = 64  # of lists and mappings within each other
+
+
+class Quoted(str):
+    """A scalar in quotes or in a block. Quoted text is never null and never a plain true or false."""
+
+    __slots__ = ()
+
+
+class Spot(NamedTuple):
+    """The place of a value, in characters, and the places of the values that it contains, by key or index."""
+
+    start: int
+    end: int | None = None  # of a scalar that is written
+    items: dict[str, tuple[int, Spot]] | list[Spot] | None = None  # a mapping's also have the place of the key
 
 
 # A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
@@ -89,29 +102,18 @@ def parse(data: bytes, path: str) -> Parsed:
     problems: list[Problem] = []
     index = more = 0
     for span in _cut(data):
-        source = data[span.start : span.end]
-        parts = parts_of(source)
-        if parts is not None and (value := _FORMS.value(parts)) is not None:
-            documents.append(Document(value=value, index=index))
-            index += 1
-            continue
         reader = _reader(data, span, path)
         if reader.is_empty:
             continue
         if document := reader.read(index):
             documents.append(document)
-            if parts is not None:
-                _FORMS.learn(parts, document.value, lambda: _reader(data, span, path).layout().root)  # noqa: B023
         else:
-            unread.append(source)
+            unread.append(data[span.start : span.end])
         index += 1
         problems += reader.faults.problems
         more += reader.faults.more + len(problems[MAX_KEPT:])
         del problems[MAX_KEPT:]
     return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
-
-
-_FORMS: Final = Forms()
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from yaml._yaml import get_version
 
 from gitboot import document
-from gitboot.document import Path, Place, Value, locate, parse, rewritten
-from gitboot.forms import Quoted
+from gitboot.document import Path, Place, Quoted, Value, locate, parse, rewritten
 from gitboot.problems.codes import Code
 from tests.cases import for_each
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.forms import Quoted
+from gitboot.document import Quoted
 from gitboot.model.image import parse_user_data_format
 from gitboot.model.scalars import (
     Malformed,

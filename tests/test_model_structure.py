@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from gitboot.document import parse
-from gitboot.forms import Quoted
+from gitboot.document import Quoted, parse
 from gitboot.load import KINDS
 from gitboot.model.scalars import Malformed, parse_interface_address
 from gitboot.model.structure import read, written
