@@ -109,6 +109,7 @@ class Status:
     held: Held | None = None  # the attempted commit, where a guard holds it
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
     accepted: str | None = None  # the commit that the next one is compared with
+    committed_at: datetime | None = None  # the committer time of the accepted commit
     signer: Signer | None = None  # whose trusted key vouches for it
     acknowledged: tuple[Heeded, ...] = ()  # by whom what it changes, or what led to it, was let pass
     changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last; none before any was
@@ -142,6 +143,7 @@ class Status:
             },
             "accepted": {
                 "commit": self.accepted,
+                "committedAt": format_instant(self.committed_at) if self.committed_at else None,
                 "signer": facts(self.signer),
                 "acknowledged": facts(self.acknowledged),
                 "changed": facts(self.changed),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -106,6 +106,9 @@ class Commits:
 
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
         return (Merge(revision, ()),)
+
+    def committed_at(self, revision: Revision) -> datetime:
+        return datetime(2026, 11, 20, tzinfo=UTC)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -27,11 +28,13 @@ def _laps() -> Laps:
 
 
 _PROBLEM: Final = Problem(path="a.yaml", line=1, column=1, code=Code.SKEW, message="old", severity=Severity.WARNING)
+COMMITTED: Final = BEFORE - timedelta(hours=2)
 FULL: Final = Status(
     ledger="l",
     attempted="bad",
     problems=(_PROBLEM, replace(_PROBLEM, line=2), replace(_PROBLEM, code=Code.NOT_YET, severity=Severity.ERROR)),
     accepted="acce97ed",
+    committed_at=COMMITTED,
     applied="c0ffee",
     planned_at=BEFORE,
     next_transition=START,

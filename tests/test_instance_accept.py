@@ -199,6 +199,24 @@ def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_instal
         assert dict(parts.reconciler.status.records) == {"Pending": 6}
 
 
+def test_the_status_shows_the_committer_time_of_the_accepted_commit_before_and_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository.create(tmp_path / "new")
+    repository.push(documents())
+    monkeypatch.setenv("GIT_AUTHOR_DATE", "2026-11-19T08:00:00Z")
+    monkeypatch.setenv("GIT_COMMITTER_DATE", "2026-11-20T09:30:00+01:00")
+    git(repository.work, "commit", "--quiet", "--amend", "--reset-author", "--no-edit")
+    git(repository.work, "push", "--quiet", "--force", "origin", "main")
+    for _ in range(2):
+        with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+            turn(parts)
+            assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
+            repository.push({"fleet.yaml": "not a fleet"})
+            turn(parts, 1)
+            assert parts.reconciler.status.facts()["accepted"]["committedAt"] == "2026-11-20T08:30:00Z"
+
+
 def test_losing_the_ledger_lets_no_held_commit_in(tmp_path: Path, repository: Repository) -> None:
     """The tree says which commit it was made of, and the guards go on from there."""
     with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:

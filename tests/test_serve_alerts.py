@@ -41,7 +41,7 @@ FOR_REASON: Final = {
     ("RecordsKnown", "UnknownServers"): "GitbootServersUnknown",
 }
 
-Series = dict[str, str]  # by metric and labels: a value, or a first one and what is added each minute
+Series = dict[str, str]  # by metric and labels: a value, a first value and what each minute adds, or _ for no value
 
 ENDS: Final = "gitboot_operators_certificate_expiration_timestamp_seconds{}"
 TRANSITION: Final = "gitboot_next_transition_timestamp_seconds{}"
@@ -93,6 +93,7 @@ def _of_states() -> Iterator[Case]:
 OF_STATES: Final = tuple(_of_states())
 OTHERS: Final = (
     Case("the status stands still", "GitbootInstanceSilent", {AT: "0"}, 6 + 5),
+    Case("no instance has left a status", "GitbootStatusAbsent", {AT: "_"}, 10),
     Case("a transition is past", "GitbootTransitionLate", {TRANSITION: "0"}, 6 + 5),
     Case(
         "reconciles take two minutes",
@@ -165,7 +166,7 @@ def _given(series: Series, minutes: int, instance: str) -> Iterator[dict[str, st
         target = f'{{instance="{instance}",job="gitboot",'
         yield {
             "series": name.replace("{", target, 1),
-            "values": f"{value if '+' in value else f'{value}+0'}x{minutes}",
+            "values": f"{value if '+' in value or value == '_' else f'{value}+0'}x{minutes}",
         }
 
 
@@ -223,8 +224,84 @@ def test_a_certificate_that_ends_tomorrow_is_worse(healthy: Series, tmp_path: Pa
     promtool(tmp_path, [_test(series, 60, promql_expr_test=asserted)])
 
 
+def _site(healthy: Series, site: str, commit: str, committed: int) -> Series:
+    """Return the series of a healthy site that has accepted this commit."""
+    kept = {name: value for name, value in healthy.items() if "accepted" not in name}
+    shown = {
+        **kept,
+        f'gitboot_commit_info{{commit="{commit}",state="accepted"}}': "1",
+        "gitboot_accepted_commit_timestamp_seconds{}": str(committed),
+    }
+    return {name.replace("}", f',site="{site}"}}').replace("{,", "{"): value for name, value in shown.items()}
+
+
+DIFFER: Final = "GitbootSitesOnDifferentCommits"
+Accepted = dict[str, tuple[str, int]]  # the commit that a site has accepted, and its committer time, by site
+
+
+def _sites(healthy: Series, accepted: Accepted, job: str = "gitboot") -> list[dict[str, str]]:
+    """Return the series of several healthy sites over 70 minutes."""
+    found = [each for site, of in accepted.items() for each in _given(_site(healthy, site, *of), 70, f"{site}:8080")]
+    return [{**each, "series": each["series"].replace('job="gitboot"', f'job="{job}"')} for each in found]
+
+
+@for_each(
+    ("accepted", "fires"),
+    [
+        ({"ams2": ("aaaa", 200), "fra1": ("bbbb", 100)}, 1),
+        ({"ams2": ("aaaa", 100), "fra1": ("bbbb", 100)}, 1),
+        ({"ams2": ("aaaa", 100), "fra1": ("aaaa", 100)}, 0),
+    ],
+)
+def test_sites_that_are_on_different_commits_for_an_hour_fire_one_alert(
+    healthy: Series, tmp_path: Path, accepted: Accepted, fires: int
+) -> None:
+    asserted = [
+        {
+            "expr": 'count by (alertname) (ALERTS{alertstate="firing"})',
+            "eval_time": f"{minutes}m",
+            "exp_samples": [{"labels": f'{{alertname="{DIFFER}"}}', "value": 1}] * expected,
+        }
+        for minutes, expected in ((59, 0), (60, fires))
+    ]
+    given = _sites(healthy, accepted)
+    promtool(tmp_path, [{"interval": "1m", "input_series": given, "promql_expr_test": asserted}])
+
+
+def test_the_alert_for_different_commits_names_the_sites_and_the_oldest_commit_first(
+    healthy: Series, tmp_path: Path
+) -> None:
+    rule = RULES[DIFFER]
+    annotations = {
+        **rule["annotations"],
+        "summary": "Sites of gitboot have accepted 2 different commits for an hour",
+        "oldest": "fra1 bbbb ams2 aaaa ",
+    }
+    fires = {
+        "eval_time": "60m",
+        "alertname": DIFFER,
+        "exp_alerts": [{"exp_labels": {**rule["labels"], "job": "gitboot"}, "exp_annotations": annotations}],
+    }
+    given = _sites(healthy, {"ams2": ("aaaa", 200), "fra1": ("bbbb", 100)})
+    promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [fires]}])
+
+
+def test_two_jobs_may_have_different_commits(healthy: Series, tmp_path: Path) -> None:
+    given = _sites(healthy, {"ams2": ("aaaa", 200)}) + _sites(healthy, {"ams2": ("bbbb", 100)}, "gitboot-lab")
+    none: dict[str, object] = {"eval_time": "70m", "alertname": DIFFER, "exp_alerts": []}
+    promtool(tmp_path, [{"interval": "1m", "input_series": given, "alert_rule_test": [none]}])
+
+
+def test_a_tree_that_cannot_be_read_fires_one_alert_and_not_a_second_for_its_status(
+    healthy: Series, tmp_path: Path
+) -> None:
+    series = {**_with(healthy, condition("TreeRead", "Absent")), AT: "_"}
+    promtool(tmp_path, [_test(series, 30, promql_expr_test=[_fires(30, "GitbootTreeNotRead")])])
+
+
 def test_no_alert_is_left_untested() -> None:
-    assert {case.alert for case in (*OF_STATES, *OTHERS)} | {"GitbootCertificateEnds"} == RULES.keys()
+    alone = {"GitbootCertificateEnds", DIFFER}
+    assert {case.alert for case in (*OF_STATES, *OTHERS)} | alone == RULES.keys()
 
 
 def test_every_condition_has_alerts_or_a_reason_for_none() -> None:

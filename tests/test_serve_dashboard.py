@@ -18,7 +18,7 @@ from gitboot.serve.catalogue import families
 from tests import plain
 from tests.git_servers import free_port, listening, program
 from tests.instance import eventually
-from tests.monitored import full
+from tests.monitored import COMMITTED, full
 from tests.serving import ENTRY, get
 
 FILE: Final = Path(__file__).parent.parent / "docs" / "monitoring" / "dashboard.json"
@@ -44,7 +44,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"127.0.0.1:{port}"
     with full(folder) as url:
         get(url + ENTRY)
-        targets = [{"targets": [url.removeprefix("http://")]}]
+        sites = (("fra1", url.removeprefix("http://")), ("ams2", f"127.0.0.1:{free_port()}"))  # ams2 does not answer
+        targets = [{"targets": [target], "labels": {"site": site}} for site, target in sites]
         scrapes = [{"job_name": "gitboot", "scrape_interval": "1s", "static_configs": targets}]
         (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": scrapes}))
         command = [
@@ -63,14 +64,30 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-def test_no_panel_is_empty(prometheus: str) -> None:
-    def found(expression: str) -> list[Any]:
-        answer = plain.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
-        assert answer["status"] == "success", answer
-        return list(answer["data"]["result"])
+def found(prometheus: str, expression: str) -> list[Any]:
+    answer = plain.get(f"{prometheus}/api/v1/query", params={"query": filled_in(expression)}).json()
+    assert answer["status"] == "success", answer
+    return list(answer["data"]["result"])
 
+
+def test_no_panel_is_empty(prometheus: str) -> None:
     for _, expression in EXPRESSIONS:
-        eventually(partial(found, expression))
+        eventually(partial(found, prometheus, expression))
+
+
+def test_the_table_of_sites_has_each_site_with_its_commit_and_marks_one_that_does_not_answer(prometheus: str) -> None:
+    answers, commits, _ = (expression for title, expression in EXPRESSIONS if title == "Sites")
+
+    def by_site() -> bool:
+        return {each["metric"]["site"]: float(each["value"][1]) for each in found(prometheus, answers)} == {
+            "fra1": 1,
+            "ams2": 0,
+        }
+
+    eventually(by_site)
+    (fra1,) = eventually(partial(found, prometheus, commits))
+    assert (fra1["metric"]["site"], fra1["metric"]["commit"]) == ("fra1", "acce97ed")
+    assert float(fra1["value"][1]) == 1000 * COMMITTED.timestamp()
 
 
 def test_each_metric_has_its_panel() -> None:

@@ -16,7 +16,7 @@ from gitboot.serve.catalogue import families
 from gitboot.status import Status
 from tests import plain
 from tests.git_servers import program
-from tests.monitored import FULL, full
+from tests.monitored import COMMITTED, FULL, full
 from tests.serving import BEFORE, ENTRY, ONCE, START, get, planned, site
 
 # As Prometheus asks.
@@ -117,6 +117,7 @@ def test_what_the_status_says_is_there(url: str) -> None:
         ("bad", "attempted"): 1,
         ("c0ffee", "applied"): 1,
     }
+    assert found["gitboot_accepted_commit_timestamp_seconds"] == {(): COMMITTED.timestamp()}
     assert found["gitboot_commit_problems"] == {("GB2013", "warning"): 2, ("GB2017", "error"): 1}
     assert found["gitboot_servers"] == {("Network",): 3, ("Disk",): 2}
     assert found["gitboot_servers_below_minimum_version"] == {("web",): 2, ("db",): 0}

@@ -51,6 +51,9 @@ class CommitSource(Protocol):
         Without ``since`` the one commit.
         """
 
+    def committed_at(self, revision: Revision) -> datetime:
+        """Return the committer time of a commit."""
+
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
 
@@ -99,6 +102,7 @@ class Attempt:
     waiting: Revision | None = None  # the newest commit, while an operator lets none be accepted
     is_adopted: bool = False  # whether the clone knows which one is accepted
     trouble: tuple[str, str] | None = None  # why the clone cannot be read: a word, and in words
+    committed_at: datetime | None = None  # the committer time of the accepted commit; None if it could not be read
     signer: Signer | None = None  # whose trusted key vouches for the accepted commit
     acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
     changed: tuple[ChangedArea, ...] = ()  # likewise
@@ -297,8 +301,9 @@ class Accepting:
         events: list[Event],
         at: datetime,
     ) -> Attempt:
-        signer = None
-        with suppress(SourceError):  # it goes on, whether its signature can be read now or not
+        committed_at, signer = None, None
+        with suppress(SourceError):  # the commit is accepted even if its time or its signature cannot be read now
+            committed_at = self._source.committed_at(commit.revision)
             signer = self._signatures.signer(commit.revision) if self._signatures is not None else None
         attempt = Attempt(
             accepted=commit,
@@ -306,6 +311,7 @@ class Accepting:
             introduced=introduced,
             attempted=commit.revision,
             problems=commit.decisions.warnings,
+            committed_at=committed_at,
             signer=signer,
         )
         facts = {"commit": commit.revision, **({"signer": as_facts(signer)} if signer is not None else {})}

@@ -112,6 +112,7 @@ class Standing:
             held=self.attempt.held,
             passed=self.attempt.passed,
             accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
+            committed_at=self.attempt.committed_at,
             signer=self.attempt.signer,
             acknowledged=self.attempt.acknowledged,
             changed=self.attempt.changed,

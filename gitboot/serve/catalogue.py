@@ -94,6 +94,11 @@ STATUS_AT: Final = Family(
 COMMIT: Final = Family(
     "gitboot_commit", _INFO, "Commits.", ("state", "commit"), "state: attempted (last), accepted, applied"
 )
+ACCEPTED_COMMIT_AT: Final = Family(
+    "gitboot_accepted_commit_timestamp_seconds",
+    _GAUGE,
+    "The committer time of the accepted commit; absent until a commit is accepted.",
+)
 PROBLEMS: Final = Family(
     "gitboot_commit_problems",
     _GAUGE,

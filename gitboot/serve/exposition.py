@@ -93,6 +93,8 @@ def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     """How an instance fares by its status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
     yield _metric(catalogue.COMMIT, {(state, name): 1 for state, name in commits.items() if name is not None})
+    if (committed := status["accepted"].get("committedAt")) is not None:
+        yield _one(catalogue.ACCEPTED_COMMIT_AT, datetime.fromisoformat(committed).timestamp())
     problems = Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
     yield _metric(catalogue.PROBLEMS, problems)
     for family, key in _COUNTED.items():

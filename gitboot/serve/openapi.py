@@ -151,6 +151,7 @@ class Accepted(_Model):
     """The commit that the next one is compared with, by the guards and in CI."""
 
     commit: str | None
+    committed_at: datetime | None = None  # its committer time
     signer: SignerItem | None = None
     acknowledged: tuple[HeededItem, ...] = ()
     changed: tuple[ChangedItem, ...] = ()  # by the commits that were accepted last

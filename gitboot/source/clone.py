@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pygit2
@@ -11,6 +12,7 @@ import pygit2
 from gitboot.errors import CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
+from gitboot.source.commits import date_of
 from gitboot.source.line import Merge, line, message_of, messages
 from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored, blaming
@@ -54,6 +56,11 @@ class Source:
             folder = folder_at(ours, revision)
             point(ours, ACCEPTED, revision)
             note_accepted(ours, folder)
+
+    def committed_at(self, revision: Revision) -> datetime:
+        """Return the committer time of a commit."""
+        with self.clone.reading() as ours:
+            return date_of(ours[revision].peel(pygit2.Commit).committer)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""

@@ -30,9 +30,14 @@ def describe(commit: pygit2.Commit) -> CommitSummary:
     return CommitSummary(
         revision=Revision(str(commit.id)),
         author=named(commit.author),
-        date=_EPOCH + timedelta(seconds=min(max(commit.author.time, 0), _YEAR_9999)),
+        date=date_of(commit.author),
         subject=printable(_text(commit.raw_message).lstrip().partition("\n")[0]),
     )
+
+
+def date_of(signature: pygit2.Signature) -> datetime:
+    """Return when an author or a committer signed. A date outside 1970 to 9999 becomes the nearest date inside."""
+    return _EPOCH + timedelta(seconds=min(max(signature.time, 0), _YEAR_9999))
 
 
 def named(who: pygit2.Signature) -> str:
