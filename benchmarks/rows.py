@@ -275,7 +275,7 @@ def _help(place: Place) -> Figure:
 
 
 def _version(place: Place) -> Figure:
-    return _beside_click(place, "version")
+    return _beside_click(place, "--version")
 
 
 def _example(place: Place) -> Figure:
@@ -466,7 +466,7 @@ ROWS: Final = (
         measure=_history,
     ),
     Row(name="help", title="`gitboot --help`", floor="click alone", goal="≤ 1.5 ×", measure=_help, only=1),
-    Row(name="version", title="`gitboot version`", floor="click alone", goal="≤ 0.1 s", measure=_version, only=1),
+    Row(name="version", title="`gitboot --version`", floor="click alone", goal="≤ 0.1 s", measure=_version, only=1),
     Row(
         name="example",
         title="`gitboot validate example-repo`",

@@ -68,7 +68,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "TreeRead": {
         "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
-        "UnknownFormat": "gitboot version  # here, and where the instance runs: they have to be the same",
+        "UnknownFormat": "gitboot --version  # here, and where the instance runs: they have to be the same",
         "Unreadable": _RETRY,
     },
     "NoticesSent": {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},

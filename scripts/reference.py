@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,7 +15,7 @@ from gitboot.bmc.quirks import QUIRKS
 from gitboot.cli import cli
 from gitboot.cli.exit import Exit
 from gitboot.cli.init import CI, seed
-from gitboot.model.schema import KINDS, schema
+from gitboot.model.schema import KINDS, schema, schema_fields
 from gitboot.problems.codes import Code
 from gitboot.serve.catalogue import families
 
@@ -35,56 +34,12 @@ def fields_page() -> str:
         document = schema(kind)
         lines += [f"## {kind.__name__}", "", str(document["description"]), ""]
         lines += ["| field | type | |", "|---|---|---|"]
-        spec = document["properties"]["spec"]
-        lines += list(_rows(document, spec, "spec", required=True))
+        for field in schema_fields(document):
+            need = "*required.* " if field.is_required else ""
+            description = field.description.replace("|", "\\|")
+            lines.append(f"| `{field.path}` | {field.type} | {need}{description} |")
         lines.append("")
     return "\n".join(lines)
-
-
-def _rows(root: dict[str, Any], node: dict[str, Any], path: str, *, required: bool) -> Iterator[str]:
-    found = _resolved(root, node)
-    text = str(node.get("description") or found.get("description") or "").replace("|", "\\|")
-    need = "*required.* " if required else ""
-    yield f"| `{path}` | {_type(root, node)} | {need}{text} |"
-    for shape in _shapes(root, node):
-        needed = shape.get("required", [])
-        for name, each in shape.get("properties", {}).items():
-            yield from _rows(root, each, f"{path}.{name}", required=name in needed)
-        if "items" in shape and "properties" in _resolved(root, shape["items"]):
-            inner = _resolved(root, shape["items"])
-            for name, each in inner["properties"].items():
-                yield from _rows(root, each, f"{path}[].{name}", required=name in inner.get("required", []))
-        values = shape.get("additionalProperties")
-        if isinstance(values, dict) and "properties" in (inner := _resolved(root, values)):
-            for name, each in inner["properties"].items():
-                yield from _rows(root, each, f"{path}{{}}.{name}", required=name in inner.get("required", []))
-
-
-def _resolved(root: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
-    reference = node.get("$ref")
-    return root["$defs"][reference.rpartition("/")[2]] if reference else node
-
-
-def _shapes(root: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
-    branches = [*node.get("anyOf", ()), *node.get("oneOf", ())]
-    return [_resolved(root, each) for each in branches or [node]]
-
-
-def _type(root: dict[str, Any], node: dict[str, Any]) -> str:
-    names = []
-    for shape in _shapes(root, node):
-        if "enum" in shape:
-            names.append(" · ".join(f"`{word}`" for word in shape["enum"]))
-        elif "items" in shape:
-            names.append("[]")
-        elif "properties" in shape:
-            names.append("mapping")
-        elif "additionalProperties" in shape:
-            names.append("{}")
-        elif shape.get("type") != "null":
-            kind = shape.get("type", "text")
-            names.append("text" if isinstance(kind, list) or kind == "string" else kind)
-    return " or ".join(dict.fromkeys(names))
 
 
 def codes_page() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -27,15 +28,18 @@ from gitboot.cli.exit import Exit, exit_of
 from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars import parse_uuid
+from gitboot.model.schema import KINDS
 from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve.records import exported
+from gitboot.source import LIBGIT2_VERSION
 from tests import plain
 from tests.cases import for_each
 from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
 from tests.fleets import SEED, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.instance import Instance, Repository, eventually, git, ledger_in, running
+from tests.pages import ROOT
 from tests.preloaded import Heard
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
@@ -148,11 +152,10 @@ def test_help_of_a_command_says_what_it_does_and_what_each_option_means(gitboot:
             assert all(words.count(each) >= 2 for each in shown), parameter.name  # in the usage, and in the text
 
 
-@pytest.mark.parametrize(("arguments", "expected"), [(["--version"], __version__), (["version"], "libgit2")])
-def test_versions_are_told(gitboot: Run, arguments: list[str], expected: str) -> None:
-    done = gitboot(*arguments)
-    assert done.code == Exit.FINE
-    assert done.out.startswith(f"gitboot {__version__}") and expected in done.out
+def test_version_prints_the_versions_of_gitboot_python_and_libgit2(gitboot: Run) -> None:
+    done = gitboot("--version")
+    expected = f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})\n"
+    assert (done.code, done.out) == (Exit.FINE, expected)
 
 
 def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, tmp_path: Path) -> None:
@@ -186,7 +189,9 @@ def test_what_0_1_0_spelt_otherwise_is_understood_and_not_shown(
         ("plna", "did you mean plan?"),
         ("validat", "did you mean validate?"),
         ("statsu", "did you mean status?"),
-        ("timelime", "did you mean timeline?"),
+        ("timeline", "type `gitboot plan --timeline SERVER`"),
+        ("schema", "type `gitboot explain KIND -o json`"),
+        ("version", "type `gitboot --version`"),
         ("xyzzy", "There is no command 'xyzzy'; gitboot --help lists them"),
         ("pull", "There is no command 'pull'; gitboot --help lists them"),
     ],
@@ -258,7 +263,7 @@ def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
     assert annotation.startswith(f"::error file={path},line={line},col={column},title=GB2011::")
 
 
-@pytest.mark.parametrize("name", ["plan", "render", "explain", "timeline"])
+@pytest.mark.parametrize("name", ["plan", "render", "explain"])
 def test_no_command_looks_into_an_invalid_fleet(gitboot: Run, tmp_path: Path, name: str) -> None:
     (tmp_path / "fleet").mkdir()
     write_fleet(tmp_path / "fleet", TIE)
@@ -327,16 +332,21 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} -l ,", 64, "-l ,: "),
         ("plan {fleet} -l a~b", 64, "-l a~b: "),
         ("plan {fleet} -l in=valid!", 64, "-l in=valid!: "),
-        ("explain", 64, "Missing argument 'SERVER|CODE'"),
+        ("explain", 64, "Missing argument 'SERVER|KIND|CODE'"),
         ("explain web1 --path {fleet}", 64, "did you mean web01?"),
         ("explain web01 kernel --path {fleet}", 64, "web01 has no field 'kernel' now; it has baseURL"),
         ("explain GB9999", 64, "there is no problem code GB9999"),
-        ("timeline web01 --path {missing}", 64, "is not a directory"),
-        ("timeline web01 --path {fleet} --until soon", 64, "expected an instant"),
-        ("timeline web01 --path {fleet} --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
+        ("plan {missing} --timeline web01", 64, "is not a directory"),
+        ("plan {fleet} --timeline web01 --until soon", 64, "expected an instant"),
+        ("plan {fleet} --timeline web01 --until 2020-01-01T00:00:00Z", 64, "where it begins: see --at"),
+        ("plan {fleet} --timeline web1", 64, "did you mean web01?"),
+        ("plan {fleet} --timeline web01 --server web01", 64, "--timeline shows one server"),
+        ("plan {fleet} --timeline web01 -l role=web", 64, "--timeline shows one server"),
+        ("plan {fleet} --until 2027-01-01T00:00:00Z", 64, "add --timeline SERVER"),
+        ("explain server --path {fleet}", 64, "`gitboot explain Server` lists the fields"),
+        ("explain Server interface", 64, "Server has no field 'interface'; it has uuid, "),
         ("render {fleet}", 64, "Missing option '--out'"),
         ("render {fleet} --out {file}", 8, "Not a directory"),
-        ("schema Sever", 64, "'Sever' is not one of"),
         ("status --state {missing}", 64, "no gitboot has run with the state directory"),
         ("status --state {file}", 64, "is a file"),
         ("events --state {empty}", 64, "no gitboot has run with the state directory"),
@@ -555,7 +565,7 @@ def test_a_plan_in_json_has_every_key_whatever_is_absent(gitboot: Run, fleet: Pa
         "explain web01 --path {fleet} --at {at}",
         "explain web01 image --path {fleet} --at 2026-11-20T23:00:00Z",
         "explain GB2011",
-        "timeline web01 --path {fleet} --at {at}",
+        "plan {fleet} --timeline web01 --at {at}",
     ],
 )
 def test_json_is_versioned_sorted_and_the_same_in_a_file(gitboot: Run, fleet: Path, tmp_path: Path, typed: str) -> None:
@@ -575,7 +585,7 @@ def test_yaml_says_what_json_says(gitboot: Run, fleet: Path) -> None:
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out) == gitboot(*arguments, "-o", "json").json
 
 
-# explain, timeline, schema
+# explain, plan --timeline
 
 
 @pytest.mark.parametrize(
@@ -608,7 +618,7 @@ def test_explain_gives_the_meaning_of_a_code_in_any_case(gitboot: Run) -> None:
 
 
 def test_timeline_shows_every_change_without_a_commit(gitboot: Run, fleet: Path) -> None:
-    arguments = ("timeline", "web01", "--path", fleet, "--at", NOON, "--records", "fresh")
+    arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", "fresh")
     rows = gitboot(*arguments).rows
     assert [row[:4] for row in rows] == [
         [NOON, "Network", "flatcar-1", "BootPolicy/web"],
@@ -618,14 +628,25 @@ def test_timeline_shows_every_change_without_a_commit(gitboot: Run, fleet: Path)
     assert gitboot(*arguments, "--until", "2026-11-20T22:00:00Z").rows == rows[:2]
     items = gitboot(*arguments, "-o", "json").json["items"]
     assert [item["from"] for item in items] == [row[0] for row in rows]
+    assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
 
 
-def test_schemas_are_printed_one_by_one_or_written_all(gitboot: Run, tmp_path: Path) -> None:
-    done = gitboot("schema", "server")
-    assert "BootPolicy" not in done.json.get("title", "") and done.json["properties"]["kind"]
-    assert gitboot("schema").json != done.json
-    assert gitboot("schema", "--out", tmp_path / "schemas").code == Exit.FINE
-    assert json.loads((tmp_path / "schemas" / "Server.json").read_text()) == done.json
+def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description(gitboot: Run) -> None:
+    listed = gitboot("explain", "Server").rows
+    assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed
+    assert [row[0] for row in gitboot("explain", "Server", "bmc.tls").rows] == [
+        row[0] for row in listed if row[0].startswith("spec.bmc.tls")
+    ]
+    assert [row[0] for row in gitboot("explain", "Any").rows] == [kind.__name__ for kind in KINDS]
+
+
+def test_explain_prints_the_schema_of_each_kind_and_of_any_or_writes_them_all(gitboot: Run, tmp_path: Path) -> None:
+    for kind in ("Any", *(kind.__name__ for kind in KINDS)):
+        published = ROOT / "schemas" / f"{'any' if kind == 'Any' else kind}.json"
+        assert gitboot("explain", kind, "-o", "json").out == published.read_text()
+    assert gitboot("explain", "--schemas", tmp_path / "schemas").code == Exit.FINE
+    written = {path.name: path.read_text() for path in (tmp_path / "schemas").iterdir()}
+    assert written == {path.name: path.read_text() for path in (ROOT / "schemas").iterdir()}
 
 
 # render, serve

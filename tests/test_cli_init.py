@@ -165,7 +165,7 @@ def test_every_command_that_it_tells_of_works_there(written: Path, monkeypatch: 
     for command in told:
         gitboot(*command.split())
     told = re.findall(r"`gitboot ([^`]+)`", (written / "README.md").read_text())
-    assert told == ["schema --out .gitboot/schemas"]
+    assert told == ["explain --schemas .gitboot/schemas"]
 
 
 def test_links_in_its_readme_lead_somewhere(written: Path) -> None:

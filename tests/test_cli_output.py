@@ -64,7 +64,7 @@ def test_an_instance_whose_log_nobody_reads_does_its_work(tmp_path: Path) -> Non
     assert done == Exit.FINE and (tmp_path / "output" / "boot" / "boot.ipxe").exists()
 
 
-@pytest.mark.parametrize("command", [("plan", "-o", "json"), ("plan",), ("--help",), ("schema",)], ids=" ".join)
+@pytest.mark.parametrize("command", [("plan", "-o", "json"), ("plan",), ("--help",), ("explain", "Any")], ids=" ".join)
 def test_a_full_output_is_said_once_and_is_no_success(command: tuple[str, ...]) -> None:
     """It was a traceback, and code 1 or 120."""
     where = (EXAMPLE,) if command[0] == "plan" else ()

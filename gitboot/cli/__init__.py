@@ -22,10 +22,9 @@ _COMMANDS: Final = {
     "import": "Write what another system knows as a fleet in which nothing installs.",
     "compare": "Show what differs between another system's answers and gitboot's.",
     "validate": "Check a fleet repository: every problem, with its place and its hint.",
-    "plan": "Show what each server boots, now or at any instant.",
-    "explain": "Say why a server boots what it boots, or what a problem's code means.",
+    "plan": "Show what each server boots, now or at another time, and when that changes.",
+    "explain": "Explain why a server boots what it boots, the fields of a kind, or a problem's code.",
     "history": "Show the commits that changed what is decided for a server.",
-    "timeline": "Show what a server boots when, without another commit.",
     "images": "Show each image and stream: who boots it, who stays behind and why, who is next.",
     "rollout": "Take a rollout on, once its machines have proven the present step.",
     "diff": "Show what a range of commits changes, for whom, and whether a guard holds it.",
@@ -52,9 +51,12 @@ _COMMANDS: Final = {
     "secret": "Make keys, encrypt secrets to them, and look whether they open a fleet's.",
     "ledger": "Show where an instance's ledger is, and copy it to a file or a PostgreSQL.",
     "doctor": "Look at what an instance needs around it: clock, disks, credentials, loaders.",
-    "schema": "Print the JSON Schemas of the kinds, for editors and CI.",
     "completion": "Print what lets a shell complete commands and options.",
-    "version": "Show gitboot's version.",
+}
+_REPLACED: Final = {  # what 0.1.0 had, and what to type now
+    "schema": "gitboot explain KIND -o json",
+    "timeline": "gitboot plan --timeline SERVER",
+    "version": "gitboot --version",
 }
 _OWN: Final = frozenset({"prepare"})  # that gitboot starts, and nobody types
 
@@ -80,12 +82,33 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and name not in _COMMANDS and name not in _OWN:
+            if name in _REPLACED:
+                context.fail(f"There is no command {name!r}; type `{_REPLACED[name]}`")
             context.fail(f"There is no command {name!r}; {did_you_mean(name, _COMMANDS, 'gitboot --help lists them')}")
         return super().resolve_command(context, args)
 
 
+def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    """Print the versions of gitboot, Python and libgit2, and exit."""
+    if not is_asked or context.resilient_parsing:
+        return
+    import platform
+
+    from gitboot.source import LIBGIT2_VERSION  # a library that few commands need before they run
+
+    click.echo(f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})")
+    context.exit()
+
+
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.version_option(__version__, prog_name="gitboot", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Print the versions of gitboot, Python and libgit2, and exit.",
+)
 def cli() -> None:
     """What bare-metal servers boot, decided in Git.
 

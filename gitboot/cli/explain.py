@@ -1,8 +1,9 @@
-"""`gitboot explain`: why a server boots what it boots; or what a problem's code means."""
+"""`gitboot explain`: why a server boots what it boots, the fields of a kind, or the meaning of a problem's code."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -20,34 +21,55 @@ if TYPE_CHECKING:
     from gitboot.resolve.explain import Explanation, Reason
     from gitboot.source import Blame
 
+_KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
 _WIDTH: Final = 40
 _GREY: Final = "bright_black"
 
 
 @click.command()
-@click.argument("subject", metavar="SERVER|CODE")
+@click.argument("subject", metavar="SERVER|KIND|CODE", required=False)
 @click.argument("field", required=False)
+@click.option(
+    "--schemas",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write the JSON Schemas of all kinds into this directory instead, for editors.",
+)
 @fleet_options
 @at_option
 @records_option
 @output_option("text", "json")
 @bounded
 def command(
-    subject: str,
+    subject: str | None,
     field: str | None,
+    schemas: Path | None,
     path: Path,
     rev: str | None,
     at: datetime | None,
     records: str | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Say why SERVER boots what it boots: each field, who wrote it, where and when, and who lost by which rule.
+    """Explain why SERVER boots what it boots: each field, its rule, its source line and the commit.
 
-    FIELD narrows it: image, kernelArguments, vars.console. With a problem's CODE, such as GB2011: what the
-    code means, why gitboot refuses it, and how it is fixed.
+    With a KIND (Server, BootImage, ...): list the fields of the kind, with their types and descriptions. -o json prints
+    its JSON Schema. The schema of Any accepts documents of every kind. An editor with yaml-language-server checks a
+    document that begins with `# yaml-language-server: $schema=FILE`.
+
+    With a problem's CODE, such as GB2011: explain what the code means, why gitboot rejects it, and how to fix it.
+
+    FIELD shows one field only, such as image, kernelArguments or vars.console of a server, or interfaces of a kind.
     """
+    if schemas is not None:
+        _write_schemas(schemas)
+        return
+    if subject is None:
+        raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
     if re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE):
         _explain_code(subject.upper(), outputs)
+        return
+    if subject in _KINDS:
+        _explain_kind(subject, field, outputs)
         return
     from gitboot.facts import facts
     from gitboot.resolve import plan
@@ -55,6 +77,8 @@ def command(
     from gitboot.source import open_blame
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
+    if kind := _kind_meant(subject, fleet.decisions.servers):
+        raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
     decision = fleet.decision(subject)
     record = fleet.records.get(decision.uuid)
     found = explain(fleet.repository, decision, plan(decision, fleet.at, record), record)
@@ -67,6 +91,11 @@ def command(
             output.write(document(**{**facts(found), "reasons": reasons}))
         else:
             output.write(_as_text(found, blame))
+
+
+def _kind_meant(subject: str, servers: Collection[str]) -> str | None:
+    """The kind that was typed with other capital letters; None if it is the name of a server."""
+    return next((each for each in _KINDS if each.lower() == subject.lower() and subject not in servers), None)
 
 
 def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
@@ -92,6 +121,48 @@ def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
             output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
         else:
             output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
+
+
+def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...]) -> None:
+    """Write the fields of a kind, or its JSON Schema; Any is every kind."""
+    from gitboot.model.schema import schemas
+
+    text = schemas()["any.json" if kind == "Any" else f"{kind}.json"]
+    for output in outputs:
+        output.write(text if output.format == "json" else _fields_as_text(kind, field))
+
+
+def _fields_as_text(kind: str, field: str | None) -> str:
+    from gitboot.cli.table import table
+    from gitboot.model.schema import KINDS, schema, schema_fields
+
+    documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
+    if kind == "Any":
+        kinds = [(name, str(document["description"])) for name, document in documents.items()]
+        return table(("KIND", "DESCRIPTION"), kinds)
+    fields = list(schema_fields(documents[kind]))
+    path = f"spec.{field.removeprefix('spec.')}" if field is not None else "spec"
+    found = [each for each in fields if _is_of(each.path, path)]
+    if not found:
+        known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
+        raise UsageError(f"{kind} has no field {field!r}; it has {known}")
+    rows = [
+        (
+            each.path,
+            each.type.replace("`", ""),
+            f"required: {each.description}" if each.is_required else each.description,
+        )
+        for each in found
+    ]
+    shown = table(("FIELD", "TYPE", "DESCRIPTION"), rows)
+    return shown if field is not None else f"{documents[kind]['description']}\n\n{shown}"
+
+
+def _write_schemas(directory: Path) -> None:
+    from gitboot.model.schema import main, schemas
+
+    main([str(directory)])
+    click.echo(f"{directory}: {len(schemas())} schemas", err=True)
 
 
 def _narrowed(found: Explanation, field: str) -> Explanation:
@@ -139,4 +210,4 @@ def _shortened(value: str) -> str:
 
 
 def _is_of(name: str, field: str) -> bool:
-    return name == field or name.startswith((f"{field}[", f"{field}."))
+    return name == field or name.startswith((f"{field}[", f"{field}.", f"{field}{{"))

@@ -1,9 +1,9 @@
-"""`gitboot plan`: what each server boots at an instant."""
+"""`gitboot plan`: what each server boots at a time, and the timeline of one server."""
 
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,24 @@ import click
 
 from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import selector_option
-from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
-from gitboot.cli.planning import held_back, planned_fleet, records_option, selected, tell_already_made, tell_held_back
+from gitboot.cli.inputs import (
+    InstantType,
+    OutputOption,
+    at_option,
+    document,
+    fleet_argument,
+    output_option,
+    this_second,
+)
+from gitboot.cli.planning import (
+    Planned,
+    held_back,
+    planned_fleet,
+    records_option,
+    selected,
+    tell_already_made,
+    tell_held_back,
+)
 from gitboot.errors import UsageError
 from gitboot.model.scalars import format_instant
 
@@ -23,6 +39,17 @@ from gitboot.model.scalars import format_instant
 @records_option
 @click.option("--server", "names", multiple=True, metavar="NAME", help="Only this server; several times.")
 @selector_option
+@click.option(
+    "--timeline",
+    metavar="SERVER",
+    help="Show instead when the plan of this server changes without another commit or observation, and to what.",
+)
+@click.option(
+    "--until",
+    type=InstantType(),
+    metavar="INSTANT",
+    help="With --timeline: the end of the timeline. Default: a year after --at.",
+)
 @output_option("text", "json", "yaml")
 @bounded
 def command(
@@ -32,16 +59,32 @@ def command(
     records: str | None,
     names: tuple[str, ...],
     selector: str | None,
+    timeline: str | None,
+    until: datetime | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Show what each server of the fleet at PATH boots, and why.
 
     Without --records nothing is known of provisioning, and unknown never installs.
     """
+    if timeline is not None and (names or selector is not None):
+        raise UsageError("--timeline shows one server: leave out --server and --selector")
+    if timeline is None and until is not None:
+        raise UsageError("--until is the end of a timeline: add --timeline SERVER, or leave out --until")
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    if timeline is None:
+        _write_plans(fleet, names, selector, outputs)
+    else:
+        _write_timeline(fleet, timeline, until or fleet.at + timedelta(days=365), outputs)
+
+
+def _write_plans(
+    fleet: Planned, names: tuple[str, ...], selector: str | None, outputs: tuple[OutputOption, ...]
+) -> None:
+    """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
     from gitboot.render.plans import summary
     from gitboot.resolve.instant import already_made
 
-    fleet = planned_fleet(path, rev, at or this_second(), records)
     chosen = selected(selector)
     asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
@@ -76,6 +119,39 @@ def command(
     tell_held_back(held_back(plans))
 
 
+def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
+    """Write the plan of one server now and after each transition up to and including ``until``."""
+    from gitboot.resolve import plan, transition
+
+    decision = fleet.decision(server)
+    record = fleet.records.get(decision.uuid)
+    if until < fleet.at:
+        raise UsageError(
+            f"--until {format_instant(until)} is before {format_instant(fleet.at)}, where it begins: see --at"
+        )
+    items: list[dict[str, Any]] = []
+    instant: datetime | None = fleet.at
+    while instant is not None and instant <= until:
+        found = plan(decision, instant, record)
+        items.append(
+            {
+                "from": format_instant(instant),
+                "phase": found.phase if found else None,
+                "image": found.boot.image if found and found.boot else None,
+                "maintenance": found.maintenance if found else None,
+                "policy": found.policy if found else None,
+                "why": found.cause if found else "no policy selects the server, and no maintenance is active",
+            }
+        )
+        instant = transition(decision, instant, record)
+    for output in outputs:
+        if output.format == "text":
+            output.write(_timeline_as_table(items))
+        else:
+            found_items = document(server=server, items=items)
+            output.write(found_items if output.format == "json" else _as_yaml(found_items))
+
+
 def _as_yaml(text: str) -> str:
     import yaml
 
@@ -97,3 +173,19 @@ def _as_table(items: list[dict[str, Any]]) -> str:
         for item in items
     ]
     return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows)
+
+
+def _timeline_as_table(items: list[dict[str, Any]]) -> str:
+    from gitboot.cli.table import source, table
+
+    rows = [
+        (
+            str(item["from"]),
+            str(item["phase"] or "no plan"),
+            str(item["image"] or ("local disk" if item["phase"] else "-")),
+            source(item),
+            str(item["why"]),
+        )
+        for item in items
+    ]
+    return table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows)

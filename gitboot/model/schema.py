@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -79,6 +80,63 @@ def schemas() -> Mapping[str, str]:
     made["any.json"] = any_document()
     made["diff.schema.json"] = {"$schema": _DIALECT, **TypeAdapter(DiffFacts).json_schema()}
     return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SchemaField:
+    """A field of a kind, for people to read."""
+
+    path: str  # spec.interfaces[].mac; [] is an item of a list, {} a value of a mapping
+    type: str  # an enumeration is its words, each in backquotes
+    is_required: bool
+    description: str
+
+
+def schema_fields(document: dict[str, Any]) -> Iterator[SchemaField]:
+    """Every field of the schema of one kind, from `spec` on, each before the fields that are in it."""
+    return _fields(document, document["properties"]["spec"], "spec", is_required=True)
+
+
+def _fields(root: dict[str, Any], node: dict[str, Any], path: str, *, is_required: bool) -> Iterator[SchemaField]:
+    description = str(node.get("description") or _resolved(root, node).get("description") or "")
+    yield SchemaField(path=path, type=_type(root, node), is_required=is_required, description=description)
+    for shape in _shapes(root, node):
+        inner = [("", shape)]
+        for mark, key in (("[]", "items"), ("{}", "additionalProperties")):
+            if isinstance(shape.get(key), dict):
+                inner.append((mark, _resolved(root, shape[key])))
+        for mark, each in inner:
+            required = each.get("required", [])
+            for name, field in each.get("properties", {}).items():
+                yield from _fields(root, field, f"{path}{mark}.{name}", is_required=name in required)
+
+
+def _resolved(root: dict[str, Any], node: dict[str, Any]) -> dict[str, Any]:
+    reference = node.get("$ref")
+    found: dict[str, Any] = root["$defs"][reference.rpartition("/")[2]] if reference else node
+    return found
+
+
+def _shapes(root: dict[str, Any], node: dict[str, Any]) -> list[dict[str, Any]]:
+    branches = [*node.get("anyOf", ()), *node.get("oneOf", ())]
+    return [_resolved(root, each) for each in branches or [node]]
+
+
+def _type(root: dict[str, Any], node: dict[str, Any]) -> str:
+    names = []
+    for shape in _shapes(root, node):
+        if "enum" in shape:
+            names.append(" · ".join(f"`{word}`" for word in shape["enum"]))
+        elif "items" in shape:
+            names.append("[]")
+        elif "properties" in shape:
+            names.append("mapping")
+        elif "additionalProperties" in shape:
+            names.append("{}")
+        elif shape.get("type") != "null":
+            kind = shape.get("type", "text")
+            names.append("text" if isinstance(kind, list) or kind == "string" else kind)
+    return " or ".join(dict.fromkeys(names))
 
 
 def main(arguments: list[str]) -> int:

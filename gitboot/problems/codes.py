@@ -132,13 +132,13 @@ class Code(StrEnum):
         "GB1022",
         "A field that the kind does not have",
         "A misspelt field would otherwise be a setting that silently has no effect.",
-        "Correct its spelling or its indentation; `gitboot schema KIND` lists what there is.",
+        "Correct its spelling or its indentation; `gitboot explain KIND` lists the fields.",
     )
     MISSING_FIELD = (
         "GB1023",
         "A required field that is absent or empty",
         "The resource means nothing definite without it. An empty value and null count as absent.",
-        "Add the field; its description is in `gitboot schema KIND`.",
+        "Add the field; `gitboot explain KIND` describes it.",
     )
     SHAPE = (
         "GB1024",
