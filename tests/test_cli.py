@@ -167,20 +167,36 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, 
 
 
 @pytest.mark.parametrize(
-    ("now", "before"),
+    ("typed", "old", "near"),
     [
-        (("plan", "{fleet}", "--format", "json"), ("plan", "{fleet}", "--output", "json")),
-        (("run", "x", "--rev", "x", "--out", "o"), ("run", "x", "--reference", "x", "--output", "o")),
+        ("run x --rev x --output o --state s", "--output", "--out"),
+        ("run x --reference x --out o --state s", "--reference", ""),
+        ("serve --output o", "--output", "--out"),
+        ("doctor --output o", "--output", "--out"),
+        ("secret encrypt s --to-keys k --out f", "--out", ""),
+        ("plan x --output json", "--output", ""),
     ],
 )
-def test_what_0_1_0_spelt_otherwise_is_understood_and_not_shown(
-    gitboot: Run, fleet: Path, now: tuple[str, ...], before: tuple[str, ...]
+def test_an_option_that_0_1_0_had_is_unknown_and_a_near_name_is_suggested(
+    gitboot: Run, typed: str, old: str, near: str
 ) -> None:
-    done, was = (gitboot(*(word.format(fleet=fleet) for word in words)) for words in (now, before))
-    assert done == was and "No such option" not in done.err
-    shown = gitboot(now[0], "--help").out
-    assert all(f"{word} " in shown for word in now if word.startswith("--"))
-    assert not any(f"{word} " in shown for word in before if word.startswith("--"))
+    done = gitboot(*typed.split())
+    assert (done.code, f"No such option '{old}'" in done.err, near in done.err) == (Exit.USAGE, True, True), done
+
+
+@pytest.mark.parametrize("variable", ["GITBOOT_OUTPUT", "GITBOOT_REFERENCE"])
+def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
+    for name in ("run", "serve", "doctor"):
+        with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
+            for parameter in command(name).params:
+                with pytest.MonkeyPatch.context() as patched:
+                    patched.setenv(variable, "x")
+                    assert parameter.resolve_envvar_value(context) != "x"
+
+
+def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None:
+    done = gitboot("plan", fleet, "--format", "table")
+    assert (done.code, "'table' is none of text" in done.err) == (Exit.USAGE, True), done
 
 
 @pytest.mark.parametrize(
@@ -894,13 +910,13 @@ def test_settings_come_from_flags_then_variables_then_the_file(
 
     file = config(
         tmp_path,
-        f"repository = '{repository.bare}'\noutput = '{tmp_path / 'file'}'\nstate = '{tmp_path / 'state'}'\n"
+        f"repository = '{repository.bare}'\nout = '{tmp_path / 'file'}'\nstate = '{tmp_path / 'state'}'\n"
         f"poll = 5\nspool = '{tmp_path / 'spool'}'\n",
     )
     assert output("--config", file) == "file"
     monkeypatch.setenv("GITBOOT_CONFIG", str(file))
     assert output() == "file"
-    monkeypatch.setenv("GITBOOT_OUTPUT", str(tmp_path / "variable"))
+    monkeypatch.setenv("GITBOOT_OUT", str(tmp_path / "variable"))
     assert output() == "variable"
     assert output("--out", tmp_path / "flag") == "flag"
     monkeypatch.setenv("GITBOOT_REPOSITORY", str(tmp_path / "missing"))
@@ -912,10 +928,7 @@ def test_each_option_of_an_instance_has_a_variable(name: str) -> None:
     with click.Context(command(name), auto_envvar_prefix="GITBOOT") as context:
         for parameter in command(name).params:
             if isinstance(parameter, click.Option) and parameter.name != "outputs":  # the format is no setting
-                spelt = [
-                    each.removeprefix("--").replace("-", "_").upper()
-                    for each in (*parameter.opts, *getattr(parameter, "was", ()))
-                ]
+                spelt = [each.removeprefix("--").replace("-", "_").upper() for each in parameter.opts]
                 variables = parameter.envvar or f"GITBOOT_{str(parameter.name).upper()}"
                 assert context.command.context_settings["auto_envvar_prefix"] == "GITBOOT"
                 found = {variables} if isinstance(variables, str) else set(variables)
@@ -932,7 +945,9 @@ def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytes
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("outptu = '/srv/boot'\n", "there is no setting 'outptu'; did you mean output?"),
+        ("outp = '/srv/boot'\n", "there is no setting 'outp'; did you mean out?"),
+        ("output = '/srv/boot'\n", "there is no setting 'output'; did you mean out?"),
+        ("reference = 'main'\n", "there is no setting 'reference'"),
         ("git_timeout = 5\n", "did you mean git-timeout?"),
         ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have accept-filesystem, allow-empty"),
         ("[run]\noutput = 'x'\n", "there is no setting 'run'"),

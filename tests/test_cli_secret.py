@@ -29,7 +29,7 @@ def written(folder: Path, key: Path) -> Path:
     (folder / "fleet.yaml").write_text("---\n".join(documents()))
     (folder / "t").write_text(IGNITION)
     for name in ("join", "own"):
-        assert run("encrypt", "--to-keys", key, "--out", folder / "s" / f"{name}.age", given="hunter2").exit_code == 0
+        assert run("encrypt", "--to-keys", key, "--file", folder / "s" / f"{name}.age", given="hunter2").exit_code == 0
     return folder
 
 
@@ -62,8 +62,8 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     public = run("keygen", tmp_path / "key").output.strip()
     assert "encrypted to somebody" in fails("encrypt", tmp_path / "none", "--file", out)
     assert "begins with age1" in fails("encrypt", tmp_path / "none", "--to", "hunter2", "--file", out)
-    assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--out", out)
-    no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--out", out)
+    assert "over 65,536" in fails("encrypt", tmp_path / "large", "--to", public, "--file", out)
+    no_key = fails("encrypt", tmp_path / "none", "--to-keys", tmp_path / "none", "--file", out)
     assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
     assert "cannot be made: File exists" in fails("keygen", tmp_path / "key")
     assert not out.exists()

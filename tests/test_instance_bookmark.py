@@ -32,13 +32,11 @@ from gitboot.plan import Record
 from gitboot.publish import directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.index import shard_path
-from gitboot.publish.recorded import OLDER, read_records, records_in
 from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
 from gitboot.publish.tree import Tree
 from gitboot.render.page import SAID as ON_PAGE
-from gitboot.render.parts import RECORDS
 from gitboot.render.paths import Kind, identity_of
-from gitboot.resolve.records import exported, record_facts, shard_of
+from gitboot.resolve.records import record_facts, shard_of
 from gitboot.source import Source
 from tests.doubles import note_fetch
 from tests.evaluated import Here
@@ -381,21 +379,6 @@ def left(tmp_path: Path) -> tuple[Path, Repository]:
         reconcile(parts)
     assert (tmp_path / "state" / PLANNED).exists()
     return tmp_path, repository
-
-
-def test_a_tree_of_an_older_version_has_its_records_read_and_is_brought_up(left: tuple[Path, Repository]) -> None:
-    folder, repository = left
-    output, known = folder / "output", records_in(folder / "output")
-    assert set(known) == {SystemUuid(uuid_of(name)) for name in NAMES}
-    shards = {path: path.read_bytes() for path in (output / RECORDS).iterdir()}
-    assert len(shards) > 1
-    shutil.rmtree(output / RECORDS)
-    (output / OLDER).write_bytes(exported(known))
-    assert records_in(output) == read_records(output / OLDER) == known
-    with in_process(folder, repository.bare) as parts:
-        for _ in range(2):
-            reconcile(parts)
-    assert {path: path.read_bytes() for path in (output / RECORDS).iterdir()} == shards
 
 
 def reconcile(parts: Parts) -> None:

@@ -204,5 +204,5 @@ def test_the_branch_that_is_followed_is_refused_by_name(tmp_path: Path, referenc
     with Rack(tmp_path) as rack:
         rack.add("web01")
         rack.push()
-        done = rack.once("--reference", reference, "--target", f"git+file://{rack.repository.bare}#main")
+        done = rack.once("--rev", reference, "--target", f"git+file://{rack.repository.bare}#main")
     assert "is the branch that this instance follows; name another" in done.err

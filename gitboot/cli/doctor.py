@@ -14,7 +14,7 @@ import click
 
 from gitboot.cli.bounded import bounded
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, RenamedOption, config_of, credentials_option, document, now, output_option
+from gitboot.cli.inputs import OutputOption, config_of, credentials_option, document, now, output_option
 
 if TYPE_CHECKING:
     from gitboot.instance.examining import Examined
@@ -28,9 +28,8 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "wrong": "red"}
 @click.option(
     "--out",
     "output",
-    cls=RenamedOption,
-    was=("--output",),
-    envvar=("GITBOOT_OUT", "GITBOOT_OUTPUT"),
+    envvar="GITBOOT_OUT",
+    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
     metavar="OUTPUT",
     type=click.Path(path_type=Path, file_okay=False),
     help="The directory that is published. Default: none.",

@@ -15,7 +15,7 @@ from gitboot.errors import HostUnreachable, UsageError
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Decision, Record
-from gitboot.publish.recorded import OLDER, read_records
+from gitboot.publish.recorded import read_records
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.records import record_of
 
@@ -88,7 +88,7 @@ class TreeInformant:
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
         records = self.folder / RECORDS
         try:
-            known = read_records(records if records.is_dir() else self.folder / OLDER)
+            known = read_records(records)
         except OSError as error:
             raise _unreadable(records, error) from None
         return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
@@ -133,7 +133,7 @@ def informant_at(where: str, token: Path | None, ca_bundle: Path | None) -> Info
         headers = {"Authorization": f"Bearer {_content(token).decode().strip()}"} if token is not None else {}
         return ApiInformant(where.rstrip("/"), opener(ca_bundle), headers)
     path = Path(where)
-    is_records = path.parts[-2:] in (Path(RECORDS).parts, Path(OLDER).parts)
+    is_records = path.parts[-2:] == Path(RECORDS).parts
     return TreeInformant(path.parent.parent if is_records else path)
 
 

@@ -22,21 +22,6 @@ from gitboot.phrases import did_you_mean, some
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class RenamedOption(click.Option):
-    """An option that had other spellings before 0.2.0: they are understood until 0.3, and shown nowhere."""
-
-    def __init__(self, *arguments: Any, was: tuple[str, ...], **given: Any) -> None:
-        super().__init__(*arguments, **given)
-        self.was = was
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        shown, self.opts = self.opts, [*self.opts, *self.was]
-        try:
-            super().add_to_parser(parser, ctx)
-        finally:
-            self.opts = shown
-
-
 rev_option = click.option(
     "--rev",
     metavar="REVISION",
@@ -212,11 +197,7 @@ def config_of(other: str | None) -> Callable[[Command], Command]:
 
 def _settings_of(command: click.Command) -> dict[str, str | None]:
     """A command's options as keys, and the names of their parameters."""
-    return {
-        option.removeprefix("--"): parameter.name
-        for parameter in command.params
-        for option in (*parameter.opts, *getattr(parameter, "was", ()))
-    }
+    return {option.removeprefix("--"): parameter.name for parameter in command.params for option in parameter.opts}
 
 
 def name_source(error: click.UsageError) -> None:
@@ -228,8 +209,7 @@ def name_source(error: click.UsageError) -> None:
             key = max(error.param.opts, key=len).removeprefix("--")
             error.param_hint = f"{key} in {error.ctx.meta[_CONFIG]}"
         case ParameterSource.ENVIRONMENT:
-            variables = error.param.envvar or f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}"
-            error.param_hint = variables if isinstance(variables, str) else " or ".join(variables)
+            error.param_hint = str(error.param.envvar or f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}")
 
 
 LONGEST_S: Final = 10_000_000  # a hundred days
@@ -332,7 +312,6 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         outputs = []
         for value in values or (formats[0],):
             format, _equals, file = value.partition("=")
-            format = _WAS.get(format, format)
             if format not in formats:
                 raise click.BadParameter(f"{format!r} is none of {', '.join(formats)}")
             outputs.append(OutputOption(format, Path(file) if file else None))
@@ -343,8 +322,6 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         "-o",
         "--format",
         "outputs",
-        cls=RenamedOption,
-        was=("--output",),  # which is a directory in run and serve
         multiple=True,
         callback=parsed,
         metavar="FORMAT[=FILE]",
@@ -366,4 +343,3 @@ def _check_apart(outputs: Sequence[OutputOption]) -> None:
 
 
 _DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
-_WAS: Final = {"table": "text"}  # in 0.1.0, of some commands

@@ -22,7 +22,6 @@ from gitboot.cli.inputs import (
     LONGEST_S,
     MOST_MEMORY_MIB,
     FiniteRange,
-    RenamedOption,
     accept_filesystem_option,
     config_option,
     credentials_option,
@@ -64,18 +63,16 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @click.option(
     "--rev",
     "reference",
-    cls=RenamedOption,
-    was=("--reference",),
-    envvar=("GITBOOT_REV", "GITBOOT_REFERENCE"),
+    envvar="GITBOOT_REV",
+    allow_from_autoenv=False,  # GITBOOT_REFERENCE, after the parameter's name
     metavar="REVISION",
     help="Branch, tag, commit or range of versions to follow. Default: the remote's HEAD.",
 )
 @click.option(
     "--out",
     "output",
-    cls=RenamedOption,
-    was=("--output",),
-    envvar=("GITBOOT_OUT", "GITBOOT_OUTPUT"),
+    envvar="GITBOOT_OUT",
+    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),

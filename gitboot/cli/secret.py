@@ -10,7 +10,7 @@ import click
 
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, RenamedOption, document, fleet_argument, output_option
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option
 from gitboot.errors import UsageError
 from gitboot.phrases import count
 
@@ -48,8 +48,6 @@ def keygen(file: Path) -> None:
 )
 @click.option(
     "--file",
-    cls=RenamedOption,
-    was=("--out",),  # which is a directory in every command
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file to write: NAME.age.",

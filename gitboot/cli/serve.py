@@ -19,7 +19,7 @@ import click
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
 from gitboot.cli.access import arguments_of as access_arguments
 from gitboot.cli.forwarding import Elsewhere, arguments_of, forward_options, forwarding_of, recording_in, why_not_shared
-from gitboot.cli.inputs import RenamedOption, accept_filesystem_option, config_option, secret_keys_option
+from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 @click.option(
     "--out",
     "output",
-    cls=RenamedOption,
-    was=("--output",),
-    envvar=("GITBOOT_OUT", "GITBOOT_OUTPUT"),
+    envvar="GITBOOT_OUT",
+    allow_from_autoenv=False,  # GITBOOT_OUTPUT, after the parameter's name
     metavar="OUTPUT",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),

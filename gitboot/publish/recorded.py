@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.records import imported
-
-OLDER: Final = "ops/records.json"  # where gitboot 0.1 has published all of them
 
 
 def read_records(path: Path) -> dict[SystemUuid, Record]:
@@ -32,8 +29,7 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
 def records_in(tree: Path) -> Mapping[SystemUuid, Record]:
     """What the tree knows of servers, as far as it can be read; nothing where there is none."""
     found: dict[SystemUuid, Record] = {}
-    older = tree / OLDER
-    for file in sorted((tree / RECORDS).glob("*.json")) or [older]:
+    for file in sorted((tree / RECORDS).glob("*.json")):
         with suppress(OSError, UsageError):
             found |= imported(file.read_bytes(), str(file))
     return found
