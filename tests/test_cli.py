@@ -388,7 +388,6 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("plan {fleet} --commit-seconds 1e300", 64, "1e+300 is not in the range"),
         ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
         ("compare {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
-        ("hub {file} --every inf", 64, "inf is not in the range"),
         ("entry web01 --tree {empty}", 64, "is no published tree; give what `gitboot run` or `gitboot render` has"),
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),

@@ -61,7 +61,6 @@ ELSEWHERE: Final = {  # their rows need other systems: the same function with th
     "seen": "unknown machines",
     "scanning": "what networks answer",
     "mirroring": "web servers",
-    "overall": "instances at other sites",
     "compare": "another provisioning system",
 }
 

@@ -37,7 +37,6 @@ _COMMANDS: Final = {
     "observe": "Read what machines fetched from a mirror in its access log.",
     "seen": "Show the machines that asked for a boot and that no document describes.",
     "status": "Show a running instance at a glance.",
-    "hub": "Show the instances of several sites as one page, and their metrics in one place.",
     "events": "Print what an instance did, as JSON lines.",
     "reconcile": "Let a running instance fetch and pass now.",
     "approve": "Let a held commit pass, for a reason.",

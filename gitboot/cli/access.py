@@ -40,8 +40,8 @@ class AccessSettings:
     spool_tokens: Path | None  # None: no endpoint on another host forwards anything
 
 
-def operators_options(command: Command) -> Command:
-    """--operators and what belongs to it: who may look."""
+def access_options(command: Command) -> Command:
+    """Add the options that say who may ask an endpoint for what."""
     networks = click.option(
         "--operators",
         multiple=True,
@@ -78,13 +78,6 @@ def operators_options(command: Command) -> Command:
         metavar="CIDR",
         help="Proxies whose X-Forwarded-For says who asks. Default: this machine.",
     )
-    for option in (proxies, key, certificate, tokens, hosts, networks):
-        command = option(command)
-    return command
-
-
-def access_options(command: Command) -> Command:
-    """The same, and where an endpoint tells operators from machines."""
     listen = click.option(
         "--operators-listen",
         metavar="HOST:PORT",
@@ -103,9 +96,9 @@ def access_options(command: Command) -> Command:
         help="A file with a token on each line; endpoints on other hosts that show one forward here what they record. "
         "Default: none does.",
     )
-    for option in (spool, idle, listen):
+    for option in (spool, idle, listen, proxies, key, certificate, tokens, hosts, networks):
         command = option(command)
-    return operators_options(command)
+    return command
 
 
 def access_of(given: dict[str, Any]) -> AccessSettings:

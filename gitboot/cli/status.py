@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.inputs import OutputOption, output_option
-from gitboot.errors import UsageError
+from gitboot.cli.inputs import OutputOption, output_option, state_option
 from gitboot.phrases import count, more
 
 _MOST_PROBLEMS: Final = 10
@@ -19,35 +18,13 @@ _COUNTED: Final = ("records", "installs", "runs", "drift", "bmcs")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
-@click.option(
-    "--state",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance.",
-)
-@click.option(
-    "--all",
-    "instances",
-    envvar="GITBOOT_ALL",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Show the instances that this file names instead, each read where it is: [instances.NAME] with url or out.",
-)
+@state_option
 @output_option("text", "json")
-@click.pass_context
-def command(
-    context: click.Context, state: Path | None, instances: Path | None, outputs: tuple[OutputOption, ...]
-) -> None:
+def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show what the instance on STATE has accepted and published, and what it is in want of.
 
-    Its conditions say what is the matter, with a reason, a message, and since when. With --all it shows a line for each
-    of several instances, at several sites.
+    Its conditions say what is the matter, with a reason, a message, and since when.
     """
-    if instances is not None:
-        from gitboot.cli.overall import show_all
-
-        context.exit(show_all(instances, outputs))
-    if state is None:
-        raise UsageError("expected --state STATE, of one instance, or --all FILE, which names several")
     from gitboot.cli.words import folders_of, output_of
     from gitboot.instance.directory import read_status, running
     from gitboot.observe.stopped import Words, with_stop

@@ -75,19 +75,6 @@ _MOVING_S: Final = 0.01  # between two looks for a server whose address is on it
 _MOVING_LOOKS: Final = 50
 
 
-def door_of(clients: Clients) -> OperatorsDoor:
-    """Who says of each request whether it is an operator's."""
-    proxies = clients.trusted_proxies
-    return OperatorsDoor(
-        is_operator=membership(clients.operators),
-        is_proxy=membership(proxies if proxies is not None else LOOPBACK),
-        proxies_are_told=proxies is not None,
-        names=clients.names,
-        tokens=clients.tokens,
-        at=clients.operators_at,
-    )
-
-
 class Endpoint:
     """Answers each request from one state of one server, and at one instant.
 
@@ -113,7 +100,14 @@ class Endpoint:
         self._giving = Giving(tree, recorder, partial(_lacking, root, assets), self.refusals, keys)
         proxies = clients.trusted_proxies
         self._is_trusted = membership(proxies if proxies is not None else LOOPBACK)
-        self.door = door_of(clients)
+        self.door = OperatorsDoor(
+            is_operator=membership(clients.operators),
+            is_proxy=self._is_trusted,
+            proxies_are_told=proxies is not None,
+            names=clients.names,
+            tokens=clients.tokens,
+            at=clients.operators_at,
+        )
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self.metrics, self._certificate = Metrics(), clients.certificate
         self._pushes, self._forwarded = clients.pushes, None

@@ -55,7 +55,8 @@ class Exposition(Collector):
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """All of it, and its content type: OpenMetrics for who accepts that, else Prometheus' own format."""
-        return encoded(self._registry, accept)
+        encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
+        return encode(self._registry), content_type
 
     def describe(self) -> list[Metric]:
         return []  # so that registering does not collect
@@ -81,12 +82,6 @@ class Exposition(Collector):
             if (ends := self._certificate.ends) is not None:
                 yield _one(catalogue.CERTIFICATE_ENDS, ends.timestamp())
         yield from of_status(self._tree.status())
-
-
-def encoded(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """What is registered, and its content type."""
-    encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
-    return encode(registry), content_type
 
 
 def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:

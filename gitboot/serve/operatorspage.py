@@ -8,16 +8,16 @@ from hashlib import sha256
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
-from gitboot.render.page import DATA, MADE_OF, SCRIPT, static, value_in
+from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
 from gitboot.serve.reply import NOT_FOUND
 from gitboot.serve.tree import PublishedTree
 
 PAGE: Final = "/page/"
 _DATA: Final = re.compile(r"fleet|shard/[0-9a-f]{2}|server/[a-z0-9][a-z0-9.-]*")
-PAGE_HEADERS: Final = {
+_HEADERS: Final = {
     "cache-control": "no-cache",
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -36,27 +36,14 @@ def page_routes(tree: PublishedTree) -> list[Route]:
         if found is None:
             return NOT_FOUND
         etag = f'"{sha256(found.content).hexdigest()}"'
-        headers = {**PAGE_HEADERS, "content-type": SCRIPT, "etag": etag}
+        headers = {**_HEADERS, "content-type": SCRIPT, "etag": etag}
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
         return Response(found.content, headers=headers)
 
-    def rows(_: Request) -> Response:
-        """All shards, a line each: who is elsewhere asks for the table once, and not 256 times."""
-        shared = tree.read(f"{DATA}fleet.js")
-        if shared is None:
-            return NOT_FOUND
-        shards = (tree.read(f"{DATA}shard/{shard}.js") for shard in value_in(shared.content)["shards"])
-        content = (each.content for each in shards if each is not None)
-        return StreamingResponse(content, headers={**PAGE_HEADERS, "content-type": SCRIPT})
-
     beside = [Route(f"{PAGE}{name}", partial(_file, name)) for name in MADE_OF if name != "index.html"]
-    brought = [Route(f"{PAGE}data/rows.js", rows), Route(f"{PAGE}data/{{name:path}}.js", data)]
-    return [Route(PAGE, partial(_file, "index.html")), *beside, *brought]
-
-
-# f"{PAGE}data/{{name:path}}.js", data)]
+    return [Route(PAGE, partial(_file, "index.html")), *beside, Route(f"{PAGE}data/{{name:path}}.js", data)]
 
 
 def _file(name: str, _: Request) -> Response:
-    return Response(static(name), headers={**PAGE_HEADERS, "content-type": MADE_OF[name]})
+    return Response(static(name), headers={**_HEADERS, "content-type": MADE_OF[name]})

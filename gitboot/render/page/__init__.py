@@ -6,10 +6,9 @@ that call one function with a name and a JSON value, and nothing of them is ever
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from gitboot.render.parts import PAGE
 
@@ -40,11 +39,3 @@ def static(name: str) -> bytes:
 def script_of(name: str, content: bytes) -> bytes:
     """A JSON value as the page is given it, under a name of ASCII letters."""
     return b'gitboot("%b",%b);\n' % (name.encode(), content.strip())
-
-
-def value_in(script: bytes) -> Any:
-    """The JSON value of what `script_of` wrote; ValueError for anything else."""
-    begins, ends = script.find(b","), script.rstrip().endswith(b");")
-    if not script.startswith(b'gitboot("') or begins < 0 or not ends:
-        raise ValueError("not a script of the page's data")
-    return json.loads(script[begins + 1 : script.rindex(b")")])

@@ -122,7 +122,6 @@ function brief(wrong) {
 function showStatus() {
   const { status, shared } = fleet;
   const applied = status?.applied?.commit ?? shared?.commit;
-  $("to-sites").hidden = !status?.sites;
   $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied)] : ["no commit is applied"]));
   $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
   const said = status ? [...stale(status.at), ...notes(status)] : [note("busy", "Files", "as they were rendered: no instance runs by them")];
@@ -393,26 +392,9 @@ function inventoryOf(found) {
   return [kind, how, found.cpus && `${found.cpus} CPUs`, found.memoryMiB && `${Math.round(found.memoryMiB / 1024)} GiB`, ...disks].filter(Boolean).join(", ");
 }
 
-// Several instances, where a hub shows them as one
-
-const SEEN = { Current: "good", Silent: "busy" };
-
-async function showSites() {
-  const { status } = fleet;
-  if (!status?.sites) return [element("p", "This is one instance's own page.")];
-  const rows = status.sites.map((each) => [
-    each.site, each.instance, element("span", each.state, `word ${SEEN[each.state] ?? "bad"}`),
-    each.commit && commit(each.commit), each.behind === null ? "not known" : String(each.behind), String(each.servers),
-    `${each.installs.now} now, ${each.installs.later} later`, instant(each.said ?? each.seen),
-    [each.failure, each.held.length && `held by ${each.held.join(", ")}`, ...each.conditions.map((one) => `${one.type}: ${one.reason}`)].filter(Boolean).join("; "),
-  ]);
-  return [table("Each instance, as it was read last",
-    ["Site", "Instance", "State", "Commit", "Behind", "Servers", "Installs", "Last said", "What is wrong"], rows)];
-}
-
 // What is asked for stands in the address
 
-const VIEWS = { images: ["Images and streams", showImages], timeline: ["Windows and rollouts", showTimeline], changes: ["Changes", showChanges], unknown: ["Unknown machines", showUnknown], sites: ["Sites", showSites] };
+const VIEWS = { images: ["Images and streams", showImages], timeline: ["Windows and rollouts", showTimeline], changes: ["Changes", showChanges], unknown: ["Unknown machines", showUnknown] };
 
 function asked() {
   const [, view, rest] = /^#\/([a-z]*)(?:\/(.+))?$/.exec(location.hash) ?? [];
@@ -472,7 +454,7 @@ async function go() {
 }
 
 async function watch() {
-  if (!document.hidden && (source.live || fleet.status?.sites) && !$("view").contains(document.activeElement)) await refresh();
+  if (!document.hidden && source.live && !$("view").contains(document.activeElement)) await refresh();
   setTimeout(watch, REFRESH_MS);
 }
 
