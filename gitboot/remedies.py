@@ -27,6 +27,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
     "BootsGiven": {ANY: "gitboot entry SERVER --tree OUTPUT"},
     "BootsOffered": {
+        "SoleClaim": "scp HOST:SPOOL/*.jsonl STATE/spool/ && rm CLAIMS  # once gitboot serve has ended on that host",
         "Stopped": "gitboot start --state STATE",
         "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
     },

@@ -24,3 +24,10 @@ class Stoppage(NamedTuple):
     def __str__(self) -> str:
         """What an operator has stopped, and why."""
         return f"{Halt.ALL if self.everything else Halt.WRITING} are stopped by {self.who}: {self.reason}"
+
+
+class SoleClaim(NamedTuple):
+    """A host may have served the one-time boots of some sites alone, as a file of 2fefe59 states."""
+
+    file: str
+    sites: tuple[str, ...]  # sorted; () if the file cannot be read

@@ -144,11 +144,14 @@ class Site:
         commit: str = "c0ffee",
         at: datetime = BEFORE,
         taken: Mapping[str, int] | None = None,
+        giver: str | None = None,  # None: the spool of this site
     ) -> Published:
         with Directory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
             known = forgotten_next(self.spool, taken or {})
-            given_on = terms_of(fleet.provisioning, identity(self.spool), endpoint=fleet.endpoint, forgotten=known)
+            given_on = terms_of(
+                fleet.provisioning, giver or identity(self.spool), endpoint=fleet.endpoint, forgotten=known
+            )
             shared = {**fleet.shared, **terms.render(given_on)}
             return directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
 

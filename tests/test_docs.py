@@ -125,10 +125,11 @@ def test_each_command_that_a_page_names_is_one_that_gitboot_has() -> None:
 
 
 OF_OTHERS: Final = {"--delete", "--inplace", "--lives", "--network"}  # of rsync, pytest, podman
+OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page tells how to leave them
 
 
 def test_each_option_that_a_page_names_by_itself_is_one_of_gitboot() -> None:
-    known = set(options(cli, click.Context(cli))) | OF_OTHERS
+    known = set(options(cli, click.Context(cli))) | OF_OTHERS | OF_2FEFE59
     named = [
         (block, option)
         for page in PAGES.values()

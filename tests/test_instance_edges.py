@@ -15,6 +15,7 @@ from gitboot.diff.guard import Limits
 from gitboot.errors import SourceError
 from gitboot.ledger import requests
 from gitboot.load import Revision
+from gitboot.model.scalars import parse_uuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.serve.answers import Answers
@@ -217,14 +218,18 @@ class World:
         return self.parts.reconciler.standing.plans.servers[name].plan
 
     def install(self, *names: str) -> None:
-        """Their machines fetch what they boot now, and a minute passes."""
+        """Their machines fetch what they boot now, and two minutes pass."""
+        self.fetch(*names)
+        self.turn(minutes=2)
+
+    def fetch(self, *names: str) -> None:
+        """Their machines fetch what they boot now."""
         for name in names:
             plan = self.plan(name)
             assert plan is not None
             path = f"boot/v1/boot/{name}/boot.ipxe"
             fetched = Observation(server=name, path=path, digest=plan.digest, client="10.0.0.7", at=self.now)
             note_fetch(self.parts.spool, fetched)
-        self.turn(minutes=2)
 
     @property
     def applied(self) -> str | None:
@@ -548,6 +553,59 @@ def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None
         again.request("start")
         assert {shown(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
         assert again.condition("BootsOffered") == (True, "Offered")
+
+
+CLAIMS = {
+    "the instance let another host claim a site": (".forwarded/soles", '{"fra1":"0123"}', "of 1 site (fra1) alone"),
+    "this host claimed a site": (".endpoints/sole", '{"forgotten":0,"giver":"01","site":"fra1"}', "of 1 site (fra1)"),
+    "this host was about to give its claim back": (".endpoints/sole.left", '{"site":"fra1"}', "of 1 site (fra1)"),
+    "the file is damaged": (".forwarded/soles", "{", "of a site alone"),
+}
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_deleted(
+    wanting: World, case: str
+) -> None:
+    name, content, told = CLAIMS[case]
+    wanting.push(servers(), ONCE, maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}"))
+    file = wanting.parts.spool / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    wanting.turn()
+    assert {shown(wanting.plan(name)) for name in NAMES[:11]} == {DISK}
+    assert shown(wanting.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+    assert wanting.condition("BootsOffered") == (False, "SoleClaim")
+    (event,) = wanting.told("BootsStopped")
+    assert told in event.message and event.message.endswith(f"then delete {file}")
+    (condition,) = (each for each in wanting.parts.reconciler.status.conditions if each.type == "BootsOffered")
+    assert f"rm {file}" in (condition.remedy or "")
+    wanting.turn(hours=8)  # the window ends as usual
+    assert shown(wanting.plan("web11")) == DISK
+    file.unlink()
+    wanting.turn()
+    assert {shown(wanting.plan(name)) for name in NAMES} == {INSTALLS}
+    assert wanting.condition("BootsOffered") == (True, "Offered")
+
+
+def test_fetches_that_are_copied_into_the_spool_a_second_time_change_no_record(wanting: World) -> None:
+    wanting.fetch(*NAMES[:3])
+    fetches = b"".join(file.read_bytes() for file in sorted(wanting.parts.spool.glob("*.jsonl")))
+    assert fetches.count(b"\n") == 3
+    wanting.turn(minutes=2)
+    before, events = wanting.parts.reconciler.standing.knowledge.records, len(wanting.parts.events)
+    assert all(before[parse_uuid(uuid_of(name))].provision == 1 for name in NAMES[:3])
+    (wanting.parts.spool / "1-0123456789abcdef.jsonl").write_bytes(fetches)
+    wanting.turn(minutes=5)
+    assert wanting.parts.reconciler.standing.knowledge.records == before
+    assert {event.type for event in wanting.parts.events[events:]} <= {"Published"}
+
+
+def test_a_claim_that_has_ended_withholds_nothing(wanting: World) -> None:
+    (folder := wanting.parts.spool / ".forwarded").mkdir(parents=True)
+    (folder / "soles").write_text("{}")
+    wanting.turn()
+    assert wanting.condition("BootsOffered") == (True, "Offered")
 
 
 # A word for what is installed at every boot

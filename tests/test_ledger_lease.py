@@ -280,19 +280,19 @@ def shared(path: Path) -> Iterator[SharedFetches]:
 
 def test_what_is_given_once_is_recorded_under_the_lease_of_the_tree_alone(path: Path) -> None:
     with held(path, ONE) as (_, first), shared(path) as here, shared(path) as there:
-        assert here.given("web01", OFFER, None, 1) is None
+        assert here.given("web01", OFFER, None) is None
         assert here.giver == str(first)
-        here.record(GIVEN, str(first), 1)
-        found = there.given("web01", OFFER, None, 1)
+        here.record(GIVEN, str(first))
+        found = there.given("web01", OFFER, None)
         assert found is not None
         assert found.first == GIVEN
         time.sleep(ONE.seconds)
         with held(path, TWO) as (_, second):
             for giver in (None, str(first), "0/nobody"):
                 with pytest.raises(Unrecordable):
-                    here.record(replace(GIVEN, server="web02"), giver, 1)
-            assert here.given("web02", KEY, None, 1) is None, "it was not recorded"
-            here.record(replace(GIVEN, server="web02"), str(second), 1)
+                    here.record(replace(GIVEN, server="web02"), giver)
+            assert here.given("web02", KEY, None) is None, "it was not recorded"
+            here.record(replace(GIVEN, server="web02"), str(second))
 
 
 def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Path, recorded: RecordedFetches) -> None:
@@ -322,7 +322,7 @@ def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, 
         def record(first: int) -> None:
             with shared(path) as fetches:
                 for number in range(first, first + count):
-                    fetches.record(replace(GIVEN, server=f"web{number}"), str(lease), 5)
+                    fetches.record(replace(GIVEN, server=f"web{number}"), str(lease))
 
         threads = [threading.Thread(target=record, args=(each * count,)) for each in range(4)]
         for thread in threads:
@@ -348,7 +348,7 @@ def test_what_was_taken_in_is_deleted_a_thousand_at_a_time_by_who_has_the_lease(
         assert recorded.forgotten_next(taken) == 1, "another's lease"
         recorded.forget(taken, 1, lease)
         assert len(recorded.read({}).observations) == 0
-        fetches.given("web01", OFFER, None, 1)
+        fetches.given("web01", OFFER, None)
         assert fetches.forgotten == 1
         fetches.take(ForwardedBatch(SPOOL, len(lines), line_of(GIVEN)), [SPOOL.file])
         recorded.forget(recorded.read({}).offsets, 1, lease)
@@ -359,23 +359,23 @@ def test_without_its_server_nothing_is_recorded_and_nothing_lost(tmp_path: Path)
     nowhere = PostgresAddress(url=f"postgresql://postgres@/postgres?host={tmp_path}")
     with closing(SharedFetches(nowhere)) as fetches:
         with pytest.raises(Unrecordable):
-            fetches.given("web01", OFFER, None, 1)
+            fetches.given("web01", OFFER, None)
         assert fetches.failure is not None
         with pytest.raises(Unrecordable):
-            fetches.record(GIVEN, "1/one", 1)
+            fetches.record(GIVEN, "1/one")
         with pytest.raises(NotTaken, match="No such file"):
             fetches.take(ForwardedBatch(SPOOL, 0, line_of(GIVEN)), [])
         with closing(RecordedFetches(nowhere)) as read, pytest.raises(LedgerError, match="have given cannot be read"):
             read.read({})
-        fetches.ping(1)
+        fetches.ping()
 
 
 def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_given_by_it(
     path: Path, recorded: RecordedFetches, tmp_path: Path
 ) -> None:
     with held(path, ONE) as (_, lease), shared(path) as fetches:
-        fetches.given("web01", OFFER, None, 1)
-        fetches.record(GIVEN, str(lease), 1)
+        fetches.given("web01", OFFER, None)
+        fetches.record(GIVEN, str(lease))
         last = recorded.read({}).offsets
     copy = ("ledger", "copy", "--state", str(tmp_path), "--to", "file")
     refused = CliRunner().invoke(cli, copy)
@@ -386,9 +386,9 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
     assert CliRunner().invoke(cli, copy).exit_code == 0
     with closing(SharedFetches(nowhere)) as fetches:
         with pytest.raises(Unrecordable):
-            fetches.record(GIVEN, str(lease), 1)
+            fetches.record(GIVEN, str(lease))
         with pytest.raises(Unrecordable):
-            fetches.given("web01", OFFER, None, 1)
+            fetches.given("web01", OFFER, None)
         assert fetches.failure is not None
         assert "was copied to" in fetches.failure
         with pytest.raises(NotTaken, match="was copied to"):
@@ -409,8 +409,8 @@ def test_the_page_of_standbys_makes_a_ledger_and_gives_an_endpoint_no_more_right
         with held(path, replace_seconds(ONE, 60)) as (_, lease):
             server.sql(grants, database="gitboot")
             with closing(SharedFetches(its)) as fetches:
-                assert fetches.given("web01", OFFER, None, 1) is None
-                fetches.record(GIVEN, str(lease), 1)
+                assert fetches.given("web01", OFFER, None) is None
+                fetches.record(GIVEN, str(lease))
                 batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN) + b'{"not":0}\n')
                 assert fetches.take(batch, []) == batch.end
             with (
@@ -539,8 +539,8 @@ def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: P
             thread = threading.Thread(target=read, args=(paused,), daemon=True)
             thread.start()
             eventually(lambda: line.is_stuck)
-            fetches.given("web01", OFFER, None, 1)
-            fetches.record(GIVEN, str(lease), 1)
+            fetches.given("web01", OFFER, None)
+            fetches.record(GIVEN, str(lease))
             line.hang_up()
             thread.join(60)
             assert not thread.is_alive()

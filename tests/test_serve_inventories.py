@@ -135,6 +135,6 @@ def test_it_is_only_sent_and_not_to_the_operators_address(site: Site) -> None:
     endpoint = Endpoint(site.root, PublishedTree(site.root, lambda: BEFORE), lambda: BEFORE, clients=clients)
     with EndpointServer(endpoint, listening):
         url = url_of("127.0.0.1:0", listening)
-        assert plain.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 404
+        assert plain.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
     asked.leave()
     assert left(site) == []

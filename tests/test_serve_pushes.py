@@ -97,7 +97,7 @@ def test_who_has_not_the_secret_moves_nothing(site: Site, headers: dict[str, str
 
 def test_it_is_heard_where_operators_ask_and_by_post_alone(site: Site) -> None:
     right = {"X-Gitlab-Token": SECRET.decode()}
-    assert plain.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 404
+    assert plain.post(f"{site.instance.url}/hooks/push", content=BODY, headers=right).status_code == 405
     assert plain.get(f"{site.operators}/hooks/push", headers=right).status_code == 404
 
 

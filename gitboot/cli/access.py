@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES: Final = (
     *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
-    *("operators_tls_cert", "operators_tls_key", "trusted_proxies", "idle_connections", "spool_tokens"),
+    *("operators_tls_cert", "operators_tls_key", "trusted_proxies", "idle_connections"),
 )
 
 
@@ -37,7 +37,6 @@ class AccessSettings:
     operators_tls_key: Path | None
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # of one address
-    spool_tokens: Path | None  # None: no endpoint on another host forwards anything
 
 
 def access_options(command: Command) -> Command:
@@ -90,13 +89,7 @@ def access_options(command: Command) -> Command:
         show_default=True,
         help="Connections of one address that may wait without a request; the oldest goes. Proxies have no limit.",
     )
-    spool = click.option(
-        "--spool-tokens",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="A file with a token on each line; endpoints on other hosts that show one forward here what they record. "
-        "Default: none does.",
-    )
-    for option in (spool, idle, listen, proxies, key, certificate, tokens, hosts, networks):
+    for option in (idle, listen, proxies, key, certificate, tokens, hosts, networks):
         command = option(command)
     return command
 
@@ -117,8 +110,6 @@ def check(access: AccessSettings) -> None:
         clients.tokens.check()
     if clients.certificate is not None:
         clients.certificate.check()
-    if clients.spool_tokens is not None:
-        clients.spool_tokens.check()
 
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
@@ -135,7 +126,6 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
         operators_at=operators.getsockname()[:2] if operators is not None else None,
         certificate=certificate_of(access),
         most_idle=access.idle_connections,
-        spool_tokens=Tokens(access.spool_tokens) if access.spool_tokens is not None else None,
     )
 
 
@@ -169,7 +159,6 @@ def arguments_of(access: AccessSettings) -> list[str]:
         ("--operators-tokens", access.operators_tokens),
         ("--operators-tls-cert", access.operators_tls_cert),
         ("--operators-tls-key", access.operators_tls_key),
-        ("--spool-tokens", access.spool_tokens),
     ):
         if file is not None:
             found += [option, str(file.absolute())]

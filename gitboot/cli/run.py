@@ -314,7 +314,6 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
         "--forge-token": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,
         "--operators-tls-key": access.operators_tls_key,
-        "--spool-tokens": access.spool_tokens,
     }
     check_private(settings.output, private)
 

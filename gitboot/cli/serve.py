@@ -18,7 +18,7 @@ import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
 from gitboot.cli.access import arguments_of as access_arguments
-from gitboot.cli.forwarding import Elsewhere, arguments_of, forward_options, forwarding_of, recording_in, why_not_shared
+from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
 from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -30,6 +30,7 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
+    from gitboot.ledger.naming import PostgresAddress
     from gitboot.serve.admission import Clients
     from gitboot.serve.app import Endpoint
     from gitboot.serve.certificate import Certificate
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
     help="A directory that is served under /assets/. Default: none.",
 )
 @secret_keys_option
-@forward_options
+@shared_ledger_options
 @access_options
 @accept_filesystem_option
 @click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
@@ -92,6 +93,8 @@ def command(
     status: Path | None,
     push_secret: Path | None,
     ledger_id: str | None,
+    ledger: str | None,
+    ledger_password: Path | None,
     **given: Any,
 ) -> None:
     """Serve a published tree, and the API over it; as many processes as wanted.
@@ -110,7 +113,7 @@ def command(
         if parent is None:  # else the instance has looked at it
             check_spool(spool, accepted_filesystems, _warn)
     access = access_of(given)
-    forwarding = forwarding_of(given, spool)
+    shared = shared_ledger_of(ledger, ledger_password, spool)
     if fd is None:
         check(access)
     keys = keys_in(secret_keys, may_be_wrong=fd is not None)
@@ -119,7 +122,7 @@ def command(
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
         clients = replace(clients, pushes=_pushes(push_secret, parent))
-        _work(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, forwarding)
+        _work(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared)
         return
     from gitboot.publish.manifest import MANIFEST
     from gitboot.serve.server import listen_at, url_of
@@ -134,17 +137,17 @@ def command(
     if spool is None:
         message = "without --spool no fetch is recorded: what is to boot once goes to the disk, reports do not count"
         tell(Event(at=_clock(), type="NotRecording", message=message, warning=True))
-    if (why := why_not_shared(forwarding)) is not None:  # what changes later is told with NotReady
+    if (why := why_not_shared(shared)) is not None:  # what changes later is told with NotReady
         tell(Event(at=_clock(), type=why[0], message=f"{why[1]}: no boot that is made once is given", warning=True))
     reap_orphans(stop.wait)
     if workers == 1:
         clients = clients_of(access, operators)
-        _work(output, (listening, operators), clients, spool, assets, stop, keys=keys, forwarding=forwarding)
+        _work(output, (listening, operators), clients, spool, assets, stop, keys=keys, shared=shared)
     else:
         from gitboot.serve.supervise import Workers
 
         command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
-        command += arguments_of(forwarding)
+        command += arguments_of(shared)
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
@@ -228,7 +231,7 @@ def _work(
     status: Path | None = None,
     ledger: str | None = None,
     keys: Keys | None = None,
-    forwarding: Elsewhere | None = None,
+    shared: PostgresAddress | None = None,
 ) -> None:
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.spool import aside
@@ -241,7 +244,7 @@ def _work(
 
     raise_limits()
     with ExitStack() as stack:
-        recording = stack.enter_context(recording_in(spool, forwarding))
+        recording = stack.enter_context(recording_in(spool, shared))
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
         words = Words(*folders(output, spool))
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)

@@ -29,7 +29,7 @@ from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
 from gitboot.status import Condition, Endpoints, Event, Following, Telling
-from gitboot.stoppage import Halt
+from gitboot.stoppage import Halt, SoleClaim
 from gitboot.timekeeping import Keeping
 
 _BEGIN: Final = "say it once: gitboot records begin"
@@ -86,6 +86,8 @@ def _given(standing: Standing) -> dict[str, str]:
         given["OUTPUT"] = shlex.quote(output)
     if (held := standing.attempt.held) is not None:
         given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
+    if standing.claims:
+        given["CLAIMS"] = shlex.join(claim.file for claim in standing.claims)
     refusals = {each.server for each in refused.telling(standing.refused)}
     return given | ({"SERVER": min(refusals)} if refusals else {})
 
@@ -244,8 +246,21 @@ def _of_stops(standing: Standing, at: datetime) -> Iterator[Condition]:
     elif by_fleet is not None:
         message = f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
         yield _condition("BootsOffered", False, "StoppedByFleet", message, at)
+    elif standing.claims:
+        yield _condition("BootsOffered", False, "SoleClaim", _claimed(standing.claims), at)
     else:
         yield _condition("BootsOffered", True, "Offered", "no boot is stopped", at)
+
+
+def _claimed(claims: Collection[SoleClaim]) -> str:
+    sites = sorted({site for claim in claims for site in claim.sites})
+    whose = f"of {count(len(sites), 'site')} ({_some(sites)})" if sites else "of a site"
+    files = " and ".join(claim.file for claim in claims)
+    return (
+        f"{Halt.WRITING} are withheld: another host served the one-time boots {whose} alone (gitboot serve "
+        "--sole-for), and this instance may not know all of them. Stop gitboot serve on that host, copy the files "
+        f"*.jsonl of its --spool into the spool of this instance, then delete {files}"
+    )
 
 
 def _of_the_clock(standing: Standing, at: datetime) -> Condition:

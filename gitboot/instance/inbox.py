@@ -27,9 +27,10 @@ from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import NotGiven
 from gitboot.observe.reports import read_reports
+from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words
 from gitboot.plan import BootFile
-from gitboot.stoppage import Stoppage
+from gitboot.stoppage import SoleClaim, Stoppage
 from gitboot.timekeeping import Uptime
 
 _logger = logging.getLogger(__name__)
@@ -98,6 +99,11 @@ class Inbox:
         with suppress(OSError):
             return self._spool.giver if self._spool is not None else None
         return None
+
+    @property
+    def claims(self) -> tuple[SoleClaim, ...]:
+        """Claims of 2fefe59 in the spool: other hosts may have served boots that this instance never learned of."""
+        return claims_in(self._folder) if self._folder is not None else ()
 
     def refused(self, at: datetime) -> tuple[NotGiven, ...]:
         """What the endpoints that write to the spool have not given of late."""

@@ -127,6 +127,7 @@ class Reconciler:
             unsent=unsent,
             keeping=keeping,
             unwritable=None,
+            claims=self._inbox.claims,
         )
         self._collect(wait_all=False)
         try:
@@ -431,7 +432,7 @@ def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[S
     """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
     changed = commit.called(now.unplanned) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
-    if stop is Halt.NONE and now.is_unasked:
+    if stop is Halt.NONE and (now.is_unasked or now.claims):
         stop = Halt.WRITING
     with uncollected():
         plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)

@@ -45,16 +45,15 @@ class SharedFetches:
         self._asked_s = -math.inf
         self.giver: str | None = None  # the lease, as it was last seen; None: nobody has had it
         self.forgotten = 0  # how often rows had been deleted by then
-        self.soles: Mapping[str, str] = {}  # nobody gives alone: each host has to reach the database
         self.failure: str | None = "it was not asked yet"  # why no question was answered the last time
 
-    def given(self, server: str, offer: str, report: str | None, timeout_s: float) -> Given | None:  # noqa: ARG002
+    def given(self, server: str, offer: str, report: str | None) -> Given | None:
         return how_given(self._known(server, offer), offer, report)
 
-    def reported(self, server: str, token: str, timeout_s: float) -> bool:  # noqa: ARG002
+    def reported(self, server: str, token: str) -> bool:
         return has_reported(self._known(server, None), token)
 
-    def record(self, observation: Observation, giver: str | None, timeout_s: float) -> None:  # noqa: ARG002
+    def record(self, observation: Observation, giver: str | None) -> None:
         def record(run: _Run) -> None:
             if giver is None or self._look(run, "FOR SHARE") != giver:
                 raise Unrecordable
@@ -62,7 +61,7 @@ class SharedFetches:
 
         self._asked(record)
 
-    def ping(self, timeout_s: float) -> None:  # noqa: ARG002
+    def ping(self) -> None:
         if self.failure is not None or now_s() - self._asked_s >= _ASKED_EVERY_S:
             with suppress(Unrecordable):
                 self._known("", None)
@@ -86,10 +85,6 @@ class SharedFetches:
             return self._transactions.within(take)
         except self._transactions.errors as error:
             raise NotTaken(in_one_line(error)) from error
-
-    def leave(self, spool: str, name: str, content: bytes) -> None:  # noqa: ARG002 - it is read there once that host acts
-        if content:
-            raise NotTaken("what endpoints leave besides fetches stays on their host")
 
     def _known(self, server: str, offer: str | None) -> list[Observation]:
         def ask(run: _Run) -> list[Any]:
@@ -228,7 +223,7 @@ class _Transactions:
 
 
 def _put(run: _Run, batch: ForwardedBatch) -> None:
-    name, base = writer_of(f"{batch.writer.file}{SUFFIX}")  # it may have come from another host itself
+    name, base = writer_of(f"{batch.writer.file}{SUFFIX}")  # 2fefe59 kept the batches of other hosts in a spool
     writer, place = f"{batch.writer.spool}/{name}", base + batch.begin
     for line in batch.lines.splitlines(keepends=True):
         match parse(line):

@@ -1,8 +1,8 @@
-"""A spool that several hosts share: by it each of them gives what is made once, into it each empties its own."""
+"""The fetch log that several hosts share in a PostgreSQL ledger: what an endpoint asks of it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from typing import Protocol
 
 from gitboot.observe.batches import ForwardedBatch
@@ -11,59 +11,52 @@ from gitboot.observe.observation import Observation
 
 
 class Unrecordable(Exception):
-    """What a spool knows is unavailable: too late, or not to be read."""
+    """A fetch log does not answer in time, or cannot be read."""
 
 
 class NotTaken(Exception):
-    """What was sent was not taken, and why."""
+    """A batch was not taken, and why."""
 
 
 class SpoolElsewhere(Protocol):
-    """The spool of an instance, which is not a folder of this host; from any thread."""
+    """A shared fetch log. Its methods may be called from any thread."""
 
     @property
     def name(self) -> str:
-        """As people are told it."""
+        """The name that messages give it."""
 
     @property
     def giver(self) -> str | None:
-        """By which identity what is made once may be given now; None: by none."""
+        """The identity under which one-time boots may be served now; None: they may not."""
 
     @property
     def forgotten(self) -> int:
-        """How often it had forgotten something by then."""
-
-    @property
-    def soles(self) -> Mapping[str, str]:
-        """The sites whose boots one spool gives alone, as they were then, and which that is."""
+        """How many times entries had been deleted at the last question."""
 
     @property
     def failure(self) -> str | None:
-        """Why no question was answered the last time."""
+        """Why the last question had no answer."""
 
-    def given(self, server: str, offer: str, report: str | None, timeout_s: float) -> Given | None:
-        """How a boot was given, by whichever host. Raises `Unrecordable`."""
+    def given(self, server: str, offer: str, report: str | None) -> Given | None:
+        """Return how a boot was served, by any host. Raises `Unrecordable`."""
 
-    def reported(self, server: str, token: str, timeout_s: float) -> bool:
-        """Whether an installer has reported since its boot was given last. Raises `Unrecordable`."""
+    def reported(self, server: str, token: str) -> bool:
+        """Return whether an installer has reported since its boot was served last. Raises `Unrecordable`."""
 
-    def record(self, observation: Observation, giver: str | None, timeout_s: float) -> None:
-        """Record what is about to be given, durably, by a tree that names this ``giver``.
+    def record(self, observation: Observation, giver: str | None) -> None:
+        """Write a fetch durably before it is answered from a tree that names this ``giver``.
 
-        Raises `Unrecordable` where it may not stand there.
+        Raises `Unrecordable` if the fetch may not have been written.
         """
 
     def close(self) -> None:
-        """Hold no connection any more."""
+        """Close the connections."""
 
-    def ping(self, timeout_s: float) -> None:
-        """Put a question where it is not known whether one would be answered."""
+    def ping(self) -> None:
+        """Ask a question if the last one failed, or is some seconds old."""
 
     def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
-        """Take a batch in, if it is the next of its writer; the place from which the next has to be.
+        """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
 
-        ``there`` are the files that its spool has. Raises `NotTaken`.
+        ``there`` are the files that the batch's spool has. Raises `NotTaken`.
         """
-
-    def leave(self, spool: str, name: str, content: bytes) -> None:
-        """Leave there what an endpoint has left in the spool of this identity; empty: no more. Raises `NotTaken`."""

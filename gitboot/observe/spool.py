@@ -53,11 +53,6 @@ def identity(folder: Path) -> str:
     return path.read_text().strip()
 
 
-def is_identity(text: str) -> bool:
-    """Whether a spool may be called so."""
-    return len(text) == 32 and set(text) <= set("0123456789abcdef")
-
-
 def aside(folder: Path) -> Path:
     """The folder for what endpoints keep in a spool and is not for the instance: it wakes nobody who watches that."""
     return folder / _ASIDE
@@ -300,7 +295,6 @@ def forget(folder: Path, offsets: Mapping[str, int], times: int) -> None:
     before = forgotten(folder)
     for path in spent(folder, offsets) if before < times else ():
         write_whole(folder / _FORGOTTEN, f"{times}\n".encode(), mode=0o644)
-        batches.note(folder, path.name)
         path.unlink(missing_ok=True)
 
 

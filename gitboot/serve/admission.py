@@ -28,5 +28,4 @@ class Clients:
     certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
     most_idle: int = MOST_IDLE  # connections of one address that wait for their client
     pushes: Pushes | None = None  # who hears webhooks of forges
-    spool_tokens: Tokens | None = None  # by which endpoints on other hosts forward what they have recorded
     asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing

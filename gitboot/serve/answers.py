@@ -324,7 +324,6 @@ def _guarded(located: Located, path: str, version: Turn) -> Guarded | None:
         shows=located.state.shows,
         report=writes.report if writes is not None else None,
         has_hop=writes is not None and writes.hop is not None,
-        site=located.state.summary.get("site"),
     )
 
 

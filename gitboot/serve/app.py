@@ -30,8 +30,7 @@ from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import Crowd
-from gitboot.serve.forwarded import FORWARDED, Forwarded, SpoolRecorder
-from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
+from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
 from gitboot.serve.inventories import INVENTORY_PATH, Inventories
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
@@ -87,7 +86,7 @@ class Endpoint:
         root: Path,
         tree: PublishedTree,
         clock: Callable[[], datetime],
-        recorder: SpoolRecorder | None = None,
+        recorder: Recorder | None = None,
         clients: Clients | None = None,  # None: as `Clients` has it
         assets: Path | None = None,
         keys: Keys | None = None,
@@ -110,9 +109,7 @@ class Endpoint:
         )
         self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
         self.metrics, self._certificate = Metrics(), clients.certificate
-        self._pushes, self._forwarded = clients.pushes, None
-        if clients.spool_tokens is not None and recorder is not None:
-            self._forwarded = Forwarded(recorder, clients.spool_tokens)
+        self._pushes = clients.pushes
         self._unknown = UnknownClients(tree, clients.asked)
         self._inventories = Inventories(self._unknown)
         self._pages = Router(
@@ -181,24 +178,19 @@ class Endpoint:
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
     async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
-        """The reply to an installer that is done or has failed, to an inventory, or to a forge that was pushed to."""
-        if scope["path"] == PUSHED and self._pushes is not None:
-            if self.door.is_elsewhere(scope.get("server")):
-                return self._counted(Answered.NOTHING, NOT_FOUND)
+        """The reply to a POST: a forge's push, an inventory, or a report of an installer. All else is not allowed."""
+        path, server = scope["path"], scope.get("server")
+        if path == PUSHED and self._pushes is not None and not self.door.is_elsewhere(server):
             return self._counted(Answered.PAGE, await self._pushes.heard(scope, receive))
-        if self._forwarded is not None and scope["path"].startswith(FORWARDED):
-            if self.door.is_elsewhere(scope.get("server")):
-                return self._counted(Answered.NOTHING, NOT_FOUND)
-            return self._counted(Answered.PAGE, await self._forwarded.hear(scope, receive))
-        if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
-            return self._counted(Answered.NOTHING, NOT_FOUND)
+        if self.door.is_at(server):  # machines are answered elsewhere
+            return self._counted(Answered.NOTHING, NOT_ALLOWED)
+        if not self._tree.is_ready:  # nor is it known who may report; an installer asks again
+            return self._counted(Answered.NOTHING, NOT_YET)
         at = self._clock()
-        if scope["path"] == INVENTORY_PATH and INVENTORY in self._named.outputs():
-            if not self._tree.is_ready:
-                return self._counted(Answered.NOTHING, NOT_YET)
+        if path == INVENTORY_PATH and INVENTORY in self._named.outputs():
             asking = _asking(scope, self._client(scope), at)
             return self._counted(Answered.INVENTORY, await self._inventories.hear(receive, asking))
-        answer = await self._find(scope, at) if self._tree.is_ready else None
+        answer = await self._find(scope, at)
         kind = means(answer.guarded.path) if answer is not None and answer.guarded is not None else None
         if answer is None or answer.guarded is None or kind not in REPORTS:
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
@@ -346,7 +338,7 @@ def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:
 
 def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
     """What is answered in place of what is not given."""
-    if guarded.role is Role.DATA:
+    if guarded.role in (Role.DATA, Role.REPORT):
         return _withheld(refusal)
     if answer.instead is None:
         return NOT_FOUND

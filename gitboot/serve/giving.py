@@ -52,13 +52,6 @@ class Recorder(Protocol):
     def forgotten(self) -> int:
         """How often it had forgotten something by then."""
 
-    @property
-    def soles(self) -> Mapping[str, str]:
-        """The sites whose boots only another spool may give, as they were then, and which that is."""
-
-    def of(self, site: str | None) -> Recorder:
-        """Who records what the machines of a site are given."""
-
     async def record(self, observation: Observation, giver: str | None = None) -> bool:
         """Whether it stands recorded within a deadline; what does not never will.
 
@@ -94,7 +87,6 @@ class Guarded:
     shows: Mapping[str, tuple[str, ...]]  # what the machine may show of who it is
     report: str | None = None  # the token by which the installer reports that is booted
     has_hop: bool = False  # whether who may be given it elsewhere can be sent on
-    site: str | None = None  # where the machine is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,12 +117,15 @@ class Giving:
     async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
         """Why a path is not answered with what it has; None: it is, and stands recorded where that means something.
 
-        What writes no disk is answered whether it could be recorded or not.
+        What writes no disk is answered whether it could be recorded or not. Only a report has to be: else its sender
+        repeats it.
         """
         if not asked.writes_disk:
-            if asked.digest is not None and self._why_not_counted(asked, asking) is None:
-                await self._recorded(asked, asking)
-            return None
+            if asked.digest is None or self._why_not_counted(asked, asking) is not None:
+                return None
+            is_recorded = await self._recorded(asked, asking)
+            is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
+            return _NOT_RECORDED if is_lost else None
         refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
         if refusal is None and not asked.once:
             await self._recorded(asked, asking)
@@ -165,14 +160,14 @@ class Giving:
             return Refusal(WhyNot.NOT_OPENED, f"the secret {name}: {error}")
 
     async def _not_on_record(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, token = self._recorder_of(asked), asked.digest
+        recorder, token = self._recorder, asked.digest
         if recorder is None or token is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
         try:
             is_done = await recorder.reported(asked.server, token)
         except Unrecordable:
             return _unrecorded(recorder)
-        if self._is_another_giver(recorder, asked):
+        if self._is_another_giver(recorder):
             return _ANOTHER_GIVER
         if self._is_older(recorder):
             return _OLDER_TREE
@@ -204,14 +199,14 @@ class Giving:
         return None
 
     async def _made_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
-        recorder, offer = self._recorder_of(asked), asked.offer
+        recorder, offer = self._recorder, asked.offer
         if recorder is None or asked.digest is None or offer is None:
             return Refusal(WhyNot.NOT_RECORDED, "its fetch could not be recorded: this endpoint has no spool")
         try:
             given = await recorder.given(asked.server, offer, asked.report)
         except Unrecordable:
             return _unrecorded(recorder)
-        if self._is_another_giver(recorder, asked):
+        if self._is_another_giver(recorder):
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
             counts = self._why_not_counted(asked, asking) is None
@@ -225,13 +220,9 @@ class Giving:
             return None
         return _NOT_RECORDED
 
-    def _recorder_of(self, asked: Guarded) -> Recorder | None:
-        return self._recorder.of(asked.site) if self._recorder is not None else None
-
-    def _is_another_giver(self, recorder: Recorder, asked: Guarded) -> bool:
+    def _is_another_giver(self, recorder: Recorder) -> bool:
         """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
-        is_alone_elsewhere = asked.site is not None and asked.site in recorder.soles
-        return self._tree.is_foreign or is_alone_elsewhere or recorder.giver != self._tree.terms.giver
+        return self._tree.is_foreign or recorder.giver != self._tree.terms.giver
 
     def _is_older(self, recorder: Recorder) -> bool:
         """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
@@ -239,7 +230,7 @@ class Giving:
 
     async def _recorded(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
         """Whether a fetch stands recorded."""
-        recorder = self._recorder_of(asked)
+        recorder = self._recorder
         if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
             return False
         observation = Observation(

@@ -6,16 +6,15 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from functools import partial
-from pathlib import Path
 from typing import Final, TypeVar
 
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
-from gitboot.observe.soles import soles
+from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
 
 _logger = logging.getLogger(__name__)
@@ -35,22 +34,18 @@ class Recording:
         self._given = GivenBoots(spool.folder)
         self._stood_s = -math.inf  # when something was last seen to stand, by a clock that only goes forward
         self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
-        self.giver: str | None = None  # the identity of the spool, as it was at the last look
+        self.giver: str | None = None  # the identity of the spool at the last look; None: it may not serve boots
         self.forgotten = 0  # how often it had forgotten something by then
-        self.soles: Mapping[str, str] = {}  # the sites whose boots another spool gives alone, likewise
         self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
 
-    @property
-    def folder(self) -> Path:
-        """The spool."""
-        return self._spool.folder
+    async def record(self, observation: Observation, giver: str | None = None) -> bool:
+        """Whether it stands recorded in time; what does not is taken back.
 
-    def of(self, site: str | None) -> Recording:  # noqa: ARG002 - for all
-        """Who records what the machines of a site are given."""
-        return self
-
-    async def record(self, observation: Observation, giver: str | None = None) -> bool:  # noqa: ARG002 - it has one
-        """Whether it stands recorded in time; what does not is taken back."""
+        A tree that names another ``giver`` belongs to an instance that does not read this spool: that counts as not
+        recorded.
+        """
+        if giver is not None and self.giver is not None and giver != self.giver:
+            return False
         written = self._spool.record(observation)
         waited = asyncio.wrap_future(written)
         waited.add_done_callback(_retrieve)
@@ -108,7 +103,8 @@ class Recording:
 
     def _look(self) -> None:
         folder = self._spool.folder
-        self.giver, self.forgotten, self.soles = identity(folder), forgotten(folder), soles(folder)
+        self.giver = identity(folder) if not claims_in(folder) else None  # another host may have served its boots
+        self.forgotten = forgotten(folder)
 
     def _try_out(self) -> None:
         self._look()

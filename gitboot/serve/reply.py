@@ -85,7 +85,6 @@ NOT_FOUND: Final = _empty(404)
 NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
 NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 REFUSED: Final = _empty(403)
-CONFLICT: Final = _empty(409)
 TOO_LARGE: Final = _empty(413)
 TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"))
 FAULT: Final = _empty(500)
