@@ -1,33 +1,56 @@
-"""What 0.1.0 left, taken over whole: its state, its clone, its tree.
+"""Instances of older versions, as they left their files, and what the present code does with them.
 
 `upgrades/0.1.0.tar.xz` is what `gitboot run` of that version (commit dec10da) left of the fleet that its `init` makes,
-with a second server: web01 had just fetched its entry, and was still given it for a minute; web02 had not.
+with a second server. web01 had just fetched its boot script. web02 had not.
+
+`upgrades/make.py` made `upgrades/2fefe59.tar.xz` and says what is in it.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
+from tests.credentials import give_credentials
+from tests.instance import Instance, eventually, git
 from tests.rack import Done, typed
+from tests.redfish.double import Machine
+from tests.redfish.profiles import ENABLED, TARGET
+from tests.upgrades import make
 
-LEFT: Final = Path(__file__).parent / "upgrades" / "0.1.0.tar.xz"
+UPGRADES: Final = Path(make.__file__).parent
 ENTRIES: Final = {name: f"boot/v1/boot/52-54-00-12-34-{mac}/boot.ipxe" for name, mac in (("web01", 56), ("web02", 57))}
+
+
+def extracted(version: str, folder: Path) -> Path:
+    with tarfile.open(UPGRADES / f"{version}.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def boot_files(left: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted((left / "output" / "boot").rglob("*")) if path.is_file()}
+
+
+# 0.1.0
 
 
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
-    with tarfile.open(LEFT) as archive:
-        archive.extractall(tmp_path, filter="data")
-    return tmp_path
+    return extracted("0.1.0", tmp_path)
 
 
-def once(left: Path) -> Done:
+def once(left: Path, *arguments: object) -> Done:
     places = ("--state", left / "state", "--out", left / "output", "--spool", left / "spool")
-    return typed("run", left / "fleet.git", *places, "--once")
+    return typed("run", left / "fleet.git", *places, *arguments, "--once")
 
 
 def installs(left: Path, server: str) -> bool:
@@ -45,7 +68,123 @@ def test_what_is_installed_stays_and_what_is_not_is_offered(left: Path) -> None:
 
 def test_a_second_run_finds_nothing_to_do(left: Path) -> None:
     once(left)
-    before = {path: path.read_bytes() for path in sorted((left / "output" / "boot").rglob("*")) if path.is_file()}
-    assert {
-        path: path.read_bytes() for path in sorted((left / "output" / "boot").rglob("*")) if path.is_file()
-    } == before
+    before = boot_files(left)
+    once(left)
+    assert boot_files(left) == before
+
+
+# 2fefe59
+
+
+@dataclass
+class Taken:
+    """What 2fefe59 left, and its machines with their BMCs."""
+
+    folder: Path
+    machines: dict[str, Machine]
+
+    def once(self) -> Done:
+        return once(self.folder, "--credentials", self.folder / "credentials")
+
+    def provisions(self) -> dict[str, int | None]:
+        """The provision that the ledger has recorded for each server."""
+        with closing(sqlite3.connect(self.folder / "state/ledger.sqlite")) as ledger:
+            return dict(ledger.execute("SELECT server, provision FROM records"))
+
+    def end_grace(self) -> None:
+        """Let the minute pass in which a machine may fetch its boot script again."""
+        with closing(sqlite3.connect(self.folder / "state/ledger.sqlite", isolation_level=None)) as ledger:
+            ledger.execute("UPDATE records SET grace_until = provisioned_at")
+
+    @property
+    def writes(self) -> dict[str, list[Any]]:
+        """What gitboot has written to each BMC."""
+        return {name: machine.writes for name, machine in self.machines.items()}
+
+    def offers(self) -> dict[str, bool]:
+        """Whether each server's published boot script installs it."""
+        return {
+            name: make.installs((self.folder / f"output/boot{make.entry(name)}").read_text()) for name in make.NAMES
+        }
+
+    def change(self, name: str, text: str) -> None:
+        """Commit another document of a server."""
+        work = self.folder / "work"
+        git(self.folder, "clone", "--quiet", str(self.folder / "fleet.git"), str(work))
+        (work / f"{name}.yaml").write_text(text)
+        git(work, "commit", "--quiet", "--all", "--message", "Change")
+        git(work, "push", "--quiet", "origin", "HEAD:main")
+
+    @contextmanager
+    def endpoint(self) -> Iterator[Instance]:
+        """An endpoint of the present code over OUTPUT, with the fetch log."""
+        places = ("--out", str(self.folder / "output"), "--spool", str(self.folder / "spool"))
+        found = Instance.start("serve", *places, "--listen", "127.0.0.1:0")
+        reader = threading.Thread(target=found.read, daemon=True)
+        reader.start()
+        try:
+            eventually(lambda: found.url)
+            yield found
+        finally:
+            found.process.kill()
+            found.process.wait()
+            reader.join()
+            found.errors.close()
+
+
+@pytest.fixture
+def taken(tmp_path: Path) -> Iterator[Taken]:
+    give_credentials(tmp_path / "credentials", user=make.USER, password=make.PASSWORD)
+    machines = make.machines()
+    for name, machine in machines.items():
+        machine.write(**{ENABLED: "Once", TARGET: "Pxe"})
+        if make.OVERRIDES[name] == "Disabled":
+            machine.run_through()
+    with make.bmcs(machines):
+        yield Taken(extracted("2fefe59", tmp_path), machines)
+
+
+def test_a_fetch_that_2fefe59_had_not_read_changes_the_records(taken: Taken) -> None:
+    assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
+    done = taken.once()
+    assert done.code == 0, done.err
+    assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
+
+
+def test_an_override_that_2fefe59_set_is_not_set_again(taken: Taken) -> None:
+    for _ in range(2):
+        done = taken.once()
+        assert (done.code, "web02" in done.err) == (0, False), done.err  # not even as one that another instance set
+    assert taken.writes == {"web01": [], "web02": [], "web03": []}
+    assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
+
+
+def test_an_override_that_2fefe59_set_is_withdrawn_when_its_server_is_parked(taken: Taken) -> None:
+    taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
+    assert taken.once().code == 0
+    assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
+
+
+def test_an_endpoint_serves_the_tree_of_2fefe59_and_withholds_installs_until_the_instance_has_run(taken: Taken) -> None:
+    def answers() -> dict[str, tuple[int, bool]]:
+        with taken.endpoint() as endpoint:
+            found = {name: endpoint.get(make.entry(name)) for name in make.NAMES}
+        return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
+
+    assert answers() == {"web01": (200, False), "web02": (200, False), "web03": (200, False)}
+    assert taken.once().code == 0
+    assert answers() == {"web01": (200, False), "web02": (200, True), "web03": (200, False)}
+
+
+def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
+    assert taken.once().code == 0
+    assert taken.offers() == {"web01": False, "web02": True, "web03": False}
+    with taken.endpoint() as endpoint:
+        taken.machines["web02"].run_through()
+        assert make.installs(endpoint.get(make.entry("web02")).text)
+    assert taken.once().code == 0
+    assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
+    taken.end_grace()
+    assert taken.once().code == 0
+    assert taken.offers() == {"web01": False, "web02": False, "web03": False}
+    assert taken.writes == {"web01": [], "web02": [], "web03": []}
