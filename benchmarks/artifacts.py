@@ -83,7 +83,7 @@ def verified(place: Place) -> Figure:
         write_fleet(folder / "fleet", url, place.servers)
         listed = folder / "urls"
         listed.write_text("".join(f"url = {url}/{n:06}\noutput = /dev/null\n" for n in range(place.servers)))
-        command = [sys.executable, "-m", "gitboot", "assets", "verify", str(folder / "fleet"), "--cache", str(cache)]
+        command = [sys.executable, "-m", "gitboot", "artifacts", "verify", str(folder / "fleet"), "--cache", str(cache)]
         cost = of_command(command, before=lambda: cache.unlink(missing_ok=True), rounds=place.rounds)
         again: Cost = of_command(command, rounds=place.rounds)
         curl = ["curl", "-s", "--parallel", "--parallel-max", str(AT_A_TIME), "--config", str(listed)]

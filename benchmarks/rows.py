@@ -494,7 +494,7 @@ ROWS: Final = (
     ),
     Row(
         name="artifacts",
-        title="`assets verify` of as many artifacts as servers",
+        title="`artifacts verify` of as many artifacts as servers",
         floor="curl fetches the same URLs, as many at a time",
         goal="10,000 in a minute; again, without reading any, in half of that",
         measure=artifacts.verified,

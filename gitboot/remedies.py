@@ -22,10 +22,10 @@ _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: a
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Accepting": {"Suspended": "gitboot resume --state STATE"},
-    "ArtifactsPresent": {"Missing": "gitboot assets verify STATE/repository.git --rev refs/gitboot/accepted"},
+    "ArtifactsPresent": {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
     "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
-    "BootsGiven": {ANY: "gitboot entry SERVER --tree OUTPUT"},
+    "BootsGiven": {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
     "BootsOffered": {
         "SoleClaim": "scp HOST:SPOOL/*.jsonl STATE/spool/ && rm CLAIMS  # once gitboot serve has ended on that host",
         "Stopped": "gitboot start --state STATE",

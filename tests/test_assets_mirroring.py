@@ -1,4 +1,4 @@
-"""`gitboot assets mirror`: what is brought is whole, what was begun is gone on with, and nothing else is touched."""
+"""`gitboot artifacts download`: fetched files are whole, a second run continues, and other files stay as they are."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def fleet_of(
 
 def mirror(path: Path, out: Path, *options: str) -> tuple[int, dict[str, str], list[str]]:
     """The exit code, what became of each artifact, and what was pruned."""
-    command = ["assets", "mirror", str(path), "--out", str(out), *options, "-o", "json"]
+    command = ["artifacts", "download", str(path), "--out", str(out), *options, "-o", "json"]
     result = CliRunner().invoke(cli, command)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -176,7 +176,7 @@ def test_before_a_merge_sources_are_looked_at(found: Registry, web: ArtifactServ
     kernel = f"oci://{found.host}/os/linux@sha256:{digest_of(KERNEL)}"
     path = fleet_of(tmp_path, kernel, f"{web.url}/initrd.img", more=sites)
     (path / "web02.yaml").write_text(server("web02", "role: web, site: fra"))
-    command = ["assets", "verify", str(path), "--sources", "--cache", str(tmp_path / "seen.json"), "-o", "json"]
+    command = ["artifacts", "verify", str(path), "--sources", "--cache", str(tmp_path / "seen.json"), "-o", "json"]
     result = CliRunner().invoke(cli, [*command, "--registries", found.allowed])
     items = {each["url"]: each for each in json.loads(result.stdout)["items"]}
     assert result.exit_code == 0

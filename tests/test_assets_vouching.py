@@ -1,4 +1,4 @@
-"""`gitboot assets signatures`: what images name as signatures, fetched from a web server and a registry."""
+"""`gitboot artifacts signatures`: what images name as signatures, fetched from a web server and a registry."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Vendor:
 
     def check(self, path: Path, *options: str | Path) -> tuple[int, dict[str, str]]:
         """The exit code, and what is said of each file: a warning or an error, and why."""
-        command = ["assets", "signatures", str(path), "--image-keys", str(self.keys), *map(str, options)]
+        command = ["artifacts", "signatures", str(path), "--image-keys", str(self.keys), *map(str, options)]
         result = CliRunner().invoke(cli, [*command, "-o", "json"])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         items: list[dict[str, Any]] = json.loads(result.stdout)["items"]

@@ -50,18 +50,18 @@ COMMANDS: Final = {  # by the module that prints it, and an option where it prin
     "images": "images {work} --records fresh",
     "history": "history {server} --path {work}",
     "review_text": "diff --path {work} HEAD~1..HEAD",
-    "looking": "assets verify {work} --assets {folder}",
+    "looking": "artifacts verify {work} --assets {folder}",
     "status": "status --state {state}",
     "records": "records show --state {state}",
     "bmc": "bmc get --state {state} --credentials {folder}/credentials",
     "power": "bmc power get --state {state} --credentials {folder}/credentials",
-    "publish": "publish verify --tree {folder}/output --mirror {folder}/empty",
+    "verify_mirror": "verify-mirror --tree {folder}/output --mirror {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
-    "seen": "unknown machines",
+    "unknown_machines": "unknown machines",
     "scanning": "what networks answer",
-    "mirroring": "web servers",
-    "compare": "another provisioning system",
+    "artifacts_download": "web servers",
+    "compare_old_system": "another provisioning system",
 }
 
 

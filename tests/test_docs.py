@@ -89,7 +89,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
         ("gitboot bmc power wink web01", "no command wink"),
         ("gitboot records set web01 perhaps --reason x", "'perhaps' is not one of"),
         ("gitboot plan", None),
-        ("gitboot entry", "without"),
+        ("gitboot boot-script", "without"),
         ("gitboot validate . more", "more than it takes: more"),
     ],
 )
@@ -122,6 +122,21 @@ def test_each_command_that_a_page_names_is_one_that_gitboot_has() -> None:
     ]
     assert len(named) > 200
     assert [f"{block}: {said}: {words}" for block, words in named if (said := complaint(words[1:], whole=False))] == []
+
+
+def test_each_command_that_the_code_names_is_one_that_gitboot_has() -> None:
+    """In messages, help texts, comments and examples: `gitboot COMMAND` in backquotes."""
+    folders = ("gitboot", "packaging", "example-repo", "scripts", "benchmarks", "docs/monitoring")
+    files = [path for each in folders for path in sorted((ROOT / each).rglob("*")) if path.is_file()]
+    named = [
+        (path.relative_to(ROOT), words)
+        for path in files
+        if path.suffix in {"", ".py", ".js", ".md", ".yml", ".yaml", ".service"}
+        for words in re.findall(r"`gitboot ([a-z][\w-]*(?: +[a-z][\w-]*)?)", path.read_text(errors="replace"))
+    ]
+    assert len(named) > 100
+    wrong = [(str(path), words) for path, words in named if complaint(words.split(), whole=False)]
+    assert wrong == []
 
 
 OF_OTHERS: Final = {"--delete", "--inplace", "--lives", "--network"}  # of rsync, pytest, podman

@@ -543,7 +543,7 @@ def test_what_is_not_mirrored_yet_is_set_once_it_is(tmp_path: Path, web: Artifac
         assert web01.times_set == 0
         entry = tmp_path / "output" / "boot" / web01.entry[1:]
         assert file.sha256 not in entry.read_text()
-        done = typed("assets", "mirror", rack.repository.work, "--out", tmp_path / "output" / "boot")
+        done = typed("artifacts", "download", rack.repository.work, "--out", tmp_path / "output" / "boot")
         assert done.code == 0, done
         assert rack.once(*rack.spooling).code == 0
         assert web01.times_set == 1

@@ -1,4 +1,4 @@
-"""From a machine that asks and is not known to `gitboot seen`: endpoints, mirrors' logs, the instance, the API."""
+"""Unknown machines: from a request at an endpoint or a mirror to the API and `gitboot unknown-machines`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
     log = tmp_path / "access.log"
     line = {**NGINX, "path": STRANGER, "status": 404, "modified": "", "query": f"uuid={OTHER}&serial=4J8VM72"}
     log.write_text(json.dumps(line) + "\n" + json.dumps({**line, "path": "/favicon.ico"}) + "\n")
-    done = captured("observe", log, "--spool", site.spool, "-o", "json")
+    done = captured("read-access-logs", log, "--spool", site.spool, "-o", "json")
     assert json.loads(done.stdout) == {
         "apiVersion": "gitboot.dev/v1alpha1",
         "backwards": 0,
@@ -149,21 +149,22 @@ def test_the_api_and_the_metrics_have_them(site: Site) -> None:
 
 def test_the_command_shows_and_forgets_them(site: Site, tmp_path: Path) -> None:
     state = site.root.parent / "state"
-    assert typed("seen", "--state", state).code != 0, "no instance has run there"
+    assert typed("unknown-machines", "--state", state).code != 0, "no instance has run there"
     asks(site, f"{STRANGER}?uuid={OTHER}&serial=4J8VM72")
     taken_in(site)
     (state / "ledger.sqlite").touch()
-    shown = typed("seen", "--state", state)
+    shown = typed("unknown-machines", "--state", state)
     assert "52:54:00:99:99:99" in shown.out and "SERVER" not in shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
-    assert typed("seen", "--state", state, "-o", "json").json["items"][0]["times"] == 1
+    assert typed("unknown-machines", "--state", state, "-o", "json").json["items"][0]["times"] == 1
     asked = UnknownAsked(site.spool)
     asked.note(inventoried(SENT, "v1/inventory", "127.0.0.1", BEFORE))
     asked.leave()
     told = taken_in(site)[1]
-    shown = typed("seen", "--state", state)
+    shown = typed("unknown-machines", "--state", state)
     assert "    Dell Inc. PowerEdge R650, x86_64 UEFI, 64 CPUs" in shown.out and "nvme0n1" not in "".join(told)
-    assert typed("seen", "--state", state, "-o", "json").json["items"][0]["inventory"]["memoryMiB"] == 262144
-    assert "every machine" in typed("seen", "--state", state, "--forget").out
+    (item,) = typed("unknown-machines", "--state", state, "-o", "json").json["items"]
+    assert item["inventory"]["memoryMiB"] == 262144
+    assert "every machine" in typed("unknown-machines", "--state", state, "--forget").out
     assert read_unknown(state).machines == UnknownMachines().machines
     assert Clients().asked.requests == 0

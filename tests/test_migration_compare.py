@@ -1,4 +1,4 @@
-"""`gitboot compare`: a real web server that answers as matchbox, BSS, Cobbler and Ironic do, beside a fleet."""
+"""`gitboot compare-old-system`: a web server answers as matchbox, BSS, Cobbler and Ironic do, beside a fleet."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def answers(old: ArtifactServer, arguments: str = "console=ttyS0", ignition: str
 
 def compared(fleet: Path, old: ArtifactServer | str, code: int, *more: object) -> dict[str, Any]:
     url = old if isinstance(old, str) else old.url
-    done = typed("compare", fleet, "--old", url, "--as", "matchbox", "-o", "json", *more)
+    done = typed("compare-old-system", fleet, "--old", url, "--as", "matchbox", "-o", "json", *more)
     assert done.code == code, done
     (item,) = done.json["items"]
     found: dict[str, Any] = item
@@ -114,7 +114,7 @@ def test_what_differs_is_named_with_both_values_and_the_exit_code_is_2(fleet: Pa
 def test_a_secret_among_the_arguments_is_not_shown(fleet: Path, old: ArtifactServer) -> None:
     answers(old, "console=ttyS0 inst.rootpw=hunter2 root=http://u:hunter3@x/")
     for format in ("text", "markdown", "json"):
-        done = typed("compare", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
+        done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", format)
         assert done.code == 2 and "inst.rootpw=" in done.out and "hunter" not in done.out + done.err
         if format == "text":
             assert max(map(len, done.out.splitlines())) <= 100
@@ -161,12 +161,12 @@ def test_many_servers_are_asked_for_at_a_time_and_shown_by_name(fleet: Path, old
         other = other.replace("99:99:99", f"99:99:{number:02}").replace("12:34:56", f"12:34:{number:02}")
         (fleet / f"web{number:02}.yaml").write_text(other.replace("12:34:56", "12:34:99"))
     answers(old)
-    done = typed("compare", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8")
+    done = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "-o", "json", "--parallel", "8")
     assert done.code == 2
     items = done.json["items"]
     assert [item["server"] for item in items] == [f"web{number:02}" for number in range(1, 40)]
     assert [item["verdict"] for item in items] == ["equal", *["missing"] * 38]
-    only = typed("compare", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
+    only = typed("compare-old-system", fleet, "--old", old.url, "--as", "matchbox", "--server", "web01")
     assert (only.code, only.out) == (0, "1 server: 1 equal\n")
 
 

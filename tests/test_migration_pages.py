@@ -52,7 +52,7 @@ def test_the_commands_of_a_page_lead_to_a_server_that_boots_the_same(
     lay(tmp_path / "source", SOURCES[name])
     monkeypatch.chdir(tmp_path)
     imported, validated, asks = commands(PAGES[name])
-    assert (imported[0], validated[0], asks[0]) == ("import", "validate", "compare")
+    assert (imported[0], validated[0], asks[0]) == ("import", "validate", "compare-old-system")
     imported[2] = str(tmp_path / "source")
     done = typed(*imported)
     assert done.code == 0 and "pending" not in done.err, done

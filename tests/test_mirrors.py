@@ -284,11 +284,11 @@ def test_a_fetch_that_was_broken_off_is_seen_to_be(
         shutil.rmtree((output / f"boot{entry}").parent)
 
 
-# gitboot publish verify
+# gitboot verify-mirror
 
 
 def verified(*arguments: object) -> tuple[int, dict[str, Any]]:
-    done = captured("publish", "verify", *arguments, "-o", "json")
+    done = captured("verify-mirror", *arguments, "-o", "json")
     found = json.loads(done.stdout)
     return done.returncode, {"files": found["files"], "items": found["items"]}
 
@@ -306,7 +306,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
     assert [each for each in found if isinstance(each, Observation)] == []
 
 
-# gitboot observe
+# gitboot read-access-logs
 
 
 def test_observe_spools_what_a_mirror_logged_and_once_only(
@@ -316,12 +316,12 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     client.get("/nothing")
     assert eventually(lambda: b"/nothing" in mirror.log.read_bytes())
     spool = tmp_path / "spool"
-    first = json.loads(captured("observe", mirror.log, "--spool", spool, "-o", "json").stdout)
+    first = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
     taken = take(spool, {}).observations
     assert (first["observed"], first["read"]) == (len(taken), len(mirror.log.read_bytes().splitlines()))
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
-    second = captured("observe", mirror.log, "--spool", spool)
+    second = captured("read-access-logs", mirror.log, "--spool", spool)
     assert second.stdout == "0 lines read, 0 observed\n"
 
 
@@ -329,7 +329,7 @@ def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.C
     client.get(ENTRY)
     assert eventually(mirror.log.exists)
     spool = tmp_path / "spool"
-    command = [sys.executable, "-m", "gitboot", "observe", str(mirror.log), "--spool", str(spool), "--follow"]
+    command = [sys.executable, "-m", "gitboot", "read-access-logs", str(mirror.log), "--spool", str(spool), "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
 
         def written() -> int:

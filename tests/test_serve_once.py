@@ -85,7 +85,7 @@ def test_e2_what_was_given_turns_by_itself_without_an_instance(here: Site) -> No
             assert all(expected in get(url + path).text for path in LOOKUPS), seconds
         text = get(url + ENTRY).text
     assert text.startswith("#!ipxe\n# gitboot: not given: given once, at 2")
-    assert "look with: gitboot entry web01" in text.splitlines()[1]
+    assert "look with: gitboot boot-script web01" in text.splitlines()[1]
 
 
 @pytest.mark.parametrize("closing", [DATA, f"/ignition/{UUID}"])
@@ -748,13 +748,13 @@ def test_e6_no_page_tells_a_reader_to_fetch_an_entry() -> None:
 
 
 def test_an_entry_is_printed_without_being_spent(here: Site) -> None:
-    result = CliRunner().invoke(cli, ["entry", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
+    result = CliRunner().invoke(cli, ["boot-script", "web01", "--tree", str(here.root), "--at", format_instant(BEFORE)])
     assert result.exit_code == 0, result.output
     assert result.output.count("# given once, to the machine: ") == 2, "for iPXE and for GRUB"
     assert result.output.count(GIVEN) == 2
     with here.serve() as url:
         assert get(url + ENTRY).text in result.output
-    assert CliRunner().invoke(cli, ["entry", "web02", "--tree", str(here.root)]).exit_code != 0
+    assert CliRunner().invoke(cli, ["boot-script", "web02", "--tree", str(here.root)]).exit_code != 0
 
 
 def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) -> None:
@@ -772,4 +772,4 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
         assert instance.status()["records"] == {"Pending": 1}
     assert (found[0]["status"], found[0]["reason"]) == (False, "Missing")
     assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
-    assert found[0]["remedy"].startswith("gitboot entry web01")
+    assert found[0]["remedy"].startswith("gitboot boot-script web01")

@@ -184,7 +184,7 @@ def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:
                 f'"GET /{key} HTTP/1.1" 200 - - - 7 6 "-" "curl/8" - h= - - - boots.test TLSv1.3 - -\n'
             )
             (tmp_path / "s3.log").write_text(line * 2)
-            assert typed("observe", tmp_path / "s3.log", "--spool", rack.state / "spool").code == 0
+            assert typed("read-access-logs", tmp_path / "s3.log", "--spool", rack.state / "spool").code == 0
             eventually(lambda: "Reported" in rack.said("records", "show", blade.name))
 
 

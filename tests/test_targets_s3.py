@@ -443,7 +443,7 @@ def test_a_bucket_that_is_not_there_is_an_operators_matter(site: Site, store: St
         missing.follow()
 
 
-# gitboot publish verify
+# gitboot verify-mirror
 
 
 def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path, store: Store, bucket: str) -> None:

@@ -20,7 +20,7 @@ _COMMANDS: Final = {
     "init": "Write a small fleet repository to begin with.",
     "new": "Write the document of a machine that nobody has described yet.",
     "import": "Write what another system knows as a fleet in which nothing installs.",
-    "compare": "Show what differs between another system's answers and gitboot's.",
+    "compare-old-system": "Show what differs between another system's answers and gitboot's.",
     "validate": "Check a fleet repository: every problem, with its place and its hint.",
     "plan": "Show what each server boots, now or at another time, and when that changes.",
     "explain": "Explain why a server boots what it boots, the fields of a kind, or a problem's code.",
@@ -28,14 +28,14 @@ _COMMANDS: Final = {
     "images": "Show each image and stream: who boots it, who stays behind and why, who is next.",
     "rollout": "Take a rollout on, once its machines have proven the present step.",
     "diff": "Show what a range of commits changes, for whom, and whether a guard holds it.",
-    "assets": "Place and verify what machines fetch besides the boot files.",
+    "artifacts": "Place and verify what machines fetch besides the boot files.",
     "render": "Write the whole tree of boot files into a directory.",
     "run": "Watch a repository and publish, serve and set what its servers boot.",
-    "publish": "Compare copies of a published tree with it.",
+    "verify-mirror": "Compare a mirror with the published tree.",
     "serve": "Serve a published tree, in as many processes as wanted.",
-    "entry": "Print what a server's loaders are given, without spending it.",
-    "observe": "Read what machines fetched from a mirror in its access log.",
-    "seen": "Show the machines that asked for a boot and that no document describes.",
+    "boot-script": "Print what a server's loaders are given, without spending it.",
+    "read-access-logs": "Read what machines fetched from a mirror in its access log.",
+    "unknown-machines": "Show the machines that asked for a boot and that no document describes.",
     "status": "Show a running instance at a glance.",
     "events": "Print what an instance did, as JSON lines.",
     "reconcile": "Let a running instance fetch and pass now.",
@@ -53,6 +53,8 @@ _COMMANDS: Final = {
     "completion": "Print what lets a shell complete commands and options.",
 }
 _REPLACED: Final = {  # what 0.1.0 had, and what to type now
+    "assets": "gitboot artifacts",
+    "observe": "gitboot read-access-logs",
     "schema": "gitboot explain KIND -o json",
     "timeline": "gitboot plan --timeline SERVER",
     "version": "gitboot --version",
@@ -69,7 +71,7 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS and name not in _OWN:
             return None
-        command: click.Command = import_module(f"gitboot.cli.{name}").command
+        command: click.Command = import_module(f"gitboot.cli.{name.replace('-', '_')}").command
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

@@ -35,7 +35,7 @@ class Exit(IntEnum):
 
     FINE = 0, "all that was asked for is done, or shown"
     FAULT = 1, "a ledger that cannot be read; or a fault of gitboot's own: please report it, with the traceback"
-    CHANGES = 2, "something differs, where that was asked for (`--detailed-exitcode`, `compare`)"
+    CHANGES = 2, "something differs, where that was asked for (`--detailed-exitcode`, `compare-old-system`)"
     INVALID = 3, "the repository has errors: correct them at the places that are named"
     HELD = (
         4,

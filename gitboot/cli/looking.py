@@ -1,4 +1,4 @@
-"""Looking at a fleet's artifacts for `gitboot assets`: with a progress bar, and told as a table or JSON."""
+"""Looking at a fleet's artifacts for `gitboot artifacts`: with a progress bar, and told as a table or JSON."""
 
 from __future__ import annotations
 

@@ -30,7 +30,11 @@ def command() -> None:
 @command.command("server", context_settings=_SETTINGS)
 @click.argument("name")
 @path_option
-@click.option("--seen", metavar="MAC", help="The machine that asked with this MAC address; `gitboot seen` lists them.")
+@click.option(
+    "--seen",
+    metavar="MAC",
+    help="The unknown machine with this MAC address; `gitboot unknown-machines` lists them.",
+)
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
@@ -138,7 +142,7 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     mac = parse_mac(seen)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
     if machine is None:
-        raise UsageError(f"nobody has asked with {seen}, as far as is known: gitboot seen --state {state}")
+        raise UsageError(f"nobody has asked with {seen}, as far as is known: gitboot unknown-machines --state {state}")
     about = f"It asked for a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and said this of itself."
     new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
     if (inventory := machine.inventory) is None:

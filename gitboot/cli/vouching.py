@@ -1,4 +1,4 @@
-"""`gitboot assets signatures`: whether the files of images are signed by keys that count."""
+"""`gitboot artifacts signatures`: whether the files of images are signed by keys that count."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
                 missing.append(path)
         if missing:
             message = f"{mirror.base_url}/assets/ lacks what DHCP names: {some(missing, 3)}"
-            yield _wrong("loaders", message, "gitboot assets loaders --out OUTPUT/boot --path FLEET")
+            yield _wrong("loaders", message, "gitboot artifacts loaders --out OUTPUT/boot --path FLEET")
         else:
             yield _fine("loaders", f"{count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 

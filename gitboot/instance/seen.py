@@ -57,7 +57,8 @@ def _told(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
         message = f"{', '.join(each.identities)} asked for a boot from {each.client}, and no document describes it"
         yield Event(at=at, type="UnknownMachine", message=message, facts=replace(each, inventory=None).facts())
     if len(new) > _MOST_TOLD:
-        message = f"{len(new) - _MOST_TOLD} more asked for a boot, and no document describes them: gitboot seen"
+        more = len(new) - _MOST_TOLD
+        message = f"{more} more asked for a boot, and no document describes them: gitboot unknown-machines"
         yield Event(at=at, type="UnknownMachine", message=message, facts={"more": len(new) - _MOST_TOLD})
 
 

@@ -286,7 +286,7 @@ def _boots(objects: _Objects) -> Iterator[ImportedBoot]:
             (lost("its Ignition is in a Secret"),) if spec.get("ignitionSecretRef") else ()
         )
         if image := words(spec.get("image")):
-            remarks += (lost(f"image {image}: name its layers with `gitboot assets resolve`"),)
+            remarks += (lost(f"image {image}: name its layers with `gitboot artifacts resolve`"),)
         kernel, initrd, uki = (_url(spec.get(key)) for key in ("kernelURL", "initrdURL", "ukiURL"))
         if kernel or uki:
             yield ImportedBoot(

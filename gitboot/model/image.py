@@ -111,7 +111,7 @@ class Artifact(Struct):
             raise Malformed(
                 Code.COMBINATION,
                 f"the URL's digest is not {self.sha256}: it has to be the file's own, not that of a manifest",
-                "write what `gitboot assets resolve` prints for the image",
+                "write what `gitboot artifacts resolve` prints for the image",
                 ("sha256",),
             )
 

@@ -23,7 +23,7 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
         try:
             return "; ".join(_lines(resolve(OciReference.parse(image), registries)))
         except (HostUnreachable, OperatorError) as error:
-            return f"`gitboot assets resolve {image}` prints what to write; asked now: {error}"
+            return f"`gitboot artifacts resolve {image}` prints what to write; asked now: {error}"
 
     return tuple(
         replace(problem, hint=hint(found[0].partition("@")[0]))

@@ -267,7 +267,7 @@ class Code(StrEnum):
         "GB1047",
         "A tag of a registry's image where a digest is needed",
         "A tag may be another image tomorrow, and an image has several files; a decision names each by its digest.",
-        "Write what `gitboot assets resolve oci://HOST/NAME:TAG` prints.",
+        "Write what `gitboot artifacts resolve oci://HOST/NAME:TAG` prints.",
     )
 
     # References and resolution, GB2…
@@ -497,7 +497,8 @@ class Code(StrEnum):
         "GB4007",
         "A file in a registry that is not mirrored",
         "Firmware, iPXE and GRUB fetch by HTTP or TFTP; none of them speaks to an OCI registry.",
-        "Add `mirror` to the Fleet's outputs, and let `gitboot assets mirror` bring the files into the published tree.",
+        "Add `mirror` to the Fleet's outputs, and fetch the files into the published tree with "
+        "`gitboot artifacts download`.",
     )
     TALOS_DOCUMENT = (
         "GB4008",

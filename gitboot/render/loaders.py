@@ -1,6 +1,6 @@
 """Which loader a machine is given by DHCP, and where it lies: below the TFTP root, and below ``assets/`` by HTTP.
 
-`gitboot assets loaders` places them. What boots is never decided here: each of these asks for its entry.
+`gitboot artifacts loaders` places them. What boots is never decided here: each of these asks for its entry.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mirrors: how nginx and Caddy serve a copy of ``boot/`` as the endpoint does, and log what `gitboot observe` reads."""
+"""Configuration of nginx and Caddy for mirrors of ``boot/``; `gitboot read-access-logs` reads their logs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _type_header(type: str, endings: list[str]) -> str:
 _NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
 #
 # Copy this file to /etc/nginx/conf.d/ and set the four lines that say so. `root` is the copy of boot/, made with its
-# times kept (rsync --times): each version of an entry has its own, and `gitboot observe` knows the version by it.
+# times kept (rsync --times): `gitboot read-access-logs` recognizes the version of an entry by its time.
 # Behind a load balancer, set_real_ip_from and real_ip_header let nginx see who fetches.
 
 # The instant with its fraction of a second.
@@ -63,7 +63,7 @@ map "$time_iso8601 $msec" $gitboot_at {
     default $time_iso8601;
 }
 
-# What `gitboot observe` reads: `modified` is the version that was sent, `complete` is OK if all of it was.
+# What `gitboot read-access-logs` reads: `modified` is the version that was sent, `complete` is OK if all of it was.
 log_format gitboot escape=json
     '{"at":"$gitboot_at","client":"$remote_addr","method":"$request_method","path":"$uri","status":$status,'
     '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
@@ -85,7 +85,7 @@ map "" $gitboot_nothing {
     listen 80;                                          # set: where to answer
     listen [::]:80;                                     # set: the same for IPv6
     root /srv/gitboot/boot;                             # set: the copy of boot/
-    access_log /var/log/nginx/gitboot.log gitboot;      # set: what `gitboot observe` reads
+    access_log /var/log/nginx/gitboot.log gitboot;      # set: what `gitboot read-access-logs` reads
 
     gzip off;    # firmware and loaders need Content-Length
     etag on;
@@ -173,8 +173,8 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 #   GITBOOT_ADDRESS  where to answer; default: port 80, whatever the name that is asked for, without TLS. Machines ask
 #                    by address, too, and Caddy has an empty 200 for names that it is not told
 #   GITBOOT_ROOT     the copy of boot/, made with its times kept (rsync --times): each version of an entry has its own,
-#                    and `gitboot observe` knows the version by it
-#   GITBOOT_LOG      what `gitboot observe` reads
+#                    and `gitboot read-access-logs` knows the version by it
+#   GITBOOT_LOG      what `gitboot read-access-logs` reads
 
 {$GITBOOT_ADDRESS::80} {
 	root * {$GITBOOT_ROOT:/srv/gitboot/boot}

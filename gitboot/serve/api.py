@@ -74,7 +74,7 @@ class Api:
 
 
 def seen_facts(table: UnknownMachines) -> dict[str, Any]:
-    """Who asked and is described by no document, as `gitboot seen` says it, too."""
+    """Who asked and is described by no document, as `gitboot unknown-machines` says it, too."""
     items = [each.facts() for each in table.machines]
     return {"apiVersion": "gitboot.dev/v1alpha1", "items": items, "unkept": table.unkept}
 

@@ -258,7 +258,7 @@ def is_sent_on(refusal: Refusal, asked: Guarded, asking: Asking) -> bool:
 
 def explained(content: bytes, refusal: Refusal, server: str) -> bytes:
     """A script with a comment that says why it is answered in place of another; all loaders' begin with #."""
-    told = f"{in_comment(refusal.words)} ({refusal.reason}); look with: gitboot entry {server} --tree OUTPUT"
+    told = f"{in_comment(refusal.words)} ({refusal.reason}); look with: gitboot boot-script {server} --tree OUTPUT"
     comment = f"# gitboot: not given: {told}\n".encode()
     first, newline, rest = content.partition(b"\n")
     return first + newline + comment + rest if first.startswith(_HEADER_LINES) else comment + content

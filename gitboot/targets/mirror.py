@@ -167,8 +167,8 @@ class FolderMirror:
 class WebMirror:
     """A copy that a web server answers from.
 
-    Of what a machine's fetch would say something it is asked by HEAD alone, unless it is to be read: `gitboot observe`
-    takes a GET for a machine's.
+    Of what a machine's fetch would say something it is asked by HEAD alone, unless it is to be read: for
+    `gitboot read-access-logs` a GET is a machine's fetch.
     """
 
     def __init__(self, url: str, root: Path, trusted: ssl.SSLContext, *, parallel: int, reads_entries: bool) -> None:

@@ -17,7 +17,7 @@ class Architecture:
     board: tuple[str, ...]  # QEMU's, with UEFI
     code: str  # of its firmware
     variables: str  # that it begins with
-    # What `gitboot assets loaders` finds nothing of on an x86 machine of this release: package and release.
+    # What `gitboot artifacts loaders` finds nothing of on an x86 machine of this release: package and release.
     loaders: tuple[tuple[str, str | None], ...] = ()
 
     @property

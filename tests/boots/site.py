@@ -130,7 +130,7 @@ def _strangers(guests: Iterable[Guest]) -> dict[str, str]:
 
 def loaders(fleet: Path, boot: Path, root: Path, base_url: str | None = None, more: Iterable[Path] = ()) -> Path:
     """Place the loaders as an operator does; ``more`` are packages that are not installed."""
-    command = ["assets", "loaders", f"--out={boot}", f"--tftp={root}"]
+    command = ["artifacts", "loaders", f"--out={boot}", f"--tftp={root}"]
     own = [f"--base-url={base_url}"] if base_url else []
     systems = [f"--system={each}" for each in ("/", *more)]
     done = captured(*command, f"--path={fleet}", *own, *systems)

@@ -65,7 +65,7 @@ def test_a_server_boots_from_a_bucket(
                 assert "BOOTED from" not in machine.said
             assert site.phase(GUEST.name, "gitboot") == "Network"  # nobody but the store knows of its end
             (tmp_path / "s3.log").write_text("".join(store.log))
-            observe = [sys.executable, "-m", "gitboot", "observe", tmp_path / "s3.log", "--spool", spool]
+            observe = [sys.executable, "-m", "gitboot", "read-access-logs", tmp_path / "s3.log", "--spool", spool]
             subprocess.run(list(map(str, observe)), check=True, capture_output=True)
             eventually(lambda: site.phase(GUEST.name, "gitboot") == "Disk")
             eventually(lambda: b"kernel " not in store.get("boots", entry).content)

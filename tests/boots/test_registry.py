@@ -24,7 +24,7 @@ GUEST = Guest(name="card", uefi=False)
 
 
 def assets(*arguments: str | Path) -> Any:
-    command = [sys.executable, "-m", "gitboot", "assets", *map(str, arguments), "-o", "json"]
+    command = [sys.executable, "-m", "gitboot", "artifacts", *map(str, arguments), "-o", "json"]
     return json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
 
 

@@ -177,7 +177,7 @@ def test_the_image_has_what_other_commands_need(image: Image, tmp_path: Path) ->
     volumes = {"/mnt": tmp_path}
     tmp_path.chmod(0o777)
     image.debian.run("gitboot", "init", "/mnt/fleet", user=image.user, volumes=volumes)
-    place = ("gitboot", "assets", "loaders", "--out=/mnt/boot", "--tftp=/mnt/tftp", "--path=/mnt/fleet")
+    place = ("gitboot", "artifacts", "loaders", "--out=/mnt/boot", "--tftp=/mnt/tftp", "--path=/mnt/fleet")
     image.debian.run(*place, user=image.user, volumes=volumes)
     placed = {path.name for path in (tmp_path / "boot" / "assets" / "loaders").iterdir()}
     assert {"ipxe-x86_64.efi", "grub-x86_64.efi", "shimx64.efi", "lpxelinux.0"} <= placed

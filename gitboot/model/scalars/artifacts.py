@@ -73,7 +73,7 @@ def _check_oci(found: str, hint: str) -> None:
         raise Malformed(
             Code.OCI_TAG,
             f"{found} names an image of a registry by its tag, where the digest of one file is needed",
-            f"`gitboot assets resolve {image}` prints what to write",
+            f"`gitboot artifacts resolve {image}` prints what to write",
         )
 
 

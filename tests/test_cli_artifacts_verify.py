@@ -1,4 +1,4 @@
-"""`gitboot assets verify`, as its users type it, against a web server."""
+"""`gitboot artifacts verify`, as its users type it, against a web server."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def items(printed: str) -> dict[str, dict[str, Any]]:
 
 
 def test_every_artifact_that_decisions_name_is_read_once(gitboot: Typed, work: Work, web: ArtifactServer) -> None:
-    code, out, _ = gitboot("assets", "verify", work.path, "-o", "json")
+    code, out, _ = gitboot("artifacts", "verify", work.path, "-o", "json")
     found = items(out)
     assert code == 0
     assert found.keys() == {
@@ -82,7 +82,7 @@ def test_every_artifact_that_decisions_name_is_read_once(gitboot: Typed, work: W
     assert (kernel["sites"], kernel["images"], kernel["servers"]) == (["fra"], ["linux-1"], 2)
     assert (kernel["sha256"], kernel["size"], kernel["byFirmware"]) == (digest_of(KERNEL), len(KERNEL), False)
     assert found[f"{web.url}/disc.iso"]["byFirmware"]
-    gitboot("assets", "verify", work.path)
+    gitboot("artifacts", "verify", work.path)
     assert web.asked["GET", "/assets/vmlinuz"] == 1
     assert web.asked["HEAD", "/assets/vmlinuz"] == 2
 
@@ -92,31 +92,31 @@ def test_what_is_missing_or_wrong_is_told_with_whom_it_concerns(
 ) -> None:
     del web.files["/fra/assets/initrd"]
     web.put("/assets/vmlinuz", b"KERNEL")
-    code, out, _ = gitboot("assets", "verify", work.path)
+    code, out, _ = gitboot("artifacts", "verify", work.path)
     assert code == 8
     rows = [line.split() for line in out.splitlines()]
     assert ["Missing", "linux-1", "2", f"{web.url}/fra/assets/initrd"] in rows
     assert ["Wrong", "linux-1", "1", f"{web.url}/assets/vmlinuz"] in rows
     assert "the fleet: 3 artifacts: 2 verified, 1 wrong" in out
     assert "fra: 2 artifacts: 1 missing, 1 verified" in out
-    assert gitboot("assets", "verify", work.path, "--head")[0] == 8
-    code, out, _ = gitboot("assets", "verify", work.path, "--site", "fra", "-o", "json")
+    assert gitboot("artifacts", "verify", work.path, "--head")[0] == 8
+    code, out, _ = gitboot("artifacts", "verify", work.path, "--site", "fra", "-o", "json")
     assert code == 8
     assert items(out).keys() == {f"{web.url}/fra/assets/vmlinuz", f"{web.url}/fra/assets/initrd"}
 
 
 def test_what_firmware_would_not_boot_is_told(gitboot: Typed, work: Work, web: ArtifactServer) -> None:
     web.put("/disc.iso", DISC, "text/plain")
-    code, out, _ = gitboot("assets", "verify", work.path)
+    code, out, _ = gitboot("artifacts", "verify", work.path)
     assert code == 8
     assert "it is served as text/plain" in " ".join(out.split())
 
 
 def test_what_does_not_answer_is_another_exit_code(gitboot: Typed, work: Work, web: ArtifactServer) -> None:
     web.statuses["/disc.iso"] = 503
-    assert gitboot("assets", "verify", work.path)[0] == 6
+    assert gitboot("artifacts", "verify", work.path)[0] == 6
     del web.files["/assets/initrd"]
-    assert gitboot("assets", "verify", work.path)[0] == 8
+    assert gitboot("artifacts", "verify", work.path)[0] == 8
 
 
 def test_a_directory_stands_for_what_is_served_of_it(
@@ -124,7 +124,7 @@ def test_a_directory_stands_for_what_is_served_of_it(
 ) -> None:
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "vmlinuz").write_bytes(KERNEL)
-    _, out, _ = gitboot("assets", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
+    _, out, _ = gitboot("artifacts", "verify", work.path, "--assets", tmp_path / "assets", "-o", "json")
     found = items(out)
     assert found[f"{web.url}/assets/vmlinuz"]["presence"] == "Verified"
     assert found[f"{web.url}/assets/initrd"]["presence"] == "Missing"
@@ -147,16 +147,16 @@ def test_what_was_interrupted_goes_on_from_there(
     cache = tmp_path / "seen.json"
     with monkeypatch.context() as patched:
         patched.setattr(verifying, "look_at", interrupted)
-        gitboot("assets", "verify", work.path, "--cache", cache, "--parallel", "1")
+        gitboot("artifacts", "verify", work.path, "--cache", cache, "--parallel", "1")
     before = web.asked["GET", "/assets/vmlinuz"]
-    code, out, _ = gitboot("assets", "verify", work.path, "--cache", cache, "-o", "json")
+    code, out, _ = gitboot("artifacts", "verify", work.path, "--cache", cache, "-o", "json")
     assert (code, before, web.asked["GET", "/assets/vmlinuz"]) == (0, 1, 1)
     assert {each["presence"] for each in items(out).values()} == {"Verified"}
     cache.unlink()
-    assert gitboot("assets", "verify", work.path, "--cache", cache)[0] == 0
+    assert gitboot("artifacts", "verify", work.path, "--cache", cache)[0] == 0
 
 
 def test_a_site_that_there_is_not_is_named(gitboot: Typed, work: Work) -> None:
-    code, _, said = gitboot("assets", "verify", work.path, "--site", "frq")
+    code, _, said = gitboot("artifacts", "verify", work.path, "--site", "frq")
     assert code == 64
     assert "fra" in said

@@ -1,4 +1,4 @@
-"""`gitboot compare`: what an old system answers each server, beside what gitboot would."""
+"""`gitboot compare-old-system`: compare the boots of an old provisioning system with those of a fleet."""
 
 from __future__ import annotations
 

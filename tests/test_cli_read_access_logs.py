@@ -1,4 +1,4 @@
-"""`gitboot observe` on logs that stand still: what it spools, counts, remembers, refuses."""
+"""`gitboot read-access-logs` on logs that stand still: what it spools, counts, remembers, refuses."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def spool(tmp_path: Path) -> Path:
 
 def observe(*arguments: object, given: str = "", most_bytes: int | None = None) -> subprocess.CompletedProcess[str]:
     if most_bytes is None:
-        return captured("observe", *arguments, given=given)
+        return captured("read-access-logs", *arguments, given=given)
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
-    command = [sys.executable, "-m", "gitboot", "observe", *map(str, arguments)]
+    command = [sys.executable, "-m", "gitboot", "read-access-logs", *map(str, arguments)]
     return subprocess.run(command, input=given, capture_output=True, text=True, timeout=30, preexec_fn=limit)
 
 

@@ -1,4 +1,4 @@
-"""`gitboot assets`: what machines fetch besides the boot files."""
+"""`gitboot artifacts`: kernels, initrds, images and loaders, which machines fetch besides the boot files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gitboot.cli.artifacts_download import download
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
-from gitboot.cli.mirroring import mirror
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """Place, mirror and verify what machines fetch besides the boot files, and name what lies in registries."""
+    """Place boot loaders; download, verify and resolve kernels, initrds and images."""
 
 
-command.add_command(mirror)
+command.add_command(download)
 command.add_command(signatures)
 
 
@@ -175,7 +175,7 @@ def _parsed(url: str) -> str:
 @click.option(
     "--sources",
     is_flag=True,
-    help="Look where `mirror` takes artifacts from, and not where machines fetch them: before a merge.",
+    help="Look where `download` fetches artifacts from, and not where machines fetch them: before a merge.",
 )
 @registry_options
 @output_option("text", "json")

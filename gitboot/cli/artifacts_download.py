@@ -1,4 +1,4 @@
-"""`gitboot assets mirror`: what images name elsewhere is brought into the published tree."""
+"""`gitboot artifacts download`: fetch the files of images into the published tree."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
 @click.option(
     "--image-keys",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Bring only what a key in this directory has signed, as `assets signatures` checks it. Default: all.",
+    help="Bring only what a key in this directory has signed, as `artifacts signatures` checks it. Default: all.",
 )
 @registry_options
 @output_option("text", "json")
 @click.pass_context
 @bounded
-def mirror(
+def download(
     context: click.Context,
     path: Path,
     rev: str | None,

@@ -1,4 +1,4 @@
-"""`gitboot observe`: what a mirror's access log proves, for the instance."""
+"""`gitboot read-access-logs`: read from the access logs of mirrors what machines fetched."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
 
     They are of nginx or Caddy, in the format of the published ops/serve/, or server access logs of S3, or standard
     logs of CloudFront, which say nothing of entries. Whole answers to GETs of boot entries and of installers' reports
-    become observations; GETs of boot entries that are not there are noted for `gitboot seen`; all other lines are
-    counted and ignored. Each line is read once, however often this is called,
-    and through rotations.
+    become observations; GETs of boot entries that are not there are noted for `gitboot unknown-machines`; all
+    other lines are counted and ignored. Each line is read once, however often this is called, and through rotations.
     """
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.logfile import LogFile

@@ -1,4 +1,4 @@
-"""`gitboot entry`: what a server's entries are, without asking for them as a machine does."""
+"""`gitboot boot-script`: print the boot scripts of a server without consuming a boot."""
 
 from __future__ import annotations
 

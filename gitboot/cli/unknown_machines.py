@@ -1,4 +1,4 @@
-"""`gitboot seen`: the machines that asked for a boot and that no document describes."""
+"""`gitboot unknown-machines`: the machines that asked for a boot and that no document describes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _as_text(found: UnknownMachines) -> str:
     text = table(header, rows, shortened=(2,), below=found_in) if rows else ""
     if found.unkept:
         requests = count(found.unkept, "request")
-        told = f"There was no room for the machines of {requests} more; gitboot seen --forget makes it."
+        told = f"There was no room for the machines of {requests} more; gitboot unknown-machines --forget makes it."
         text += "\n" + wrapped(told)
     return text.strip("\n")
 

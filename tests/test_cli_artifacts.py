@@ -1,4 +1,4 @@
-"""`gitboot assets resolve`, and `gitboot validate` of what names a registry's image by its tag."""
+"""`gitboot artifacts resolve`, and `gitboot validate` of what names a registry's image by its tag."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def written(folder: Path, *documents: str) -> Path:
 
 def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: Path) -> None:
     name = f"oci://{found.host}/os/linux"
-    result = run("assets", "resolve", f"{name}:1.0", "--registries", found.allowed)
+    result = run("artifacts", "resolve", f"{name}:1.0", "--registries", found.allowed)
     first, _, rest = result.stdout.partition("\n")
     assert first.startswith(f"# {name}@sha256:")
     spec = f"version: 1.0\n{rest}".replace("\n", "\n  ").rstrip()
@@ -55,7 +55,7 @@ def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: P
     kernel = yaml.safe_load(rest)["architectures"]["x86_64"]["kernel"]
     assert kernel == {"url": f"{name}@sha256:{digest(KERNEL)}", "sha256": digest(KERNEL), "size": len(KERNEL)}
 
-    as_json = json.loads(run("assets", "resolve", first[2:], "--registries", found.allowed, "-o", "json").stdout)
+    as_json = json.loads(run("artifacts", "resolve", first[2:], "--registries", found.allowed, "-o", "json").stdout)
     assert as_json["architectures"] == yaml.safe_load(rest)["architectures"]
     assert as_json["image"] == first[2:]
 
@@ -63,8 +63,8 @@ def test_what_is_printed_is_what_a_boot_image_takes(found: Registry, tmp_path: P
 def test_a_registry_that_is_not_named_is_not_asked(found: Registry) -> None:
     name = f"oci://{found.host}/os/linux:1.0"
     for named in ((), ("--registries", "registry.test"), ("--registries", f"{found.allowed}/other/*")):
-        assert code(run("assets", "resolve", name, *named)) == Exit.SOURCE
-    assert code(run("assets", "resolve", "os/linux:1.0")) == Exit.USAGE
+        assert code(run("artifacts", "resolve", name, *named)) == Exit.SOURCE
+    assert code(run("artifacts", "resolve", "os/linux:1.0")) == Exit.USAGE
 
 
 def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_tag_is_refused_with_the_digests_to_write(found: Registry, tmp_path: P
     alone = run("validate", fleet)
     assert alone.exit_code == Exit.INVALID
     assert f"{name}:1.0 names an image of a registry by its tag" in alone.stdout
-    assert f"`gitboot assets resolve {name}:1.0` prints what to write" in alone.stdout
+    assert f"`gitboot artifacts resolve {name}:1.0` prints what to write" in alone.stdout
 
     asked = run("validate", fleet, "--registries", found.allowed)
     assert asked.exit_code == Exit.INVALID

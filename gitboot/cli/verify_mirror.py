@@ -1,4 +1,4 @@
-"""`gitboot publish`: what becomes of a published tree elsewhere."""
+"""`gitboot verify-mirror`: compare a mirror with the published tree."""
 
 from __future__ import annotations
 
@@ -18,12 +18,7 @@ if TYPE_CHECKING:
     from gitboot.targets.mirrored import MirrorFinding
 
 
-@click.group()
-def command() -> None:
-    """See to copies of a published tree."""
-
-
-@command.command()
+@click.command()
 @click.option(
     "--tree",
     required=True,
@@ -57,7 +52,7 @@ def command() -> None:
 @click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
 @output_option("text", "json")
 @click.pass_context
-def verify(
+def command(
     context: click.Context,
     tree: Path,
     mirror: str,
