@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
@@ -72,32 +71,6 @@ def test_each_module_says_its_job_in_one_sentence() -> None:
     assert {path: text for path, text in said.items() if not _is_one_sentence(text)} == {}
 
 
-# One name, one thing. Names of modules that are still two are listed, each with the rooms that have it.
-
-REPEATED = {
-    "artifacts": {"model", "serve"},
-    "changes": {"diff", "publish"},
-    "directory": {"instance", "publish"},
-    "disk": {"publish", "render"},
-    "documents": {"diff", "load"},
-    "effects": {"audit", "diff"},
-    "evidence": {"instance", "ledger"},  # a book of the ledger is named for what it keeps, here and below
-    "facts": {"facts", "ledger"},
-    "fields": {"diff", "model"},
-    "images": {"audit", "diff"},
-    "machines": {"ledger", "load", "model"},
-    "overrides": {"instance", "ledger"},
-    "records": {"ledger", "resolve"},
-    "repository": {"load", "source"},
-    "requests": {"instance", "ledger"},
-    "review": {"model", "review"},
-    "server": {"model", "serve"},
-    "snapshot": {"load", "source"},
-    "tree": {"publish", "render", "serve", "source"},
-    "userdata": {"render", "resolve"},
-}
-
-
 def _room(path: Path) -> str:
     """The package below gitboot that a module is in, or the module itself."""
     return path.parts[1].removesuffix(".py")
@@ -123,43 +96,6 @@ def test_a_program_starts_without_what_it_may_never_need(modules: tuple[str, ...
     script = f"import sys; {'; '.join(f'import gitboot.{each}' for each in modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert not without & set(done.stdout.split())
-
-
-@cache
-def _classes() -> list[tuple[Path, ast.ClassDef]]:
-    """Every class, with the module that it is in."""
-    return [(path, node) for path in MODULES for node in ast.walk(_parsed(path)) if isinstance(node, ast.ClassDef)]
-
-
-def test_no_two_classes_share_a_name() -> None:
-    rooms: defaultdict[str, list[str]] = defaultdict(list)
-    for path, node in _classes():
-        rooms[node.name].append(_room(path))
-    assert {name: set(found) for name, found in rooms.items() if len(found) > 1} == {}
-
-
-MOST_METHODS, MOST_ARGUMENTS = 12, 8  # of a class that is no value: more of either is another noun
-
-
-def _is_large(node: ast.ClassDef) -> bool:
-    """Whether a class has too many methods, or is made of too much; the fields of a value do not count."""
-    functions = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
-    taken = [len((*each.args.args, *each.args.kwonlyargs)) - 1 for each in functions if each.name == "__init__"]
-    methods = [each for each in functions if not each.name.startswith("__")]
-    return len(methods) > MOST_METHODS or any(count > MOST_ARGUMENTS for count in taken)
-
-
-def test_no_class_is_too_large() -> None:
-    assert {node.name for _, node in _classes() if _is_large(node)} == set()
-
-
-def test_no_module_repeats_anothers_name() -> None:
-    """But for commands, which are named as what they are about."""
-    rooms: defaultdict[str, list[str]] = defaultdict(list)
-    for path in MODULES:
-        if path.stem not in ("__init__", "__main__") and _room(path) != "cli":
-            rooms[path.stem].append(_room(path))
-    assert {stem: set(found) for stem, found in rooms.items() if len(found) > 1} == REPEATED
 
 
 # What goes through several rooms, or is about what stands beside them.
