@@ -21,6 +21,7 @@ from benchmarks.row import CannotRun, Row
 from benchmarks.rows import ROWS
 
 SIZES = (100, 1000, 10_000)
+LARGEST = 100_000  # servers of one instance
 
 
 def main() -> int:
@@ -55,7 +56,10 @@ def _arguments() -> argparse.Namespace:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(sorted(int(each) for each in text.split(",")))
+    sizes = sorted(int(each) for each in text.split(","))
+    if sizes[-1] > LARGEST:
+        raise argparse.ArgumentTypeError(f"{sizes[-1]:,} servers are too many: one instance is for up to {LARGEST:,}")
+    return tuple(sizes)
 
 
 def measured(

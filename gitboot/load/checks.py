@@ -180,4 +180,4 @@ class _Names:
         return f"did you mean {meant}?" if meant else otherwise
 
 
-_COMPARISONS: Final = 50_000  # each takes microseconds, and a commit may have a million
+_COMPARISONS: Final = 50_000  # each takes microseconds: limits what many wrong names cost

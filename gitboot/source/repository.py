@@ -28,7 +28,7 @@ pygit2.settings.enable_fsync_gitdir(True)
 _T = TypeVar("_T")
 _MORE_TRIES: Final = 2
 
-MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder: a million entries
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # of one folder, which is held in memory whole
 
 TREE: Final = b"40000"
 SYMLINK: Final = b"120000"

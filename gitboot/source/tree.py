@@ -21,7 +21,7 @@ from gitboot.problems.problem import Problem
 from gitboot.source.leftout import left_out
 from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 
-MAX_FILES: Final = 1_500_000  # a million servers with a file each; ten trees of ten each, ten deep, are 10,000,000,000
+MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files
 MAX_PATH: Final = 4096  # characters
 MAX_NAMES: Final = 100  # of one folder that are wrong and are reported
 
