@@ -19,7 +19,7 @@ from gitboot.serve.body import end_of
 from gitboot.serve.reply import TOO_LARGE
 from tests import plain
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
-from tests.serving import BEFORE, LOADER, START, Fleet, Site
+from tests.serving import BEFORE, LOADER, START, Fleet, Site, eventually
 from tests.serving import site as new_site
 
 PENDING, INSTALLED = Record(), Record(provision=1, image="flatcar-1")
@@ -317,6 +317,26 @@ def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ..
     assert asyncio.run(end_of(receive)) is TOO_LARGE
 
 
-def test_a_failure_that_cannot_be_recorded_is_to_be_sent_again() -> None:
-    with new_site(Fleet(servers={"web01": state(decisions())}, shared={})) as site, site.serve(records=False) as url:
-        assert plain.post(f"{url}{FAILED.removeprefix('boot')}", content=b"x").status_code == 503
+@pytest.mark.parametrize(
+    ("giver", "records"),
+    [
+        pytest.param(None, False, id="the endpoint has no spool"),
+        pytest.param("0" * 32, True, id="the tree's instance reads another spool"),
+    ],
+)
+@pytest.mark.parametrize("path", [ASKED, FAILED.removeprefix("boot")])
+def test_a_report_that_no_instance_will_read_is_answered_503(giver: str | None, records: bool, path: str) -> None:
+    with new_site(None) as site:
+        site.publish(Fleet(servers={"web01": state(decisions())}, shared={}), giver=giver)
+        with site.serve(records=records) as url:
+            if records:
+                assert eventually(lambda: plain.get(f"{url}/readyz").status_code == 503)  # it has looked at its spool
+            for answer in (plain.post(url + path, content=b"x"), plain.get(url + path)):
+                assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+            assert plain.head(url + path).status_code == 204, "HEAD reports nothing"
+        assert site.observed() == []
+
+
+def test_a_report_is_answered_503_until_a_tree_is_published() -> None:
+    with new_site(None) as site, site.serve() as url:
+        assert plain.post(url + ASKED).status_code == 503
