@@ -18,7 +18,7 @@ from benchmarks.repository import Repository
 from gitboot.publish.tree import PENDING
 
 GITBOOT: Final = (sys.executable, "-m", "gitboot")
-ANYTHING: Final = ("--max-update-percent", "100", "--max-reinstalls", "1000000000", "--accept-filesystem", "tmpfs")
+ANYTHING: Final = 'max-update-percent = 100\nmax-reinstalls = 1000000000\naccept-filesystem = ["tmpfs"]\n'
 
 _PATIENCE_S: Final = 3600
 _QUIET_S: Final = 0.2  # after which whatever else a commit has set off has ended
@@ -34,6 +34,8 @@ class Instance:
     def __init__(self, folder: Path, repository: Repository, fleet: Fleet, *more: str) -> None:
         folder.mkdir(exist_ok=True)
         self._more = more
+        self._config = folder / "run.toml"
+        self._config.write_text(ANYTHING)
         self.output, self._state, self._spool = folder / "output", folder / "state", folder / "spool"
         self._said = folder / "stderr"
         self._repository, self._fleet = repository, fleet
@@ -44,7 +46,8 @@ class Instance:
         where = ("--out", str(self.output), "--state", str(self._state), "--poll", "3600")
         nowhere = ("--check-assets", "off")  # where its images are
         heard = ("--spool", str(self._spool))  # else nothing could prove a boot, and it would say so of each server
-        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *heard, *ANYTHING, *self._more, *how)
+        config = ("--config", str(self._config))
+        return (*GITBOOT, "run", str(self._repository.path), *where, *nowhere, *heard, *config, *self._more, *how)
 
     def begin(self) -> Cost:
         """Publish all, and tell it that all servers are installed: the ledger is in no doubt from then on.

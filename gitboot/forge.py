@@ -217,5 +217,5 @@ def _below(api: str, scheme: str, host: str) -> str:
     """What the paths of a forge's pages begin with, by where its API is; raises `UsageError`."""
     parts = urlsplit(api)
     if host_of(api) != host or parts.scheme != scheme:
-        raise UsageError(f"--forge-api {api}: expected a URL at {scheme}://{host}, where the project's page is")
+        raise UsageError(f"forge-api {api}: expected a URL at {scheme}://{host}, where the project's page is")
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"

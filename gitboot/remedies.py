@@ -57,7 +57,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "RunsStarted": {"Overdue": "git grep -n 'kind: Maintenance'  # a higher run boots it once more"},
     "Serving": {"Restarting": "gitboot events --state STATE | tail"},
     "SourceReady": {
-        "SourceTooLarge": "gitboot run … --fetch-memory MIB  # or take the large file out of the branch's history",
+        "SourceTooLarge": "fetch-memory = MIB  # in the file of --config; or take the large file out of the history",
         ANY: _RETRY,
     },
     "SpoolRead": {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},

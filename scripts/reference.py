@@ -8,11 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from gitboot.bmc.quirks import QUIRKS
 from gitboot.cli import cli
+from gitboot.cli.configuration import Setting, key_of, keys_of, variables_of
 from gitboot.cli.exit import Exit
 from gitboot.cli.init import CI, seed
 from gitboot.model.schema import KINDS, schema, schema_fields
@@ -62,6 +64,81 @@ def _commands(group: click.Group, context: click.Context) -> Iterator[str]:
         yield from (f"## {shown.command_path}", "", "```", command.get_help(shown), "```", "")
         if isinstance(command, click.Group):
             yield from _commands(command, shown)
+
+
+def configuration_page() -> str:
+    lines = [
+        "# The configuration file",
+        "",
+        "`scripts/reference.py` generates this page from the code.",
+        "",
+        "`gitboot run` and `gitboot serve` read the TOML file that `--config` names:",
+        "",
+        "```toml",
+        'repository = "https://git.example.net/fleet.git"',
+        'operators = ["10.20.0.0/16"]',
+        "bmc-parallel = 64",
+        "```",
+        "",
+        "Each option of the command is also a key of its file. *Settings* are keys without an option, because",
+        "operators rarely change them. An option wins over its variable, and a variable wins over the file. gitboot",
+        "rejects a key that it does not know. Restart gitboot after a change. `gitboot doctor --config` reads the file",
+        "of `gitboot run`.",
+        "",
+        "In a variable, separate the items of a list by spaces, and write `true` or `false` for a flag.",
+        "",
+    ]
+    for name in ("run", "serve"):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
+        rows = sorted((key, each) for key, each in keys_of(command).items() if key == key_of(each))
+        for title, wanted in (("settings", True), ("options", False)):
+            lines += [f"## gitboot {name}: {title}", ""]
+            lines += ["| key | value | default | variable | |", "|---|---|---|---|---|"]
+            lines += [_key_row(key, each, command) for key, each in rows if isinstance(each, Setting) is wanted]
+            lines.append("")
+    return "\n".join(lines)
+
+
+_ARGUMENTS = {"repository": "The path or URL of the Git repository; also the argument of the command."}
+
+
+def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> str:
+    text, _, default = (getattr(parameter, "help", None) or _ARGUMENTS[key]).partition(" Default: ")
+    shown = parameter.get_help_extra(click.Context(command)) if isinstance(parameter, click.Option) else {}
+    default = str(shown.get("default", "")) or default.removesuffix(".") or "none"
+    if parameter.required:
+        default = "*required*"
+    elif isinstance(parameter, click.Option) and parameter.is_flag:
+        default = "false"
+    variables = ", ".join(f"`{each}`" for each in variables_of(parameter))
+    cells = (f"`{key}`", _value(parameter), default, variables, text)
+    return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
+
+
+def _value(parameter: click.Parameter) -> str:
+    kind = "text"
+    if isinstance(parameter, click.Option) and parameter.is_flag:
+        kind = "true or false"
+    elif isinstance(parameter.type, click.Choice):
+        kind = " · ".join(f"`{each}`" for each in parameter.type.choices)
+    elif isinstance(parameter.type, click.types.IntParamType):
+        kind = f"integer{_bounds(parameter.type)}"
+    elif isinstance(parameter.type, click.types.FloatParamType):
+        kind = f"number{_bounds(parameter.type)}"
+    elif isinstance(parameter.type, click.Path):
+        kind = "path"
+    return f"list of {kind}" if parameter.multiple else kind
+
+
+def _bounds(type: click.ParamType[Any]) -> str:
+    found = []
+    if isinstance(type, click.IntRange | click.FloatRange):
+        if type.min is not None:
+            found.append(f" {'>' if type.min_open else '≥'} {type.min:,}")
+        if type.max is not None:
+            found.append(f" {'<' if type.max_open else '≤'} {type.max:,}")
+    return ",".join(found)
 
 
 def metrics_page() -> str:
@@ -117,6 +194,7 @@ def files() -> Iterator[tuple[Path, str]]:
         ("fields", fields_page),
         ("problems", codes_page),
         ("commands", commands_page),
+        ("configuration", configuration_page),
         ("metrics", metrics_page),
         ("bmcs", bmcs_page),
         ("exits", exits_page),

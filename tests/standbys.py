@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, Self
 import pytest
 
 from gitboot.ledger.naming import PostgresAddress
+from tests.configured import configured
 from tests.instance import Instance, children, eventually
 from tests.postgresqls import PostgresServer, postgresql
 from tests.rack import Blade, Rack
@@ -87,7 +88,7 @@ class Host:
     def start(self) -> None:
         places = ("--out", self.folder / "output", "--state", self.state, "--listen", "127.0.0.1:0")
         more = ("--credentials", self.rack.credentials, "--poll", "1", "--ledger", self.ledger.url)
-        lease = ("--lease-seconds", LEASE_S, "--max-reinstalls", 1)
+        lease = configured(lease_seconds=LEASE_S, max_reinstalls=1)
         self.instance = Instance.start("run", *map(str, (self.rack.repository.bare, *places, *more, *lease)))
         self._reader = threading.Thread(target=self.instance.read, daemon=True)
         self._reader.start()

@@ -22,6 +22,7 @@ from gitboot.cli.exit import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
+from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import uuid_of
 from tests.instance import eventually
@@ -31,7 +32,7 @@ from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
-LOOSE = ("--max-small-group", "100", "--max-update-percent", "100")
+LOOSE = {"max_small_group": 100, "max_update_percent": 100}
 
 
 class Collector:
@@ -116,7 +117,7 @@ def test_t2_a_pull_request_leads_no_credentials_out_of_their_networks(tmp_path: 
         for number, where in enumerate(ELSEWHERE.values()):
             # Of ten machines one listener is enough: each has a system of its own.
             pull(rack, f"{blades[number].bmc.url}', ", f"{where.replace('PORT', str(stranger.port))}/{number}', ")
-        rack.once("--max-bmc-changes", "9", *LOOSE, *rack.spooling)
+        rack.once(*configured(max_bmc_changes=9, **LOOSE), *rack.spooling)
         found = rack.bmc_get()
     assert stranger.came == []
     for number, case in enumerate(ELSEWHERE):
@@ -170,10 +171,10 @@ def test_t2_what_a_ledger_of_before_knows_goes_on(tmp_path: Path, stranger: Coll
             )
         assert rack.bmc_get()["web01"]["seen"]["enabled"] == "Once"
         pull(rack, web01.bmc.url, f"http://127.0.0.2:{stranger.port}")
-        assert rack.once(*LOOSE, *rack.spooling).code == Exit.HELD
+        assert rack.once(*configured(**LOOSE), *rack.spooling).code == Exit.HELD
         # A server that leaves is a stranger when it comes back.
         pull(rack, f"http://127.0.0.2:{stranger.port}", web01.bmc.url)
-        assert rack.once(*LOOSE, *rack.spooling).code == Exit.FINE
+        assert rack.once(*configured(**LOOSE), *rack.spooling).code == Exit.FINE
     assert stranger.came == []
 
 
@@ -500,7 +501,7 @@ def test_t2_a_bmc_that_may_not_be_asked_holds_up_no_other(tmp_path: Path) -> Non
     with Rack(tmp_path) as rack:
         web01 = rack.add("web01")
         rack.push()
-        with rack.running("--bmc-failures", "3", "--max-bmc-changes", "50", *LOOSE, records="fresh") as instance:
+        with rack.running(*configured(bmc_failures=3, max_bmc_changes=50, **LOOSE), records="fresh") as instance:
             for number in range(6):
                 rack.add(f"new{number}", provision=1)
             rack.push()

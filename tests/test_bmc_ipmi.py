@@ -44,6 +44,7 @@ from gitboot.load import load
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from tests.cases import for_each
+from tests.configured import configured
 from tests.credentials import HERE, give_credentials
 from tests.fleets import fleet, server, snapshot, uuid_of
 from tests.ipmi.machine import IpmiMachine, ipmi_machine
@@ -51,7 +52,7 @@ from tests.rack import POOL, Rack
 from tests.redfish.double import STARTED
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
-LOOSE = ("--max-small-group", "100", "--max-update-percent", "100")
+LOOSE = configured(max_small_group=100, max_update_percent=100)
 PASSWORD = "correct-horse"  # OpenIPMI's simulator reads none with a space
 _PING = bytes.fromhex("0600ff06 000011be 80000000")  # ASF 2.0, 3.2.4.2: presence ping
 INSTALL = Override(enabled=Enabled.ONCE, target=BootTarget.PXE, mode="UEFI")

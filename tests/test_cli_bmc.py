@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.exit import Exit
+from tests.configured import configured
 from tests.fleets import image, policy, profile, uuid_of
 from tests.instance import eventually
 from tests.rack import PASSWORD, USER, Done, Rack, typed
@@ -18,7 +19,7 @@ from tests.redfish.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
 from tests.test_assets_efi import program
 
 FINE = tuple(f"db{number:02}" for number in range(20))
-LOOSE = ("--max-small-group", "100", "--max-update-percent", "100")
+LOOSE = configured(max_small_group=100, max_update_percent=100)
 
 
 @pytest.fixture(scope="module")

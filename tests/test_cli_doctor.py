@@ -105,9 +105,9 @@ def test_it_changes_nothing(rack: Rack) -> None:
 
 
 def test_a_setting_that_run_does_not_have_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("ouptut = '/srv'\n")
+    (tmp_path / "run.toml").write_text("outt = '/srv'\n")
     done = typed("doctor", "--config", tmp_path / "run.toml")
-    assert (done.code, "there is no setting 'ouptut'; did you mean output?" in done.err) == (Exit.USAGE, True)
+    assert (done.code, "there is no setting 'outt'; did you mean out?" in done.err) == (Exit.USAGE, True)
 
 
 def test_a_machine_without_time_or_a_library_without_ssh_is_wrong(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from gitboot.cli.exit import Exit
 from gitboot.observe.stopped import WORD
 from gitboot.publish.recorded import read_records
 from gitboot.resolve.records import exported
+from tests.configured import configured
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually
 from tests.rack import Blade, Done, Rack, boots, condition, typed, until_condition
@@ -71,7 +72,7 @@ def spoil(rack: Rack) -> None:
 def test_records_are_shown_with_what_is_wanted_the_unknown_first(rack: Rack) -> None:
     rack.blades["web02"].uuid = uuid_of("another board")
     rack.push()
-    rack.once("--max-small-group", "100")
+    rack.once(*configured(max_small_group=100))
     since = shown(rack)["web01"]["record"]["provisionedAt"]
     assert rack.said("records", "show").splitlines() == [
         "SERVER  WANTED  PROVISIONED  IMAGE      POOL  EVIDENCE  SINCE              DRIFT",

@@ -12,6 +12,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.choice import joins_at
+from tests.configured import configured
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, eventually, running
 from tests.rack import Done, typed
@@ -72,7 +73,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("rollout")
     repository = Repository.create(folder / "git")
     repository.push(FLEET, "Begin")
-    options = ("--poll", "3600", "--check-assets", "off", "--max-update-percent", "100")
+    options = ("--poll", "3600", "--check-assets", "off", *configured(max_update_percent=100))
     with running(repository.bare, folder, *options, records="fresh") as instance:
         yield Site(folder, repository, instance)
 

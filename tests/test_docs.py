@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 from gitboot.cli import cli
+from gitboot.cli.configuration import Setting
 from gitboot.load import parse_blob
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -54,6 +55,8 @@ def complaint(arguments: Sequence[str], *, whole: bool = True) -> str | None:
         values, more, _ = command.make_parser(context).parse_args(words)
         for parameter in command.params:
             given = values.get(parameter.name)
+            if isinstance(parameter, Setting) and given is not None:
+                return f"{parameter.opts[0]} is a setting of the configuration file"
             for each in given if isinstance(given, list | tuple) else [given]:
                 if isinstance(each, str) and isinstance(parameter.type, click.Choice) and not each.isupper():  # KIND
                     parameter.type.convert(each, parameter, context)
@@ -83,6 +86,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
         ("gitboot records begin fresh --state STATE && rm -r x", None),
         ("sudo -u gitboot gitboot stop --reason x --state STATE", None),
         ("gitboot run … --once", None),
+        ("gitboot run … --bmc-parallel 5", "--bmc-parallel is a setting of the configuration file"),
         ("gitboot statu", "no command statu"),
         ("gitboot status --state STATE --nope", "No such option '--nope'"),
         ("gitboot bmc power", "no command"),
@@ -158,6 +162,8 @@ def test_each_option_that_a_page_names_by_itself_is_one_of_gitboot() -> None:
 
 def options(command: click.Command, context: click.Context) -> Iterator[str]:
     for parameter in command.params:
+        if isinstance(parameter, Setting):
+            continue
         yield from (*parameter.opts, *parameter.secondary_opts)
     if isinstance(command, click.Group):
         for name in command.list_commands(context):

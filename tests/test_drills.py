@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli.exit import Exit
+from tests.configured import configured
 from tests.doubles import published_records
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually, running
@@ -365,7 +366,7 @@ def test_an_older_ledger_is_begun_once_though_what_was_given_since_is_still_in_t
     web, other = rack.add("web01"), rack.add("web02")
     rack.push()
     ledger, spool, backup = rack.state / "ledger.sqlite", rack.state / "spool", rack.folder / "backup.sqlite"
-    with rack.running("--max-reinstalls", "1", records="fresh") as instance:
+    with rack.running(*configured(max_reinstalls=1), records="fresh") as instance:
         with closing(sqlite3.connect(ledger)) as theirs, closing(sqlite3.connect(backup)) as copy:
             theirs.backup(copy)
         before = shutil.copytree(rack.output / "ops" / "records", rack.folder / "before")
@@ -415,7 +416,7 @@ def test_many_bmcs_that_fail_at_once_are_let_be_until_the_cause_is_fixed(rack: R
     blades = [rack.add(f"web{number:02}", provision=1) for number in range(6)]
     rack.push()
     rack.give_password("wrong")
-    with rack.running("--bmc-failures", "3", "--bmc-parallel", "1", records="fresh") as instance:
+    with rack.running(*configured(bmc_failures=3, bmc_parallel=1), records="fresh") as instance:
         found = until_condition(instance, "BmcsReachable", status=False, reason="FailuresInARow")
         assert "nothing is set until one answers" in found["message"]
         eventually(lambda: "6 BMCs in a row" in condition(instance, "BmcsReachable")["message"])

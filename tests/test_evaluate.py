@@ -26,6 +26,7 @@ from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.sections import Table
 from gitboot.source import Reader, Remote, Source
+from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server
 from tests.instance import Repository, alive, evaluators, eventually, running
 from tests.kept import believing, from_bytes, to_bytes
@@ -345,7 +346,7 @@ def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
 
 
 def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:
-    with running(repository.bare, tmp_path, "--commit-seconds", "1", "--poll", "0.3") as instance:
+    with running(repository.bare, tmp_path, *configured(commit_seconds=1), "--poll", "0.3") as instance:
         good = instance.status()["conditions"]
         assert good
         repository.push({"many.yaml": many(LONG)})

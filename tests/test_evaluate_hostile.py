@@ -16,13 +16,14 @@ from pathlib import Path
 
 import httpx
 
+from tests.configured import configured
 from tests.fleets import SEED, image, mac_of, profile, server
 from tests.instance import Instance, Repository, evaluators, eventually, git, peak_mib, running
 from tests.serving import LOADER
 
 ENTRY = f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 USER_DATA = "userData: {format: CloudInit, template: user-data.j2}"
-LIMITS = ("--commit-seconds", "1", "--poll", "0.3")
+LIMITS = (*configured(commit_seconds=1), "--poll", "0.3")
 
 HOSTILE = {
     "an ignore pattern of 17 stars and a name of 200 letters": {

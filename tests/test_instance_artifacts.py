@@ -17,6 +17,7 @@ from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings
 from gitboot.plan import BootFile, BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench
+from tests.configured import configured
 from tests.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
 from tests.git_servers import free_port
 from tests.instance import eventually
@@ -502,7 +503,7 @@ def test_a_running_instance_waits_for_an_image_and_others_go_on(tmp_path: Path, 
         *pool("b", "own-1", "web02"),
         *pool("c", "good", "web03"),
     )
-    options = ("--assets", assets, "--check-assets-every", "0.2", "--max-installs", "9", "--max-reinstalls", "9")
+    options = ("--assets", assets, *configured(check_assets_every=0.2, max_installs=9, max_reinstalls=9))
     with Rack(tmp_path, settings=f"baseURL: 'http://boot.test', {sites}", pool=documents) as rack:
         web01, web02, web03 = (rack.add(name, provision=1) for name in ("web01", "web02", "web03"))
         rack.push()

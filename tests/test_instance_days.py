@@ -15,6 +15,7 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from tests import plain
+from tests.configured import configured
 from tests.fleets import fleet, image, mac_of, policy, profile, server
 from tests.git_servers import free_port, program
 from tests.instance import Instance, Repository, eventually, running
@@ -95,7 +96,7 @@ def steps(instance: Instance) -> dict[str, int]:
 
 def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Path) -> None:
     names = [f"web{number:02}" for number in range(8)]
-    with instance_of(tmp_path, documents(*names), "--step-minutes", "0.05") as instance:
+    with instance_of(tmp_path, documents(*names), *configured(step_minutes=0.05)) as instance:
         clients = [Client(name, instance.url) for name in names]
         eventually(lambda: steps(instance) == {"Pending": 8})
         assert all(each.is_given_its_boot() for each in clients)

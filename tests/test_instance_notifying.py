@@ -20,6 +20,7 @@ from gitboot.ledger import events
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.status import Event
+from tests.configured import configured
 from tests.fleets import SEED, at, fleet, server
 from tests.instance import Repository, eventually, running
 from tests.notified import Hook, hook, notify_file
@@ -161,7 +162,7 @@ def test_a_receiver_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
         file = notify_file(
             tmp_path, dead=f'webhook = "{dead.url}"\nlevel = "info"', alive=f'webhook = "{alive.url}"\nlevel = "info"'
         )
-        options = ("--poll", "3600", "--check-assets", "off", "--notify", str(file), "--max-small-group", "9")
+        options = ("--poll", "3600", "--check-assets", "off", "--notify", str(file), *configured(max_small_group=9))
         with running(repository.bare, tmp_path, *options, records="fresh") as instance:
             eventually(lambda: dead.tried)
             commit = repository.push({"two.yaml": server("web02", "role: web")})

@@ -16,6 +16,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.status import Condition, Held, Status, Telling
 from tests.cases import for_each
+from tests.configured import configured
 from tests.fleets import at
 from tests.forges import TOKEN, ForgeHost, forge_host
 from tests.instance import eventually
@@ -174,7 +175,8 @@ def test_the_end_does_not_wait_for_a_forge_that_is_away(token: Path) -> None:
 def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, token: Path, rack: Rack) -> None:
     web = rack.add("web01", provision=1)
     first = rack.push()
-    options = ("--forge", host.project, "--forge-token", token, "--forge-link", "https://boards.test")
+    link = configured(forge_link="https://boards.test")
+    options = ("--forge", host.project, "--forge-token", token, *link)
     with rack.running(*options, records="adopt") as instance:
         until_condition(instance, "VerdictTold", status=True, reason="Told")
         eventually(lambda: host.statuses)

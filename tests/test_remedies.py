@@ -14,6 +14,7 @@ import pytest
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override import OperatorCondition
 from gitboot.cli import cli
+from gitboot.cli.configuration import Setting
 from gitboot.errors import GitbootError
 from gitboot.remedies import ANY, BMC, REMEDIES, remedy, with_state
 from tests.cases import for_each
@@ -119,6 +120,7 @@ def test_each_line_can_be_typed(line: str) -> None:
         command = found
     given = given[: given.index("|")] if "|" in given else given
     known = {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+    known -= {option for each in command.params if isinstance(each, Setting) for option in each.opts}
     assert {word for word in given if word.startswith("--")} <= known
     required = {max(each.opts, key=len) for each in command.params if each.required and isinstance(each, click.Option)}
     assert required <= set(given) | {"--guard"} or "…" in given  # GUARDS stands for --guard GUARD

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import plain
+from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import SEED, image, mac_of, maintenance, naming, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, evaluators, eventually, ledger_in, running
@@ -90,7 +91,7 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
 
 
 def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
-    with running(repository.bare, tmp_path, "--poll", "3600", "--max-reinstalls", "9") as instance:
+    with running(repository.bare, tmp_path, "--poll", "3600", *configured(max_reinstalls=9)) as instance:
         assert images_in(instance.get(ENTRY).text) == "flatcar-1"
         took = []
         for number in (2, 3, 4):

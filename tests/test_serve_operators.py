@@ -21,6 +21,7 @@ from gitboot.errors import UsageError
 from gitboot.serve import connection
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.operators import Tokens
+from tests.configured import configured
 from tests.preloaded import Heard, captured
 from tests.serving import ENTRY, Site, connect, eventually, get, site
 
@@ -182,7 +183,7 @@ def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, 
     ("arguments", "said"),
     [
         (("--operators", "10.0.0.1/8"), "--operators: 10.0.0.1/8 has host bits set"),
-        (("--trusted-proxies", "proxy"), "--trusted-proxies: 'proxy' does not appear to be"),
+        (configured(trusted_proxies=["proxy"]), "trusted-proxies: 'proxy' does not appear to be"),
         (("--operators-tokens", "/does/not/exist"), "/does/not/exist cannot be read"),
         (("--operators-listen", "8080"), "expected HOST:PORT"),
     ],

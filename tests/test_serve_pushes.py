@@ -13,6 +13,7 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.serve.pushes import PushSecret
 from tests import plain
+from tests.configured import configured
 from tests.fleets import SEED, server
 from tests.git_servers import git_daemon
 from tests.instance import Instance, Repository, eventually, running
@@ -50,7 +51,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     repository = Repository.create(folder / "git")
     repository.push({"fleet.yaml": "---\n".join(SEED)})
     secret = write_private(folder / "push.secret", f"{SECRET.decode()}\n")
-    options = ["--push-secret", str(secret), "--operators-listen", "127.0.0.1:0", "--max-small-group", "9"]
+    options = ["--push-secret", str(secret), "--operators-listen", "127.0.0.1:0", *configured(max_small_group=9)]
     with git_daemon(folder / "git") as url:
         options += ["--poll", "3600", "--check-assets", "off"]
         with running(f"{url}/fleet.git", folder, *options, records="fresh") as instance:

@@ -20,6 +20,7 @@ from gitboot.frames import Child, encode
 from gitboot.load import Revision
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey, sending
 from gitboot.source.branch import OwnedBranch
+from tests.configured import configured
 from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon
 from tests.instance import Instance, Repository, alive, eventually, fetchers, git, peak_mib, running
@@ -87,14 +88,14 @@ def test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limit
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     with git_daemon(tmp_path / "git") as root:
         url = f"{root}/{repository.bare.name}"
-        with running(url, tmp_path, "--poll", "0.3", "--fetch-memory", f"{MEBIBYTES}") as instance:
+        with running(url, tmp_path, "--poll", "0.3", *configured(fetch_memory=MEBIBYTES)) as instance:
             eventually(lambda: instance.status()["applied"]["commit"] == first)
             before = peak_mib(instance.process.pid)
             hostile = push_differences(repository.bare, MEBIBYTES)
             (failed,) = eventually(lambda: [each for each in instance.events if each["type"] == "FetchFailed"])
             assert f"more memory than the {MEBIBYTES} MiB that it may" in failed["message"]
             found = until_condition(instance, "SourceReady", status=False, reason="SourceTooLarge")
-            assert "--fetch-memory" in found["remedy"]
+            assert "fetch-memory = MIB" in found["remedy"]
             assert instance.get("/readyz").status_code == 200
             assert instance.status()["applied"]["commit"] == first
             assert peak_mib(instance.process.pid) - before < MEBIBYTES // 2

@@ -15,6 +15,7 @@ from gitboot.errors import SubpathMissing, UsageError
 from gitboot.source import Remote, Source, open_snapshot
 from gitboot.source.subpath import parse_subpath
 from tests.cases import for_each
+from tests.configured import configured
 from tests.fleets import SEED, server
 from tests.instance import Instance, eventually, git, running
 from tests.rack import typed
@@ -155,7 +156,7 @@ def test_two_fleets_of_one_repository_have_an_instance_each(work: Work, tmp_path
     def follow(site: str) -> Iterator[Instance]:
         folder = tmp_path / site.replace("/", "-")
         folder.mkdir()
-        options = ("--subpath", site, "--poll", "3600", "--check-assets", "off", "--max-small-group", "9")
+        options = ("--subpath", site, "--poll", "3600", "--check-assets", "off", *configured(max_small_group=9))
         with running(f"file://{tmp_path}/fleet.git", folder, *options, records="fresh") as instance:
             yield instance
 

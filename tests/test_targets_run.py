@@ -14,6 +14,7 @@ import pygit2
 import pytest
 
 from tests.buckets import KEY, Store, s3_server
+from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import SEED, image, mac_of, policy, profile, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
@@ -73,7 +74,7 @@ def test_a_branch_and_a_bucket_follow_what_is_published(tmp_path: Path, store: S
         *("--target", f"git+file://{boots}#boot"),
         *("--target", f"s3://boots?endpoint={store.url}&credentials={keys}"),
     )
-    with running(repository.bare, tmp_path, "--max-reinstalls", "9", *targets) as instance:
+    with running(repository.bare, tmp_path, *configured(max_reinstalls=9), *targets) as instance:
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
         eventually(lambda: b"next-1" in contents(store, "boots").get(f"boot/{ENTRY}", b""))
         commit = repository.push(with_user_data(2))
@@ -99,7 +100,7 @@ def test_an_instance_that_is_killed_at_any_write_leaves_whole_chains_and_the_nex
     store.reset()
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
-    target = ("--max-reinstalls", "9", "--target", f"s3://killed?endpoint={store.url}&credentials={keys}")
+    target = (*configured(max_reinstalls=9), "--target", f"s3://killed?endpoint={store.url}&credentials={keys}")
     with running(repository.bare, tmp_path, *target):
         eventually(lambda: b"next-1" in contents(store, "killed").get(f"boot/{ENTRY}", b""))
     store.seen = lambda: assert_no_chain_is_mixed(contents(store, "killed"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,10 +52,12 @@ def access_options(command: Command) -> Command:
     hosts = click.option(
         "--operators-host",
         "operators_hosts",
+        cls=Setting,
         envvar="GITBOOT_OPERATORS_HOST",
         multiple=True,
         metavar="NAME",
-        help="A name by which operators ask for them, besides addresses and localhost.",
+        help="Names in the URLs that operators use for /api and /metrics. gitboot always accepts addresses and "
+        "localhost, and rejects other names. Default: none.",
     )
     tokens = click.option(
         "--operators-tokens",
@@ -73,9 +77,11 @@ def access_options(command: Command) -> Command:
     )
     proxies = click.option(
         "--trusted-proxies",
+        cls=Setting,
         multiple=True,
         metavar="CIDR",
-        help="Proxies whose X-Forwarded-For says who asks. Default: this machine.",
+        help="Networks of proxies. gitboot takes the client's address from their X-Forwarded-For header. Default: this "
+        "machine.",
     )
     listen = click.option(
         "--operators-listen",
@@ -84,10 +90,12 @@ def access_options(command: Command) -> Command:
     )
     idle = click.option(
         "--idle-connections",
+        cls=Setting,
         type=click.IntRange(min=1),
         default=32,
         show_default=True,
-        help="Connections of one address that may wait without a request; the oldest goes. Proxies have no limit.",
+        help="The largest number of connections without a request that one address may keep. If an address opens one "
+        "more, the endpoint closes the oldest. The limit does not apply to trusted proxies.",
     )
     for option in (idle, listen, proxies, key, certificate, tokens, hosts, networks):
         command = option(command)
@@ -120,7 +128,7 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
-        trusted_proxies=tuple(_networks("--trusted-proxies", access.trusted_proxies)) or None,
+        trusted_proxies=tuple(_networks("trusted-proxies", access.trusted_proxies)) or None,
         names=access.operators_hosts,
         tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
         operators_at=operators.getsockname()[:2] if operators is not None else None,
@@ -147,14 +155,10 @@ def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
 
 def arguments_of(access: AccessSettings) -> list[str]:
     """The same as arguments of a worker, but for where to listen: it gets the socket."""
-    found = ["--idle-connections", str(access.idle_connections)]
-    for option, values in (
-        ("--operators", access.operators),
-        ("--operators-host", access.operators_hosts),
-        ("--trusted-proxies", access.trusted_proxies),
-    ):
-        for value in values:
-            found += [option, value]
+    settings = {name: getattr(access, name) for name in ("idle_connections", "operators_hosts", "trusted_proxies")}
+    found = ["--settings", json.dumps(settings)]
+    for network in access.operators:
+        found += ["--operators", network]
     for option, file in (
         ("--operators-tokens", access.operators_tokens),
         ("--operators-tls-cert", access.operators_tls_cert),

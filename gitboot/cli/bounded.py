@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from gitboot.cli.configuration import Setting
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB, FiniteRange
 
@@ -31,28 +32,40 @@ _SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the chi
 
 
 def allowance_options(command: Command) -> Command:
-    """--commit-seconds, --commit-memory and --commit-workers: what evaluating one commit may take."""
+    """Add --commit-seconds, --commit-memory and --commit-workers: the limits for evaluating one commit."""
+    return _allowance(command, click.Option)
+
+
+def allowance_settings(command: Command) -> Command:
+    """Add the limits for evaluating one commit as settings of the configuration file."""
+    return _allowance(command, Setting)
+
+
+def _allowance(command: Command, cls: type[click.Option]) -> Command:
     seconds = click.option(
         "--commit-seconds",
+        cls=cls,
         type=FiniteRange(min=0, min_open=True, max=LONGEST_S),
         metavar="SECONDS",
         envvar="GITBOOT_COMMIT_SECONDS",
-        help="The processor's time that evaluating one commit may take. Default: 60, and 6 for each 1,000 files.",
+        help="Seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
     )
     memory = click.option(
         "--commit-memory",
+        cls=cls,
         type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
         metavar="MIB",
         envvar="GITBOOT_COMMIT_MEMORY",
-        help="The memory that it may take. Default: 1,024 MiB, and 64 for each 1,000 files.",
+        help="MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
     )
     workers = click.option(
         "--commit-workers",
+        cls=cls,
         type=click.IntRange(min=1, max=64),
         metavar="NUMBER",
         envvar="GITBOOT_COMMIT_WORKERS",
-        help="How many processes evaluate a commit of which all has to be looked at, from 500 files on. "
-        "Default: one for each processor, at most 8.",
+        help="Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
+        "one for each processor, at most 8.",
     )
     return seconds(memory(workers(command)))
 

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bounded import bounded
+from gitboot.cli.configuration import config_of
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, config_of, credentials_option, document, now, output_option
+from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option
 
 if TYPE_CHECKING:
     from gitboot.instance.examining import Examined

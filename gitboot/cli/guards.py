@@ -7,27 +7,42 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from gitboot.cli.configuration import Setting
+
 if TYPE_CHECKING:
     from gitboot.diff.guard import Limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 LIMITS: Final = {
-    "max_update_percent": "Servers that one commit may change, of the fleet and of each site and role. Default: 30.",
-    "max_delete_percent": "Servers that it may remove, likewise. Default: 10.",
-    "max_deletes": "Servers that it may remove. Default: 25.",
-    "max_small_group": "Servers, instead of percentages, in a group or fleet under 10. Default: 3.",
-    "max_reinstalls": "Servers that it may let be installed again. Default: 0, always acknowledged.",
-    "max_installs": "New servers that it may let be installed. Default: 50.",
-    "max_resets": "Servers that it may let maintenances reset while they run. Default: 50.",
+    "max_update_percent": "Percentage of servers that a commit may change, of the fleet and of each site and role. "
+    "Default: 30.",
+    "max_delete_percent": "Percentage of servers that a commit may remove, of the fleet and of each site and role. "
+    "Default: 10.",
+    "max_deletes": "Servers that a commit may remove. Default: 25.",
+    "max_small_group": "Servers that a commit may change or remove in a group or fleet of fewer than 10, instead of "
+    "percentages. Default: 3.",
+    "max_reinstalls": "Servers that a commit may reinstall. Default: 0, so every reinstallation is acknowledged.",
+    "max_installs": "New servers that a commit may install. Default: 50.",
+    "max_resets": "Running servers that the maintenances of a commit may reset. Default: 50.",
 }
 
 
 def limit_options(command: Command) -> Command:
-    """One option a guard: what changes more than that is held until it is acknowledged."""
+    """Add one option for each guard. gitboot holds a commit that changes more until it is acknowledged."""
+    return _limits(command, click.Option)
+
+
+def limit_settings(command: Command) -> Command:
+    """Add one setting of the configuration file for each guard."""
+    return _limits(command, Setting)
+
+
+def _limits(command: Command, cls: type[click.Option]) -> Command:
     for name, text in reversed(LIMITS.items()):
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, type=click.IntRange(min=0), metavar="N", help=f"Guard. {text}")(command)
+        count = click.IntRange(min=0)
+        command = click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}")(command)
     return command
 
 

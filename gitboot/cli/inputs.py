@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,7 +16,7 @@ from click.core import ParameterSource
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import Malformed, parse_instant
-from gitboot.phrases import did_you_mean, some
+from gitboot.phrases import some
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -153,63 +152,6 @@ accept_filesystem_option = click.option(
     metavar="NAME",
     help="A type of file system on which state may lie although it may be lost there: tmpfs, overlay, nfs4.",
 )
-
-
-_CONFIG: Final = "gitboot.config"  # in a context: the file that its defaults are from
-
-
-def config_option(command: Command) -> Command:
-    """--config: a TOML file with the command's options as keys; flags and variables win over it."""
-    return config_of(None)(command)
-
-
-def config_of(other: str | None) -> Callable[[Command], Command]:
-    """The same, where the file is that of the command ``other``, of whose keys this one needs some."""
-
-    def read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-        if path is None:
-            return None
-        names = _settings_of(context.command)
-        known = {**(_settings_of(import_module(f"gitboot.cli.{other}").command) if other else {}), **names}
-        import tomllib  # few give one
-
-        try:
-            given = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(f"{path} cannot be read: {why}") from None
-        for key in sorted(given.keys() - known.keys()):
-            hint = did_you_mean(key, known, f"it may have {', '.join(sorted(known))}")
-            raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
-        context.default_map = {names[key] or key: value for key, value in given.items() if key in names}
-        context.meta[_CONFIG] = path
-        return path
-
-    return click.option(
-        "--config",
-        type=click.Path(path_type=Path, dir_okay=False),
-        callback=read,
-        is_eager=True,
-        expose_value=False,
-        help='A TOML file with these options as keys: out = "/srv/boot". Default: none.',
-    )
-
-
-def _settings_of(command: click.Command) -> dict[str, str | None]:
-    """A command's options as keys, and the names of their parameters."""
-    return {option.removeprefix("--"): parameter.name for parameter in command.params for option in parameter.opts}
-
-
-def name_source(error: click.UsageError) -> None:
-    """Let a wrong value be called what it is written as: a key in the file of settings, or a variable."""
-    if not isinstance(error, click.BadParameter) or error.ctx is None or error.param is None or not error.param.name:
-        return
-    match error.ctx.get_parameter_source(error.param.name):
-        case ParameterSource.DEFAULT_MAP:
-            key = max(error.param.opts, key=len).removeprefix("--")
-            error.param_hint = f"{key} in {error.ctx.meta[_CONFIG]}"
-        case ParameterSource.ENVIRONMENT:
-            error.param_hint = str(error.param.envvar or f"{error.ctx.auto_envvar_prefix}_{error.param.name.upper()}")
 
 
 LONGEST_S: Final = 10_000_000  # a hundred days

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check
-from gitboot.cli.bounded import allowance_options
+from gitboot.cli.bounded import allowance_settings
+from gitboot.cli.configuration import Setting, config_option
 from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import emptied
-from gitboot.cli.guards import LIMITS, limit_options, limits_of
+from gitboot.cli.guards import LIMITS, limit_settings, limits_of
 from gitboot.cli.inputs import (
     LONGEST_S,
     MOST_MEMORY_MIB,
     FiniteRange,
     accept_filesystem_option,
-    config_option,
     credentials_option,
     secret_keys_option,
 )
@@ -98,12 +98,13 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @click.option(
     "--lease-seconds",
     "lease_s",
+    cls=Setting,
     envvar="GITBOOT_LEASE_SECONDS",
     type=FiniteRange(min=2, max=LONGEST_S),
     default=15,
     show_default=True,
-    help="How long a ledger in a PostgreSQL is this instance's without its saying so again: then one that stands by on "
-    "another host takes over.",
+    help="Seconds for which the lease of a ledger in PostgreSQL is valid. If the instance does not renew the lease in "
+    "this time, a standby on another host takes over.",
 )
 @click.option(
     "--site",
@@ -129,11 +130,12 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @click.option(
     "--check-assets-every",
     "check_assets_every_s",
+    cls=Setting,
     envvar="GITBOOT_CHECK_ASSETS_EVERY",
     type=_SECONDS,
     default=300,
     show_default=True,
-    help="Seconds until an artifact that is there is looked at again; one that is not, sooner.",
+    help="Seconds between two checks of an artifact that is available. gitboot checks a missing artifact sooner.",
 )
 @click.option(
     "--spool",
@@ -160,18 +162,20 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @click.option(
     "--git-timeout",
     "git_timeout_s",
+    cls=Setting,
     envvar="GITBOOT_GIT_TIMEOUT",
     type=_SECONDS,
     default=60,
     show_default=True,
-    help="Seconds without a byte.",
+    help="Seconds without a byte from the Git server after which a fetch ends.",
 )
 @click.option(
     "--fetch-memory",
+    cls=Setting,
     type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
     metavar="MIB",
-    help="The memory that a fetch may take, in a process of its own: for a file that comes as a difference from "
-    "another, twice its size. Default: 512 MiB, which is enough for a history of 3 million objects.",
+    help="MiB of memory for the process that fetches. A file that the Git server sends as a delta needs twice its "
+    "size. Default: 512 MiB, which is enough for a history of 3 million objects.",
 )
 @click.option(
     "--poll",
@@ -183,21 +187,28 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     help="Seconds between two fetches.",
 )
 @click.option(
-    "--bmc-parallel", type=_COUNT, default=256, show_default=True, help="BMCs that are asked at the same time, at most."
+    "--bmc-parallel",
+    cls=Setting,
+    type=_COUNT,
+    default=256,
+    show_default=True,
+    help="BMCs that gitboot talks to at the same time, at most.",
 )
 @click.option(
     "--bmc-per-site",
+    cls=Setting,
     type=_COUNT,
     default=128,
     show_default=True,
-    help="Of them, at most so many of a site; how many it bears is found out.",
+    help="BMCs of one site that gitboot talks to at the same time, at most. gitboot measures how many a site can bear.",
 )
 @click.option(
     "--bmc-failures",
+    cls=Setting,
     type=_COUNT,
     default=20,
     show_default=True,
-    help="After so many failures in a row, over all BMCs, no more overrides are set until one answers.",
+    help="Consecutive failures, over all BMCs, after which gitboot sets no more overrides until a BMC answers.",
 )
 @click.option(
     "--forge",
@@ -212,15 +223,22 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 )
 @click.option(
     "--forge-name",
-    help="The status's name: one for each instance of a fleet. Default: gitboot, or gitboot/FOLDER of --subpath.",
+    cls=Setting,
+    help="The name of the commit status. Each instance of a fleet needs a name of its own. Default: gitboot, or "
+    "gitboot/FOLDER with --subpath FOLDER.",
 )
 @click.option(
-    "--forge-link", metavar="URL", help="Where the status leads: a board of yours, say. Default: the commit's page."
+    "--forge-link",
+    cls=Setting,
+    metavar="URL",
+    help="The page that the commit status links to, such as a dashboard. Default: the commit's page.",
 )
 @click.option(
     "--forge-api",
+    cls=Setting,
     metavar="URL",
-    help="Where the forge's API is, if it is not at the root of its host: https://HOST/PATH/api/v4. Default: by KIND.",
+    help="The URL of the forge's API if it is not at the root of its host, such as https://HOST/PATH/api/v4. Default: "
+    "the usual one for the KIND of --forge.",
 )
 @click.option(
     "--push-secret",
@@ -235,10 +253,11 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 )
 @click.option(
     "--step-minutes",
+    cls=Setting,
     type=_SECONDS,
     default=30,
     show_default=True,
-    help="How long an installation may show nothing new, from its boot on, until the condition BootsProven says so.",
+    help="Minutes that one step of an installation may take. After that, the condition BootsProven is false.",
 )
 @click.option(
     "--target",
@@ -252,16 +271,18 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 @trust_options
 @access_options
 @accept_filesystem_option
-@limit_options
+@limit_settings
 @click.option(
     "--max-bmc-changes",
+    cls=Setting,
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
     metavar="N",
-    help="Guard. BMCs that one commit may let have credentials which nothing beside them says they may have.",
+    help="Guard. BMCs that may get credentials because of one commit although the access.toml beside the credentials "
+    "does not allow it.",
 )
-@allowance_options
+@allowance_settings
 @click.option("--allow-empty", is_flag=True, help="Accept a commit without any server.")
 @click.option("--allow-rewind", is_flag=True, help="Accept a commit that does not descend from the accepted one.")
 @click.option("--allow-takeover", is_flag=True, help="Accept a commit by which an instance ceases to act.")
@@ -278,7 +299,8 @@ def command(**given: Any) -> None:
     as files, serves them, and sets boot overrides at BMCs. A commit that is invalid changes nothing: the last
     accepted one goes on. One that changes more than the guards allow is held until it is acknowledged, by a
     line of a commit's message or by `gitboot approve`; `gitboot status` has both. Each option has a GITBOOT_ variable
-    (GITBOOT_OUT, GITBOOT_POLL …) and a key in the file of --config.
+    (GITBOOT_OUT, GITBOOT_POLL …) and a key in the file of --config. That file also has the settings that operators
+    rarely change, such as the limits of guards: docs/reference/configuration.md lists them.
     """
     tell_what_is_logged()
     once, dry_run = given.pop("once"), given.pop("dry_run")

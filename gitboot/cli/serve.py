@@ -18,8 +18,9 @@ import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
 from gitboot.cli.access import arguments_of as access_arguments
+from gitboot.cli.configuration import config_option, handed_settings
 from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
-from gitboot.cli.inputs import accept_filesystem_option, config_option, secret_keys_option
+from gitboot.cli.inputs import accept_filesystem_option, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 @shared_ledger_options
 @access_options
 @accept_filesystem_option
+@handed_settings
 @click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
@@ -297,8 +299,8 @@ def _look_at(certificate: Certificate | None) -> None:
 
 _LEAVING_LOOKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance
 _TOO_MANY_IDLE: Final = (
-    "clients keep more connections open without asking than --idle-connections: the oldest are closed, and counted in "
-    "gitboot_idle_connections_closed_total"
+    "clients keep more connections open without asking than idle-connections in the file of --config allows: the "
+    "oldest are closed, and counted in gitboot_idle_connections_closed_total"
 )
 
 

@@ -580,7 +580,8 @@ class Code(StrEnum):
         "GB5009",
         "A commit that takes more time or memory to evaluate than it may",
         "It would stop gitboot from working on anything else; the last accepted commit goes on.",
-        "Look for huge files and templates in it; where it is sound, allow it more: --commit-seconds, --commit-memory.",
+        "Look for huge files and templates in it; where it is sound, allow it more: commit-seconds and commit-memory, "
+        "options of commands and settings of `gitboot run`.",
     )
     UNTRUSTED = (
         "GB5020",

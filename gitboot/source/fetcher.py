@@ -90,7 +90,7 @@ class FetchProcess:
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):
             return SourceTooLarge(
                 f"{url}: to fetch it takes more memory than the {self._memory >> 20} MiB that it may; let it have more "
-                "(--fetch-memory), or take the large file out of the history"
+                "(fetch-memory in the file of --config), or take the large file out of the history"
             )
         if status in (-signal.SIGKILL, -signal.SIGTERM):
             return SourceError(f"{url}: the fetch was killed, as where a machine has no memory left")

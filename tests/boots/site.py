@@ -15,6 +15,7 @@ from tests.boots.initramfs import END
 from tests.boots.machine import Machine, Running
 from tests.boots.network import BASE_URLS, CADDY, CADDY_V6, HOST, NGINX, NGINX_V6, PORT, over_ipv6, tftp
 from tests.boots.programs import program
+from tests.configured import configured
 from tests.instance import Instance, Repository, eventually, running
 from tests.mirrors import caddy, nginx
 from tests.preloaded import captured
@@ -106,7 +107,7 @@ def published(
     boot = folder / "output" / "boot"
     images.place(boot / "assets")
     with ExitStack() as stack:
-        options = ("--assets", str(boot / "assets"), "--max-installs", "1000")
+        options = ("--assets", str(boot / "assets"), *configured(max_installs=1000))
         instance = stack.enter_context(running(repository.bare, folder, *LISTEN, *options, records="fresh"))
         stack.enter_context(tftp(loaders(repository.work, boot, folder / "tftp", more=images.unpacked), HOST))
         logs = {}
