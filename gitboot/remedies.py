@@ -14,7 +14,7 @@ STATE: Final = "STATE"  # the state directory, which only the command knows that
 
 _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
-_CLOCK: Final = "gitboot records clock --state STATE --reason '…'"
+_CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
 _ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
@@ -28,7 +28,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "BootsGiven": {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
     "BootsOffered": {
         "SoleClaim": "scp HOST:SPOOL/*.jsonl STATE/spool/ && rm CLAIMS  # once gitboot serve has ended on that host",
-        "Stopped": "gitboot start --state STATE",
+        "Stopped": "gitboot allow-installs --state STATE",
         "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
     },
     "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},

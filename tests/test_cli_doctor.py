@@ -92,7 +92,7 @@ def test_credentials_that_may_not_go_where_a_document_sends_them_are_named(rack:
     _, items = found("--state", rack.state, "--credentials", credentials)
     (networks,) = items["networks"]
     assert networks["message"] == "rack may not be sent to the BMCs of 2 servers (web01, web02)"
-    assert networks["hint"].startswith(f"gitboot bmc trust --state {rack.state} ")
+    assert networks["hint"].startswith(f"gitboot bmc access-files --state {rack.state} ")
 
 
 def test_it_changes_nothing(rack: Rack) -> None:

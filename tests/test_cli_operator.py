@@ -29,7 +29,7 @@ def test_a_user_is_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "typed_line",
     [
-        "stop",
+        "stop-installs",
         "suspend --until 2030-01-01T00:00:00Z",
         "approve 0123 --guard maxReinstalls",
         "records set web01 provisioned",

@@ -208,18 +208,18 @@ def test_e16_boots_that_write_disks_are_stopped_from_a_shell_until_they_are_star
 
     with rack.running() as instance:
         eventually(lambda: planned_phase(instance, web) == "Network")
-        said = rack.said("stop", *REASON)
+        said = rack.said("stop-installs", *REASON)
         assert said.startswith("boots that write disks are stopped by ") and said.endswith(": INC-4711\n")
         eventually(lambda: planned_phase(instance, web) == "Disk")
         assert boots(instance, web) == "disk"
-        eventually(lambda: f"gitboot start --state {rack.state}" in rack.said("status"))
-    told = rack.typed("stop", *REASON)
+        eventually(lambda: f"gitboot allow-installs --state {rack.state}" in rack.said("status"))
+    told = rack.typed("stop-installs", *REASON)
     assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
     with rack.running() as instance:
         assert planned_phase(instance, web) == "Disk"
-        assert rack.said("start") == "boots are offered again\n1 server to boot from the network now: web09\n"
+        assert rack.said("allow-installs") == "boots are offered again\n1 server to boot from the network now: web09\n"
         eventually(lambda: planned_phase(instance, web) == "Network")
-    assert rack.said("start") == "nothing was stopped with gitboot stop\n"
+    assert rack.said("allow-installs") == "nothing was stopped with gitboot stop-installs\n"
 
 
 @pytest.fixture
@@ -252,15 +252,15 @@ def offered(url: str) -> dict[str, Any]:
 def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Blade) -> None:
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
         assert offered(url)["status"]
-        told = rack.typed("stop", *REASON)
+        told = rack.typed("stop-installs", *REASON)
         assert (told.code, "no instance runs here" in told.err) == (Exit.PARTIAL, True), told
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
         ready = httpx.get(f"{url}/readyz")
         assert (ready.status_code, ready.text.split("\n")[1].endswith("INC-4711")) == (200, True)
-        assert f"gitboot start --state {rack.state}" in rack.said("status")
-        assert "web09" in rack.said("start")
+        assert f"gitboot allow-installs --state {rack.state}" in rack.said("status")
+        assert "web09" in rack.said("allow-installs")
         assert offered(url)["status"]
         assert "kernel " in get(url + left.entry).text
 
@@ -268,7 +268,7 @@ def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Bla
 def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_be_told(rack: Rack, left: Blade) -> None:
     with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
         ledger.execute("BEGIN IMMEDIATE")
-        told = rack.typed("stop", *REASON)
+        told = rack.typed("stop-installs", *REASON)
         assert (told.code, "the ledger was not told" in told.err) == (Exit.PARTIAL, True), told
     for _ in range(2):  # it outlives restarts
         with rack.running(*rack.spooling) as instance:
@@ -277,7 +277,7 @@ def test_e16_what_endpoints_were_told_is_taken_over_where_the_ledger_could_not_b
             eventually(partial(turned, instance, left, "Disk"))
             eventually(lambda: not left.stands)
     with rack.running(*rack.spooling) as instance:
-        assert "web09" in rack.said("start")
+        assert "web09" in rack.said("allow-installs")
         eventually(lambda: planned_phase(instance, left) == "Network")
 
 
@@ -288,10 +288,10 @@ def test_e16_a_place_that_cannot_be_written_is_named_and_does_not_keep_others_fr
     word = rack.output / "ops" / WORD
     (word / "in the way").mkdir(parents=True)
     with served(rack.output, *map(str, rack.spooling)) as (url, _):
-        told = rack.typed("stop", *REASON)
+        told = rack.typed("stop-installs", *REASON)
         assert (told.code, f"{word.parent} cannot be written" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
-        told = rack.typed("start")
+        told = rack.typed("allow-installs")
         assert (told.code, "boots stay stopped there" in told.err) == (Exit.PARTIAL, True), told
         assert "(Stopped)" in get(url + left.entry).text
         shutil.rmtree(word)

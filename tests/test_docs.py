@@ -84,7 +84,7 @@ def typed(words: tuple[str, ...]) -> tuple[str, ...] | None:
     [
         ("gitboot status --state STATE", None),
         ("gitboot records begin fresh --state STATE && rm -r x", None),
-        ("sudo -u gitboot gitboot stop --reason x --state STATE", None),
+        ("sudo -u gitboot gitboot stop-installs --reason x --state STATE", None),
         ("gitboot run … --once", None),
         ("gitboot run … --bmc-parallel 5", "--bmc-parallel is a setting of the configuration file"),
         ("gitboot statu", "no command statu"),

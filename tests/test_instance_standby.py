@@ -105,7 +105,7 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
         state, words = hosts.two.state, [each / WORD for each in (hosts.two.state / "spool", hosts.one.state / "spool")]
-        stop, start = ("stop", "--reason", "a test", "--state", state), ("start", "--state", state)
+        stop, start = ("stop-installs", "--reason", "a test", "--state", state), ("allow-installs", "--state", state)
         status = hosts.one.instance.status  # type: ignore[union-attr]
 
         def offers() -> bool:

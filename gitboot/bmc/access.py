@@ -97,8 +97,8 @@ class Trust:
             return self._unless_special
         where = "names others" if self.names_places else "names no networks, and this BMC is new here"
         raise BmcNotTrusted(
-            f"{bmc.address} is sent no credentials {bmc.credentials}: {self.file} {where}; gitboot bmc trust prints "
-            "what that file may say"
+            f"{bmc.address} is sent no credentials {bmc.credentials}: {self.file} {where}; gitboot bmc access-files "
+            "prints what that file may say"
         )
 
     def certificate(self, bmc: BmcAccess) -> str | None:
@@ -134,7 +134,7 @@ class Trust:
             if is_so and not is_allowed:
                 raise BmcNotTrusted(
                     f"{bmc.address} is sent no credentials {bmc.credentials}: {what}, and {self.file} does not say "
-                    f"{key} = true; gitboot bmc trust prints what that file may say"
+                    f"{key} = true; gitboot bmc access-files prints what that file may say"
                 )
 
     def _proves(self, bmc: BmcAccess) -> bool:

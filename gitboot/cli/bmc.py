@@ -154,12 +154,12 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     _warn_of_no_name(is_named)
 
 
-@command.command("trust", context_settings=_SETTINGS)
+@command.command("access-files", context_settings=_SETTINGS)
 @state_option
 @credentials_option
 @bounded
-def trust(state: Path, credentials: Path | None) -> None:
-    """Print, for each name of credentials, the file that lets them be used for the BMCs of the accepted commit.
+def access_files(state: Path, credentials: Path | None) -> None:
+    """Print an access.toml for each name of credentials; it permits the BMCs of the accepted commit.
 
     DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
     knows already. What the repository says is what you are about to trust: read it before you put it there.

@@ -133,13 +133,13 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
         go_on(yes=yes)
 
 
-@command.command("clock", context_settings=_SETTINGS)
+@command.command("confirm-clock", context_settings=_SETTINGS)
 @state_option
 @reason_option
-def accept_clock(state: Path, reason: str) -> None:
-    """Say that this machine's clock is right: where it is behind the ledger's newest instant, or nobody keeps it.
+def confirm_clock(state: Path, reason: str) -> None:
+    """Confirm that the clock of this host is right, if it is behind the ledger or no time service keeps it.
 
-    Where a time service keeps it later, and stops, that is said anew.
+    If a time service keeps the clock later and then stops, confirm it again.
     """
     from gitboot.cli.instance import request
     from gitboot.instance.requests import CLOCK

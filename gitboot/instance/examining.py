@@ -156,7 +156,7 @@ def of_credentials(credentials: Path | None, look: Look) -> Examination:
                     refused.append(each.name)
         if refused:
             message = f"{name} may not be sent to the BMCs of {count(len(refused), 'server')} ({some(refused, 3)})"
-            yield _wrong("networks", message, "gitboot bmc trust --state STATE  # what access.toml may say")
+            yield _wrong("networks", message, "gitboot bmc access-files --state STATE  # what access.toml may say")
         else:
             yield _fine("credentials", f"{name}, for {count(len(of_it), 'BMC')}")
 

@@ -260,7 +260,7 @@ class Inspection:
             case BmcRejected():
                 return remedy(f"Bmc/{name}", "Stalled")
             case BmcNotTrusted():
-                return "gitboot bmc trust --state STATE"
+                return "gitboot bmc access-files --state STATE"
             case UsageError():
                 return None
         if isinstance(self.step, AskOperator):

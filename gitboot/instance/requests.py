@@ -118,7 +118,7 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
         case "start":
             stopped = learning.facts.stoppage
             learning.facts = replace(learning.facts, stoppage=None)
-            return "boots are offered again" if stopped is not None else "nothing was stopped with gitboot stop"
+            return "boots are offered again" if stopped else "nothing was stopped with gitboot stop-installs"
     raise UsageError(f"this gitboot knows no request {request.what!r}")
 
 

@@ -32,7 +32,7 @@ def behind(about: Facts, at: datetime) -> str | None:
         return None
     return (
         f"the clock says {format_instant(at)}, and the ledger was written to at {format_instant(beat.at)}: correct the "
-        "clock; where it was ahead before, accept it with gitboot records clock"
+        "clock; where it was ahead before, accept it with gitboot records confirm-clock"
     )
 
 
@@ -49,7 +49,7 @@ def unkept(about: Facts, keeping: Keeping) -> str | None:
         return None
     return (
         "the kernel says that no time service keeps the clock right: see to it (timedatectl, chronyc tracking; chrony "
-        "needs rtcsync), or accept the clock as it is with gitboot records clock"
+        "needs rtcsync), or accept the clock as it is with gitboot records confirm-clock"
     )
 
 

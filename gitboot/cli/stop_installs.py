@@ -1,4 +1,4 @@
-"""`gitboot stop`: offer no boot that writes disks, at once."""
+"""`gitboot stop-installs`: withhold install boots, at once."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gitboot.stoppage import Stoppage
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 @reason_option
-@click.option("--all", "everything", is_flag=True, help="Stop all other boots from the network as well.")
+@click.option("--all-boots", "everything", is_flag=True, help="Stop all other boots from the network as well.")
 def command(state: Path, reason: str, everything: bool) -> None:
-    """Offer no boot that writes disks, at once and until `gitboot start`.
+    """Withhold install boots at once, until `gitboot allow-installs`.
 
-    A machine boots what its policy always boots if that writes no disk, else its disk. Windows still open and end, and
-    overrides are withdrawn. It outlives restarts. Endpoints obey at their next request, also where no instance runs on
-    STATE. But then nobody publishes or asks BMCs: files that other servers give out stay as they are, and so do
-    overrides; the exit code is 8.
+    An install boot writes a disk. A machine boots what its policy always boots if that writes no disk, else its disk.
+    Windows still open and end, and gitboot clears overrides. Restarts do not end the stop. Endpoints obey at their next
+    request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
+    stay as they are, and the exit code is 8.
     """
     from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of, told_to

@@ -1,4 +1,4 @@
-"""`gitboot start`: offer again what `gitboot stop` has stopped."""
+"""`gitboot allow-installs`: end `gitboot stop-installs`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gitboot.cli.inputs import now, state_option
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 def command(state: Path) -> None:
-    """Let the instance on STATE and its endpoints offer boots again, and say which servers boot from the network."""
+    """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
     from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of, told_to
     from gitboot.errors import HeldByAnother, LedgerLeft
