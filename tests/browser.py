@@ -19,7 +19,7 @@ browsers = pytest.mark.skipif(
     shutil.which("chromium") is None and "CI" not in os.environ, reason="needs chromium: scripts/install-packages"
 )
 _OPTIONS: Final = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe")
-_PATIENCE_S: Final = 60.0
+_PATIENCE_S: Final = 300.0
 
 
 class Browser:

@@ -46,7 +46,7 @@ def followed(folder: Path, text: str, gitboot: str) -> Iterator[None]:
         ) as shell,
     ):
         try:
-            eventually(lambda: shell.poll() is not None or "the page is done" in log.read_text(), within_s=120)
+            eventually(lambda: shell.poll() is not None or "the page is done" in log.read_text(), within_s=300)
             assert shell.poll() is None, log.read_text()
             yield
         finally:

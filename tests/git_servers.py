@@ -37,7 +37,7 @@ def listening(command: list[str], port: int, environment: Mapping[str, str]) -> 
     """A server that listens on ``port`` by now, if it ever does."""
     process = subprocess.Popen(command, env=dict(environment), stderr=subprocess.DEVNULL, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while process.poll() is None and time.monotonic() < deadline:
             with suppress(ConnectionRefusedError), closing(socket.create_connection(("127.0.0.1", port))):
                 break

@@ -96,7 +96,7 @@ class Instance:
 
     def get(self, path: str, **more: Any) -> httpx.Response:
         """What a boot loader is answered."""
-        return httpx.get(f"{self.url}{path}", **{"headers": LOADER, "timeout": 10, "verify": False, **more})
+        return httpx.get(f"{self.url}{path}", **{"headers": LOADER, "timeout": 60, "verify": False, **more})
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.get("/api/v1/status").json()
@@ -113,7 +113,7 @@ class Instance:
             self.events.append(event)
 
 
-def eventually(look: Callable[[], Any], within_s: float = 60) -> Any:
+def eventually(look: Callable[[], Any], within_s: float = 300) -> Any:
     """What ``look`` gives once it is true; an AssertionError names the last that it gave or raised."""
     until, last = time.monotonic() + within_s, None
     while time.monotonic() < until:
@@ -181,9 +181,9 @@ def running(
             begin(folder / "state", records)
         yield instance
         process.send_signal(signal.SIGTERM)
-        ended = process.wait(10)
+        ended = process.wait(120)
         assert ended == 0, (ended, instance.events[-3:])
-        reader.join(5)
+        reader.join(60)
         plain = [event["message"] for event in instance.events if event["type"] == "NotJson"]
         assert not plain, "\n".join(plain)
     except BaseException as error:
@@ -192,7 +192,7 @@ def running(
     finally:
         process.kill()
         process.wait()
-        reader.join(5)
+        reader.join(60)
         instance.errors.close()
 
 

@@ -74,13 +74,13 @@ def caddy(
 def _running(command: list[str], address: str, port: int, environment: Mapping[str, str]) -> Iterator[None]:
     process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE)
     try:
-        if not eventually(lambda: process.poll() is not None or _listens(address, port), within_s=20):
+        if not eventually(lambda: process.poll() is not None or _listens(address, port)):
             raise AssertionError(f"{command[0]} does not listen")
         assert process.poll() is None, process.stderr and process.stderr.read()
         yield
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
 
 
 def _listens(address: str, port: int) -> bool:

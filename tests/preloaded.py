@@ -91,7 +91,7 @@ class Heard(Command):
         self.stderr.close()
 
 
-def captured(*arguments: object, given: str = "", timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def captured(*arguments: object, given: str = "", timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
     """A command of gitboot that has come to its end, and what it wrote; as `subprocess.run` with capture_output."""
     command = [str(each) for each in arguments]
     with TemporaryFile() as asked, TemporaryFile() as output, TemporaryFile() as errors:

@@ -73,7 +73,7 @@ LOADER: Final = {"user-agent": IPXE}  # as machines ask
 
 def get(url: str, **more: Any) -> httpx.Response:
     """What a boot loader is answered."""
-    return plain.get(url, **{"headers": LOADER, "timeout": 10, **more})
+    return plain.get(url, **{"headers": LOADER, "timeout": 60, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ def connect(url: str, *, receive_buffer: int | None = None) -> socket.socket:
     client = socket.socket(socket.AF_INET6 if ":" in str(parts.hostname) else socket.AF_INET)
     if receive_buffer is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    client.settimeout(10)
+    client.settimeout(60)
     try:
         client.connect((str(parts.hostname), parts.port))
     except OSError:
@@ -249,7 +249,7 @@ def undated(response: bytes) -> bytes:
     return b"\r\n".join(line for line in response.split(b"\r\n") if not line.lower().startswith(b"date:"))
 
 
-def eventually(look: Callable[[], bool], within_s: float = 60) -> bool:
+def eventually(look: Callable[[], bool], within_s: float = 300) -> bool:
     until = time.monotonic() + within_s
     while not look():
         if time.monotonic() > until:

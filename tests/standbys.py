@@ -96,14 +96,14 @@ class Host:
     def stop(self) -> None:
         assert self.instance is not None
         self.instance.process.send_signal(signal.SIGTERM)
-        assert self.instance.process.wait(20) == 0, self.events[-3:]
+        assert self.instance.process.wait(120) == 0, self.events[-3:]
         self._leave()
 
     def kill(self) -> None:
         if self.instance is not None:
             self.resume()
             self.instance.process.kill()
-            self.instance.process.wait(20)
+            self.instance.process.wait(120)
             self._leave()
 
     def pause(self) -> None:
@@ -122,7 +122,7 @@ class Host:
 
     def _leave(self) -> None:
         if self.instance is not None:
-            self._reader.join(20)
+            self._reader.join(60)
             self.instance.errors.close()
             self.told += self.instance.events
             self.instance = None

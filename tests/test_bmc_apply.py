@@ -301,7 +301,7 @@ def test_results_are_collected_once_by_server(make_rack: MakeRack) -> None:
     with rack.fleet(on_finished=ended.release) as fleet:
         begun = fleet.submit([rack.job(machine=machine) for machine in reversed(rack.machines)])
         while len(results) < len(rack.machines):
-            assert ended.acquire(timeout=10)
+            assert ended.acquire(timeout=60)
             results |= fleet.finished()
         assert fleet.finished() == {}
     assert begun == {uuid_of(name) for name in ("web01", "web02", "web03")}
@@ -335,7 +335,7 @@ class Gate:
         self.rack.write(uuid, record)
         if uuid == uuid_of(self.held) and record.state is State.RECORDED:
             self.reached.set()
-            assert self.opened.wait(10)
+            assert self.opened.wait(60)
 
 
 def test_a_server_has_one_job_at_a_time(make_rack: MakeRack) -> None:
@@ -345,9 +345,9 @@ def test_a_server_has_one_job_at_a_time(make_rack: MakeRack) -> None:
     ended = threading.Event()
     with rack.fleet(write=gate.write, on_finished=ended.set) as fleet:
         assert fleet.submit(jobs[:1]) == {uuid_of("web01")}
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         assert fleet.submit(jobs) == {uuid_of("web02")}
-        assert ended.wait(10)
+        assert ended.wait(60)
         assert list(fleet.finished()) == [uuid_of("web02")]
         gate.opened.set()
         assert list(fleet.finished(wait_all=True)) == [uuid_of("web01")]
@@ -360,13 +360,13 @@ def test_closing_lets_a_job_end_that_is_under_way_and_begins_no_other(make_rack:
     gate = Gate(rack, "web01")
     with rack.fleet(write=gate.write, parallel=1) as fleet:
         fleet.submit([rack.job(machine=machine) for machine in rack.machines])
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         closing = threading.Thread(target=fleet.close)
         closing.start()
         closing.join(0.05)
         assert closing.is_alive()
         gate.opened.set()
-        closing.join(10)
+        closing.join(60)
         assert not closing.is_alive()
     assert rack.records["web01"]["provision/1"].state is State.CONFIRMED
     assert [len(machine.requests) for machine in rack.machines[1:]] == [0, 0]
@@ -404,7 +404,7 @@ def test_a_job_that_has_not_begun_gives_way_to_what_is_wanted_now(make_rack: Mak
     web01, web02, web03 = rack.machines
     with rack.fleet(write=gate.write, parallel=1) as fleet:
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02), rack.job(machine=web03)])
-        assert gate.reached.wait(10)
+        assert gate.reached.wait(60)
         assert fleet.submit([rack.job(ALWAYS, machine=web02)]) == {web02.uuid}
         fleet.forget([SystemUuid(web03.uuid)])
         gate.opened.set()

@@ -56,7 +56,7 @@ class Contender:
         """Up to the next request that says something of the override, or changes it; or to the end."""
         if not self.is_done:
             self._goes.release()
-            assert self._waits.acquire(timeout=20)
+            assert self._waits.acquire(timeout=60)
 
     def job(self) -> None:
         """One from its beginning to its end, or the one that is under way to its end."""

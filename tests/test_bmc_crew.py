@@ -12,7 +12,7 @@ import pytest
 from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.pace import FIRST, NO_SIGN, Sign
 
-PATIENCE_S = 30
+PATIENCE_S = 300
 FAST = Sign(waited_s=0.3)
 
 

@@ -427,7 +427,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 def _await(port: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until the simulator has begun."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + 300
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ping:
         ping.settimeout(0.1)
         while process.poll() is None and time.monotonic() < until:

@@ -88,7 +88,7 @@ def open_bmc(authority: Authority) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def open_bmc(server: RedfishServer, **chosen: Any) -> BmcConnection:
-            options: dict[str, Any] = {"tls": tls_context(ca=authority.pem), "read_timeout_s": 5} | chosen
+            options: dict[str, Any] = {"tls": tls_context(ca=authority.pem), "read_timeout_s": 60} | chosen
             bmc = BmcConnection(server.url, Credentials(username=USER, password=PASSWORD, name="rack"), **options)
             return stack.enter_context(bmc)
 

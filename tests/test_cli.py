@@ -700,7 +700,7 @@ def test_serve_answers_from_a_rendered_tree_until_it_is_stopped(gitboot: Run, fl
             assert client.get("/api/v1/servers").status_code == 200
         process.send_signal(signal.SIGTERM)
         assert json.loads(process.stderr.readline())["type"] == "Stopped"
-        assert process.wait(10) == Exit.FINE
+        assert process.wait(120) == Exit.FINE
 
 
 def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
@@ -715,7 +715,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
         assert str(tmp_path / MANIFEST) in logged["message"]
         process.send_signal(signal.SIGTERM)
         assert {event["type"] for event in said} <= {"NotReady", "Stopped"}
-        assert process.wait(10) == Exit.FINE
+        assert process.wait(120) == Exit.FINE
 
 
 # run --once

@@ -32,7 +32,7 @@ def code(*command: str, unread_errors: bool = False) -> int:
     with TemporaryFile("w+") as kept:
         errors = unread() if unread_errors else os.dup(kept.fileno())
         try:
-            return Command(command, os.environ, output=output, errors=errors).wait(60)
+            return Command(command, os.environ, output=output, errors=errors).wait(300)
         finally:
             os.close(output)
             os.close(errors)
@@ -90,4 +90,4 @@ def test_a_command_without_any_output_does_its_work(tmp_path: Path) -> None:
 def redirected(command: str) -> subprocess.CompletedProcess[str]:
     """A command as a shell starts it: what is closed there is closed from the start."""
     script = f'gitboot() {{ {sys.executable} -m gitboot "$@"; }}; {command}'
-    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=300, check=False)

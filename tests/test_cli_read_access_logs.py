@@ -47,7 +47,7 @@ def observe(*arguments: object, given: str = "", most_bytes: int | None = None) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
 
     command = [sys.executable, "-m", "gitboot", "read-access-logs", *map(str, arguments)]
-    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=30, preexec_fn=limit)
+    return subprocess.run(command, input=given, capture_output=True, text=True, timeout=300, preexec_fn=limit)
 
 
 def test_evidence_is_spooled_and_all_else_is_counted(log: Path, spool: Path) -> None:

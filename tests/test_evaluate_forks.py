@@ -138,7 +138,7 @@ def is_alive(worker: Path) -> bool:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not holds():
         assert time.monotonic() < end
         time.sleep(0.01)

@@ -43,7 +43,7 @@ HOSTILE = {
 }
 
 
-PATIENCE_S = 60  # whoever holds the interpreter of an endpoint holds it longer
+PATIENCE_S = 300  # whoever holds the interpreter of an endpoint holds it longer
 
 
 @contextmanager

@@ -39,7 +39,7 @@ class Client:
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         forwarded = {"x-forwarded-for": self.address} if self.address is not None else {}
-        return plain.get(f"{self.url}{path}", headers={**headers, **forwarded}, timeout=10)
+        return plain.get(f"{self.url}{path}", headers={**headers, **forwarded}, timeout=60)
 
     @property
     def entry(self) -> str:
@@ -248,7 +248,7 @@ def proxied(url: str, folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         nginx.terminate()
-        nginx.communicate(timeout=20)
+        nginx.communicate(timeout=60)
 
 
 def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path) -> None:

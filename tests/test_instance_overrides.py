@@ -521,12 +521,12 @@ def test_a_fetch_is_judged_by_a_reading_that_began_after_it(site: Site) -> None:
     def held(record: OverrideRecord) -> None:
         if record.state is State.RECORDED:
             about_to_set.set()
-            assert may_set.wait(10)
+            assert may_set.wait(60)
 
     site.bench.after_recording = held
     bench = site.bench
     plan = bench.reconcile(wait=False)
-    assert about_to_set.wait(10)
+    assert about_to_set.wait(60)
     bench.fetch(plan, client="10.0.0.99")
     bench.reconcile(wait=False)
     may_set.set()
@@ -747,7 +747,7 @@ class Held:
     def __call__(self, record: OverrideRecord) -> None:
         if record.state is State.RECORDED:
             self.reached.set()
-            assert self.opened.wait(10)
+            assert self.opened.wait(60)
 
 
 @pytest.mark.parametrize("then", ["parked", "another number", "its window is over"])
@@ -759,7 +759,7 @@ def test_what_was_set_while_the_plan_changed_is_withdrawn_with_the_next_pass(
     site.decide("Never" if "window" in then else "Once", *([window] if "window" in then else []))
     bench, held = site.bench, Held(site.bench, recorded)
     bench.reconcile(wait=False)
-    assert held.reached.wait(10)
+    assert held.reached.wait(60)
     if then == "parked":
         site.decide(spec="provision: 1, lifecycle: Parked")
     elif then == "another number":

@@ -162,7 +162,7 @@ def test_whose_ledger_was_taken_elsewhere_acts_no_more(rack: Rack, server: Postg
         hosts.two.kill()
         hosts.two.start()
         assert hosts.two.instance is not None
-        assert hosts.two.instance.process.wait(20) == 64
+        assert hosts.two.instance.process.wait(120) == 64
         assert not new.stands
         assert web.times_set == 1
 
@@ -325,7 +325,7 @@ def test_of_endpoints_on_other_hosts_none_gives_what_is_of_a_tree_of_before(
             eventually(lambda: "flatcar-1" in hosts.two.instance.get(other.entry).text)  # type: ignore[union-attr]
         finally:
             serve.process.send_signal(signal.SIGTERM)
-            serve.process.wait(10)
+            serve.process.wait(120)
             reader.join()
             serve.errors.close()
 

@@ -106,7 +106,7 @@ class Victim:
     born: threading.Event = field(default_factory=threading.Event)
 
     def reach(self, point: str) -> None:
-        if point == self.point and self.born.wait(10):
+        if point == self.point and self.born.wait(60):
             os.kill(self.pid, signal.SIGKILL)
 
 

@@ -156,7 +156,7 @@ def test_it_is_renewed_by_a_thread_which_tells_when_it_is_anothers(path: Path, p
             ledger.database.lease.check()
             schema = address(path).url.rpartition("%3D")[2]
             postgres_server.sql(f"UPDATE {schema}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
-            assert lost.wait(10)
+            assert lost.wait(60)
             with pytest.raises(LeaseLost, match="another instance acts"):
                 ledger.database.lease.check()
 

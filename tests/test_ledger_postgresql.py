@@ -463,12 +463,12 @@ def test_an_endpoint_on_a_place_that_was_left_or_that_does_not_answer_says_so_at
         reader = threading.Thread(target=serve.read, daemon=True)
         reader.start()
         try:
-            told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type], 8)  # noqa: B023
+            told = eventually(lambda: [each["message"] for each in serve.events if each["type"] == type])  # noqa: B023
             assert said in told[0], told
             assert told[0].endswith("no boot that is made once is given")
         finally:
             serve.process.send_signal(signal.SIGTERM)
-            serve.process.wait(20)
+            serve.process.wait(120)
             reader.join()
             serve.errors.close()
 

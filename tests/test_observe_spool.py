@@ -176,7 +176,7 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
 def write_many(spool: Path, first: int, count: int) -> None:
     spooled = Spool(spool, most_bytes=5000)
     for future in [spooled.record(observation(number)) for number in range(first, first + count)]:
-        future.result(timeout=30)
+        future.result(timeout=60)
     spooled.close()
 
 
@@ -282,7 +282,7 @@ def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written
 def test_a_folder_that_is_gone_fails_each_observation(tmp_path: Path) -> None:
     spooled = Spool(tmp_path / "missing")
     with pytest.raises(FileNotFoundError):
-        spooled.record(observation()).result(timeout=10)
+        spooled.record(observation()).result(timeout=60)
     spooled.close()
 
 
@@ -294,7 +294,7 @@ def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest
 
     def slowly(fd: int) -> None:
         syncs[0] += 1
-        gate.wait(10)
+        gate.wait(60)
         sync(fd)
 
     monkeypatch.setattr(os, "fdatasync", slowly)
@@ -303,7 +303,7 @@ def test_what_waits_is_written_with_one_sync(tmp_path: Path, monkeypatch: pytest
     assert not any(future.done() for future in futures), "nothing is told before it stands"
     gate.set()
     for future in futures:
-        future.result(timeout=10)
+        future.result(timeout=60)
     spooled.close()
     assert syncs[0] <= 3
     assert len(take(tmp_path, {}).observations) == 500
@@ -314,18 +314,18 @@ def test_who_could_not_wait_is_not_written_or_taken_back(tmp_path: Path, monkeyp
 
     def slowly(fd: int) -> None:
         begun.set()
-        gate.wait(10)
+        gate.wait(60)
         sync(fd)
 
     monkeypatch.setattr(os, "fdatasync", slowly)
     spooled = Spool(tmp_path)
     under_way = spooled.record(observation(1))
-    begun.wait(10)
+    begun.wait(60)
     waiting, last = spooled.record(observation(2)), spooled.record(observation(3))
     assert under_way.cancel()
     assert waiting.cancel()
     gate.set()
-    last.result(timeout=10)
+    last.result(timeout=60)
     spooled.close()
     assert take(tmp_path, {}).observations == [observation(3)]
     (path,) = tmp_path.glob("*.jsonl")

@@ -74,7 +74,7 @@ def serve() -> Iterator[Serve]:
 
         def serve(*machines: Machine, **options: Any) -> httpx.Client:
             server = stack.enter_context(RedfishServer(Service(*machines), **options))
-            return stack.enter_context(httpx.Client(base_url=server.url, timeout=5, verify=PLAIN))
+            return stack.enter_context(httpx.Client(base_url=server.url, timeout=60, verify=PLAIN))
 
         yield serve
 
@@ -550,7 +550,7 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
             client.post("Systems/web03/Actions/ComputerSystem.Reset", json={}).raise_for_status()
         lines = [process.stdout.readline().split(", ")[0].strip() for _ in range(4)]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0
 
     assert lines == [
         "web03 boots Pxe",

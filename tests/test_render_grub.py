@@ -125,7 +125,7 @@ def test_grub_itself_tries_both_dialects_and_goes_on_where_it_has_neither(tmp_pa
     (folder / "grub.cfg").write_text(script)
     ran = subprocess.run(
         ["script", "--quiet", "--command", f"grub-emu -d {folder}", "/dev/null"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert ran.stdout.count("can't find command `linux'") == 5
     assert ran.stdout.count("can't find command `linuxefi'") == 5

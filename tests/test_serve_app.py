@@ -581,7 +581,7 @@ def test_who_leaves_before_the_answer_has_fetched_nothing(
     gone, find = threading.Event(), Answers.find
 
     def slowly(*given: Any) -> Answer | None:
-        gone.wait(5)
+        gone.wait(60)
         return find(*given)
 
     monkeypatch.setattr(Answers, "find", slowly)

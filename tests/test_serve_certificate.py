@@ -79,7 +79,7 @@ class Pair:
             return client.getpeercert(binary_form=True)
 
     def get(self, url: str) -> httpx.Response:
-        return httpx.get(url, verify=self.trusted, timeout=10)
+        return httpx.get(url, verify=self.trusted, timeout=60)
 
 
 def put(target: Path, content: bytes) -> None:
@@ -105,13 +105,13 @@ def served(made: Site, *arguments: str) -> Iterator[Instance]:
         eventually(lambda: found.url and get(f"{found.url}/healthz").status_code == 200)
         yield found
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
-        reader.join(5)
+        assert process.wait(120) == 0
+        reader.join(60)
         assert [event for event in found.events if event["type"] in ("NotJson", "Logged")] == []
     finally:
         process.kill()
         process.wait()
-        reader.join(5)
+        reader.join(60)
         found.errors.close()
 
 
@@ -432,7 +432,7 @@ def test_an_end_does_not_wait_for_who_has_yet_to_agree(made: Site, pair: Pair) -
         assert pair.get(operators_of(found) + STATUS).status_code == 200
         found.process.send_signal(signal.SIGTERM)
         assert silent.recv(1) == b""
-        assert found.process.wait(20) == 0
+        assert found.process.wait(120) == 0
 
 
 def test_a_url_says_how_to_ask(made: Site, pair: Pair) -> None:

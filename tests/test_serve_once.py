@@ -766,9 +766,7 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
     looks = ("--check-assets", "off")  # by itself it would not offer it
     with running(repository.bare, tmp_path, "--assets", str(assets), *looks, records="fresh") as instance:
         eventually(lambda: "(Missing)" in instance.get(ENTRY).text)
-        found = eventually(
-            lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"], within_s=30
-        )
+        found = eventually(lambda: [each for each in instance.status()["conditions"] if each["type"] == "BootsGiven"])
         assert instance.status()["records"] == {"Pending": 1}
     assert (found[0]["status"], found[0]["reason"]) == (False, "Missing")
     assert "assets/flatcar-1/initrd is not there" in found[0]["message"]

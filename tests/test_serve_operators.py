@@ -295,7 +295,6 @@ def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPat
             return False
 
         assert eventually(both_are_closed)
-        fair.settimeout(10)
         fair.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         answers = b""
         while b"HTTP/1.1 200" not in answers:  # after what was left of the first one

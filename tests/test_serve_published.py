@@ -55,7 +55,7 @@ class Places:
         def asked() -> tuple[int, str]:
             join(os.open(f"/run/netns/{place}", os.O_RDONLY))  # this thread alone
             try:
-                answer = plain.get(url, headers=headers, timeout=10)
+                answer = plain.get(url, headers=headers, timeout=60)
             except httpx.TransportError as error:
                 return 0, str(error)
             return answer.status_code, answer.text

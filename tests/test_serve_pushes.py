@@ -73,7 +73,6 @@ def test_what_a_forge_signs_lets_the_instance_fetch(site: Site) -> None:
             lambda commit=commit: any(  # type: ignore[misc]
                 each["type"] == "Fetched" and each["commit"] == commit for each in site.instance.events
             ),
-            15,
         )
 
 

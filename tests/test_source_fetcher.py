@@ -79,7 +79,7 @@ def killed_at_the_end(*arguments: str) -> Iterator[Instance]:
     finally:
         instance.process.kill()
         instance.process.wait()
-        reader.join(5)
+        reader.join(60)
         instance.errors.close()
 
 

@@ -435,7 +435,7 @@ def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state:
         revision = work.commit({"noise": os.urandom(300_000).hex()})
         with Relay(url, passes=100_000, then="hangs") as relay:
             process = subprocess.Popen([sys.executable, "-c", script, f"{relay.url}/fleet", str(state)])
-            assert relay.stalled.wait(10)
+            assert relay.stalled.wait(60)
             time.sleep(0.2)
             process.send_signal(signal.SIGKILL)
             process.wait()

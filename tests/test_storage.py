@@ -113,7 +113,7 @@ def test_e37_an_endpoint_whose_records_do_not_last_does_not_begin(volatile: tupl
     kind, folder = volatile
     command = [sys.executable, "-m", "gitboot", "serve", "--out", str(tmp_path), "--spool", str(folder)]
     environment = {name: value for name, value in os.environ.items() if name != "GITBOOT_ACCEPT_FILESYSTEM"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, timeout=300)
     assert (done.returncode, f"is on {kind}" in done.stderr) == (64, True)
 
 

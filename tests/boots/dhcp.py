@@ -60,7 +60,7 @@ def _dnsmasq(version: int, generated: Path, folder: Path, strangers: Mapping[str
     configuration.write_text("\n".join(lines) + "\n")
     command = [program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]
     with running(command):
-        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
+        assert eventually(lambda: log.exists() and "started" in log.read_text())
         yield
 
 
@@ -99,7 +99,7 @@ def _kea(version: int, generated: Path, folder: Path, strangers: Mapping[str, st
     )
     command = [program(f"kea-dhcp{version}"), "-c", str(configuration)]
     with running(command, {"KEA_PIDFILE_DIR": str(folder), "KEA_LOCKFILE_DIR": str(folder)}):
-        assert eventually(lambda: log.exists() and f"DHCP{version}_STARTED" in log.read_text(), within_s=20)
+        assert eventually(lambda: log.exists() and f"DHCP{version}_STARTED" in log.read_text())
         yield
 
 
@@ -160,5 +160,5 @@ def _leading_nowhere(folder: Path) -> Iterator[None]:
     )
     configuration.write_text("\n".join(lines) + "\n")
     with running([program("dnsmasq"), "--keep-in-foreground", f"--conf-file={configuration}"]):
-        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
+        assert eventually(lambda: log.exists() and "started" in log.read_text())
         yield

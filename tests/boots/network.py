@@ -89,5 +89,5 @@ def tftp(root: Path, address: str) -> Iterator[None]:
     )
     command = ["--keep-in-foreground", "--conf-file=/dev/null", "--user=root", *(f"--{option}" for option in options)]
     with running([program("dnsmasq"), *command]):
-        assert eventually(lambda: log.exists() and "started" in log.read_text(), within_s=20)
+        assert eventually(lambda: log.exists() and "started" in log.read_text())
         yield

@@ -32,7 +32,7 @@ def running(command: list[str], environment: Mapping[str, str] | None = None) ->
         end(process)
 
 
-def end(process: subprocess.Popen[bytes], within_s: float = 20) -> None:
+def end(process: subprocess.Popen[bytes], within_s: float = 60) -> None:
     """Tell it to end, and see to it that it does."""
     process.terminate()
     try:

@@ -69,7 +69,7 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
             running(repository.bare, tmp_path, *LISTEN, *options, environment=trusting, records="fresh") as instance,
         ):
             drives = double.drives
-            eventually(lambda: drives[1].image == iso, within_s=60)
+            eventually(lambda: drives[1].image == iso)
             assert str(drives[0].image).startswith(f"{BASE}/media/"), "its data lay there before"
             owner.says(
                 *(1, "boot.image=node-1", f"BOOTED with {mac_of('web01')}: {ADDRESS}"),
@@ -77,7 +77,7 @@ def test_a_server_is_installed_from_a_medium_without_dhcp(
                 *("BOOTED and reported", END),
             )
             owner.says(2, MARK)
-            eventually(lambda: {drive.image for drive in drives} == {None}, within_s=60)
+            eventually(lambda: {drive.image for drive in drives} == {None})
             row(owner, time.monotonic() - pushed)
             switch("reset --force", "web01", tmp_path)
             owner.says(3, MARK)
