@@ -648,6 +648,13 @@ def test_nothing_is_set_during_post(case: str, since: str | None, expected: bool
     assert isinstance(step, Wait) == expected, case
 
 
+@for_each(("power", "expected"), [("Off", SET), ("On", "Wait"), ("PoweringOff", "Wait"), (None, "Wait")])
+def test_an_override_that_waits_until_the_machine_is_off_is_set_only_when_the_bmc_shows_it_off(
+    power: str | None, expected: str
+) -> None:
+    assert _word(_step(replace(INSTALL, only_off=True), replace(_seen(OFF), power=power))) == expected
+
+
 # What gives way to another override for the same reason
 
 

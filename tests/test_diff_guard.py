@@ -72,6 +72,12 @@ def without(count: int) -> Files:
     [
         ("30 % of 10", web(10), web(3, ARGUMENT), set()),
         ("40 % of 10", web(10), web(4, ARGUMENT), {("maxUpdatePercent", "all"), ("maxUpdatePercent", "role=web")}),
+        (
+            "4 of 13, which is 30.8 %",
+            web(13),
+            web(4, ARGUMENT),
+            {("maxUpdatePercent", "all"), ("maxUpdatePercent", "role=web")},
+        ),
         ("3 of 9", web(9), web(3, ARGUMENT), set()),
         ("4 of 9", web(9), web(4, ARGUMENT), {("maxSmallGroup", "all"), ("maxSmallGroup", "role=web")}),
         ("10 % of 10 removed", web(10), without(1), set()),

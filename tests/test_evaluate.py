@@ -142,6 +142,20 @@ def test_a_commit_that_was_dropped_leaves_nothing_behind(
     assert (third.changes.before, third.changes.after) == (1, 2)
 
 
+def test_a_server_that_a_dropped_commit_removed_still_has_its_address(
+    repository: Repository, source: Source, evaluation: Evaluation
+) -> None:
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    first = evaluate(evaluation, newest(source))
+    repository.push({"web02.yaml": ""})
+    evaluate(evaluation, newest(source), first.commit)
+    taken = server("web03", "role: web").replace(mac_of("web03"), mac_of("web02"))
+    repository.push({"web02.yaml": server("web02", "role: web"), "web03.yaml": taken})
+    with pytest.raises(InvalidRepository) as raised:
+        evaluation.evaluate(newest(source), first.commit)
+    assert [problem.code for problem in raised.value.problems] == [Code.DUPLICATE_IDENTITY]
+
+
 # What is kept for the next process
 
 BELIEVED = (

@@ -27,7 +27,7 @@ from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
-from gitboot.status import Condition, Following
+from gitboot.status import Condition, Following, Status
 from gitboot.stoppage import Stoppage
 from tests.cases import for_each
 from tests.doubles import Commits
@@ -51,6 +51,13 @@ WANTING = commit_of(*INSTALLS)
 ANOTHERS = commit_of(
     fleet(f"baseURL: 'http://boot.test', provisioning: {{ledger: {uuid_of('another ledger')}}}"), *SEED[1:]
 )
+
+
+@for_each(("conditions", "expected"), [((), False), ((False,), False), ((True,), True)])
+def test_a_condition_of_which_nothing_is_known_does_not_hold(conditions: tuple[bool, ...], expected: bool) -> None:
+    known = tuple(Condition(type="Ready", status=each, reason="R", message="", since=NOON) for each in conditions)
+    other = Condition(type="Serving", status=True, reason="R", message="", since=NOON)
+    assert Status(conditions=(other, *known)).condition("Ready") is expected
 
 
 def accepted(commit: Commit) -> Attempt:

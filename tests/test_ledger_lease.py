@@ -28,7 +28,7 @@ from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.ledger import events, evidence, facts, records
 from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
-from gitboot.ledger.lease import Holder, Lease, LeaseKeeper
+from gitboot.ledger.lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
@@ -231,6 +231,15 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path) ->
         with ledger.writing() as tx:  # nobody has taken it meanwhile
             facts.accept(tx, "c0ffee")
         lease.check()
+
+
+def test_a_renewal_counts_from_before_it_was_sent() -> None:
+    renewed = HeldLease(lease=Lease("one", 1), seconds=60, name="the ledger")
+    renewed.renewed(now_s() - 60)
+    with pytest.raises(LeaseLost, match="could not be renewed for 60 s"):
+        renewed.check()
+    renewed.renewed(now_s())
+    renewed.check()
 
 
 def test_a_transaction_may_last_longer_than_the_lease(path: Path) -> None:

@@ -411,7 +411,7 @@ BMCS = {
         (
             "metal3",
             f"idrac-virtualmedia+https://root:{PASSWORD}@10.9.0.13/redfish/v1/Systems/System.Embedded.1",
-            "ipmi://10.9.0.13",
+            f"ipmi://root:{PASSWORD}@10.9.0.13",
         ),
         ("ironic", '"redfish_address": "https://10.9.0.13"', '"ipmi_address": "10.9.0.13"'),
     ],
@@ -420,6 +420,7 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
     files = {name: text.replace(old, new) for name, text in SOURCES[system].items()}
     fleet = imported(tmp_path, system, *known(tmp_path), files=files)
     assert server_of(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
+    assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
     assert typed("validate", fleet).code == 0
 
 
