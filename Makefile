@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot test-packages bench check docs audit reference format clean
+.PHONY: help run test test-boot test-mutations test-packages bench check docs audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -27,6 +27,9 @@ test: $(READY) ## run all tests but those that boot real firmware or install pac
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots
+
+test-mutations: $(READY) ## put each fault of tests/mutations.yaml into a copy of the code; tests have to notice all
+	$(BIN)/python -m tests.mutations
 
 test-packages: WORKERS := 1
 test-packages: $(READY) ## build the Debian package and the image, and install them; needs Debian and root

@@ -122,6 +122,7 @@ ACROSS = {
     *(
         "machine_lives",
         "mirrors",
+        "mutations",
         "packaging",
         "project",
         "redfish_double",
