@@ -13,7 +13,7 @@ READY := .venv/.ready
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-boot test-mutations test-packages bench check docs audit reference format clean
+.PHONY: help run test test-boot test-mutations test-packages bench flows check docs audit reference format clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
@@ -39,6 +39,9 @@ test-packages: $(READY) ## build the Debian package and the image, and install t
 bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; `make bench BENCH='server --sizes 1000'`
 	@scripts/install '.[bench]'
 	$(BIN)/python -m benchmarks $(BENCH)
+
+flows: $(READY) ## list what gitboot calls in three flows; `make flows FLOWS='compare benchmarks/flows/2fefe59.json'`
+	@$(BIN)/python -m benchmarks.flows $(or $(FLOWS),record)
 
 check: $(READY) ## all else that CI checks: style, types, architecture, dependencies, schemas, the example
 	$(BIN)/ruff check

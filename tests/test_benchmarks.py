@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import LARGEST, main, measured
 from benchmarks.cost import Cost, median, of_command
 from benchmarks.fleet import RACK, Fleet
+from benchmarks.flows.__main__ import FLOWS
+from benchmarks.flows.site import FlowFailed, Site
+from benchmarks.flows.summary import differences, summarise
+from benchmarks.flows.tracing import Calls, Function, Tracing
 from benchmarks.page import sections
 from benchmarks.place import Place
 from benchmarks.repository import Repository
@@ -148,3 +154,93 @@ def test_a_row_that_fails_or_is_late_does_not_lose_the_others(tmp_path: Path) ->
         *((True, False, False), (False, False, True), (False, True, False), (False, True, False))
     ]
     assert "KeyError('a fault')" in found[0].line()
+
+
+_TRACED = """\
+import os, threading
+
+def add(numbers):
+    return sum(number + 1 for number in numbers)
+
+def count():
+    yield from (1, 2, 3)
+
+def sort(names):
+    return sorted([name for name in names], key=lambda name: name.lower())
+
+def die():
+    os._exit(0)
+
+class Thread:
+    def run(self):
+        count_all()
+
+def count_all():
+    return list(count())
+
+def main():
+    add([1, 2])
+    sort(["b", "A"])
+    thread = threading.Thread(target=Thread().run)
+    thread.start()
+    thread.join()
+    if os.fork() == 0:
+        die()
+    os.wait()
+    os.kill(os.getpid(), 9)
+
+main()
+"""
+
+
+def test_the_tracer_records_threads_forks_and_processes_that_are_killed(tmp_path: Path) -> None:
+    (package := tmp_path / "traced").mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(_TRACED)
+    tracing = Tracing(tmp_path)
+    environment = {**tracing.environment, "TRACE_FLOWS_PACKAGE": str(package)}
+    command = [sys.executable, "-m", "traced"]
+
+    with tracing.window() as window:
+        subprocess.run(command, cwd=tmp_path, env=environment, check=False)
+    subprocess.run(command, cwd=tmp_path, env=environment, check=False)  # no window is open
+
+    found = {tuple(function): calls.number for function, calls in tracing.read()[window].items()}
+    assert found == {
+        ("traced", "traced.__main__", "main"): 1,
+        ("traced", "traced.__main__", "add"): 2,  # a generator expression counts as its function
+        ("traced", "traced.__main__", "sort"): 3,  # and so does a lambda
+        ("traced", "traced.__main__", "Thread.run"): 1,
+        ("traced", "traced.__main__", "count_all"): 1,
+        ("traced", "traced.__main__", "count"): 1,
+        ("traced (fork)", "traced.__main__", "die"): 1,
+    }
+
+
+def test_the_tracer_lists_what_a_get_by_mac_address_calls_and_rejects_an_unknown_address(tmp_path: Path) -> None:
+    with Site(tmp_path) as site:
+        _, get = FLOWS["get"]
+        window = get(site, 0, None)
+        with pytest.raises(FlowFailed, match=r"GET /v1/boot/02-00-00-00-00-01/boot\.ipxe: 404"):
+            get(site, 1, "02-00-00-00-00-01")
+        calls = site.tracing.read()[window]
+    assert ("gitboot serve", "gitboot.serve.app") in {(each.process, each.module) for each in calls}
+
+
+def test_a_comparison_of_flows_ignores_functions_that_only_some_rounds_call() -> None:
+    def flow(*rounds: str) -> dict[str, Any]:
+        windows = [
+            {Function("gitboot run", f"gitboot.{module}", "go"): Calls(number, 1) for number, module in enumerate(each)}
+            for each in rounds
+        ]
+        return {"flows": {"get": summarise("a GET", windows)}}
+
+    before = flow("abc", "ab")
+    assert list(before["flows"]["get"]["always"]["gitboot run"]) == ["gitboot.a", "gitboot.b"]
+    assert list(before["flows"]["get"]["sometimes"]["gitboot run"]) == ["gitboot.c"]
+    assert [line for line in differences(before, flow("acd", "acd")) if line.startswith("  ")] == [
+        "  + gitboot.d (module)",
+        "  + gitboot.d: go",
+        "  - gitboot.b (module)",
+        "  - gitboot.b: go",
+    ]
