@@ -73,7 +73,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "Unreadable": _RETRY,
     },
     "NoticesSent": {ANY: "gitboot events --state STATE | tail  # it is tried again; what is noted waits"},
-    "VerdictTold": {ANY: "gitboot run … --forge-token FILE  # read anew at each try"},
+    "VerdictTold": {ANY: "gitboot run … --forge KIND=URL TOKEN  # gitboot reads the file TOKEN again at each try"},
     BMC: {
         "AnotherMachine": "gitboot bmc resolve SERVER --same --state STATE --reason '…'",
         "Contended": _ASK,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +86,8 @@ def configuration_page() -> str:
         "rejects a key that it does not know. Restart gitboot after a change. `gitboot doctor --config` reads the file",
         "of `gitboot run`.",
         "",
-        "In a variable, separate the items of a list by spaces, and write `true` or `false` for a flag.",
+        "In a variable, write `true` or `false` for a flag, and separate the items of a list by spaces. Separate two",
+        "paths by a colon.",
         "",
     ]
     for name in ("run", "serve"):
@@ -128,6 +130,8 @@ def _value(parameter: click.Parameter) -> str:
         kind = f"number{_bounds(parameter.type)}"
     elif isinstance(parameter.type, click.Path):
         kind = "path"
+    if parameter.nargs > 1:
+        return f"`{json.dumps(parameter.make_metavar(click.Context(click.Command('run'))).split())}`"
     return f"list of {kind}" if parameter.multiple else kind
 
 

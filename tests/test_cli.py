@@ -391,7 +391,11 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
         ("diff main --path {repository}", 64, "has no work tree, where something could lie uncommitted: write BASE.."),
         ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
-        ("run {repository} --out {empty}/o --state {empty} --ssh-key {file} --once", 64, "needs --known-hosts"),
+        (
+            "run {repository} --out {empty}/o --state {empty} --once --git-ssh {file}",
+            64,
+            "Option '--git-ssh' requires 2 arguments.",
+        ),
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
     ],
 )

@@ -100,3 +100,22 @@ def test_a_worker_gets_its_settings_from_the_process_that_starts_it(tmp_path: Pa
     context = command("serve").make_context("serve", arguments, auto_envvar_prefix="GITBOOT")
     found = {name: context.params[name] for name in json.loads(handed)}
     assert found == {"idle_connections": 3, "operators_hosts": ("a", "b"), "trusted_proxies": ()}
+
+
+def test_two_values_of_an_option_come_from_a_list_of_the_file_or_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def values(*arguments: str) -> list[object]:
+        context = command("run").make_context("run", [*START[1:], *arguments], auto_envvar_prefix="GITBOOT")
+        return [context.params[name] for name in ("operators_tls", "git_ssh", "forge")]
+
+    assert values() == [None, None, None]
+    named = configured(operators_tls=["a", "b"], git_ssh=["c", "d"], forge=["gitea=https://e.test/f/g", "h"])
+    expected = [(Path("a"), Path("b")), (Path("c"), Path("d")), ("gitea=https://e.test/f/g", Path("h"))]
+    assert values(*named) == expected
+    monkeypatch.setenv("GITBOOT_OPERATORS_TLS", "a:b")
+    monkeypatch.setenv("GITBOOT_GIT_SSH", "c:d")
+    monkeypatch.setenv("GITBOOT_FORGE", "gitea=https://e.test/f/g h")
+    assert values() == expected
+    monkeypatch.delenv("GITBOOT_OPERATORS_TLS")
+    done = typed(*START, *configured(operators_tls=["a"]))
+    said = " ".join(done.err.split())
+    assert (done.code, "for operators-tls in " in said, "Takes 2 values but 1 " in said) == (64, True, True), done

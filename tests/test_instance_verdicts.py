@@ -176,7 +176,7 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
     web = rack.add("web01", provision=1)
     first = rack.push()
     link = configured(forge_link="https://boards.test")
-    options = ("--forge", host.project, "--forge-token", token, *link)
+    options = ("--forge", host.project, token, *link)
     with rack.running(*options, records="adopt") as instance:
         until_condition(instance, "VerdictTold", status=True, reason="Told")
         eventually(lambda: host.statuses)
@@ -236,7 +236,7 @@ def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, t
         (after, f"held behind {reinstalls[:12]}"),
         (newest, "held by maxReinstalls"),
     ]
-    with rack.running("--forge", host.project, "--forge-token", token) as instance:
+    with rack.running("--forge", host.project, token) as instance:
         eventually(lambda: said() == waiting)
         digest = instance.status()["attempted"]["held"]["digest"]
         rack.said("approve", digest, "--guard", "maxReinstalls", "--reason", "CHG-1")
@@ -249,7 +249,7 @@ def test_a_forge_that_refuses_is_a_condition_and_delays_nothing(host: ForgeHost,
     token.write_text("wrong")
     rack.add("web01")
     rack.push()
-    with rack.running("--forge", host.project, "--forge-token", token, records="adopt") as instance:
+    with rack.running("--forge", host.project, token, records="adopt") as instance:
         found = until_condition(instance, "VerdictTold", status=False, reason="ForgeRefused")
         assert "401" in found["message"] and "wrong" not in found["message"]
         commit = rack.push("Again")
@@ -263,18 +263,18 @@ def test_reconciling_once_tells_it_too(host: ForgeHost, token: Path, rack: Rack)
     commit = rack.push()
     rack.once(records="adopt")
     for _ in range(2):  # as a timer does
-        assert rack.once("--forge", host.project, "--forge-token", token).code == Exit.FINE
+        assert rack.once("--forge", host.project, token).code == Exit.FINE
     assert [(each["sha"], each["context"]) for each in host.statuses] == [(commit, "gitboot")]
 
 
 def test_a_dry_run_tells_nobody(host: ForgeHost, token: Path, rack: Rack) -> None:
     rack.add("web01")
     rack.push()
-    rack.once("--dry-run", "--forge", host.project, "--forge-token", token)
+    rack.once("--dry-run", "--forge", host.project, token)
     assert host.requests == []
 
 
 def test_a_forge_without_a_token_is_said(rack: Rack) -> None:
     rack.push()
     done = rack.once("--forge", "gitea=https://gitea.test/acme/fleet")
-    assert (done.code, "--forge-token" in done.err) == (Exit.USAGE, True)
+    assert (done.code, "'--forge' requires 2 arguments" in done.err) == (Exit.USAGE, True)

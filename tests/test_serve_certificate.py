@@ -59,7 +59,7 @@ class Pair:
 
     @property
     def options(self) -> tuple[str, ...]:
-        return ("--operators-tls-cert", str(self.certificate), "--operators-tls-key", str(self.key))
+        return ("--operators-tls", str(self.certificate), str(self.key))
 
     def renew(self) -> bytes:
         """Put a new one there, as certbot does: one file after the other; return what clients are shown of it."""
@@ -315,8 +315,8 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ("a key alone", "--operators-tls-cert and --operators-tls-key belong together"),
-        ("without a socket", "--operators-tls-cert needs --operators-listen"),
+        ("a certificate alone", "Option '--operators-tls' requires 2 arguments."),
+        ("without a socket", "--operators-tls needs --operators-listen"),
         ("another key", "operators.key is not the key of {folder}/operators.pem, in which the server's own"),
         ("half a certificate", "{folder}/operators.pem holds no certificate in PEM"),
         ("no key", "{folder}/operators.key cannot be read: No such file or directory"),
@@ -326,11 +326,11 @@ def test_an_instance_says_that_the_certificate_cannot_be_read_and_how_to_look(
 def test_what_cannot_be_shown_is_refused_at_the_start(
     pair: Pair, authority: Authority, tmp_path: Path, command: str, how: str, why: str
 ) -> None:
-    options = [*pair.options, "--operators-listen", "127.0.0.1:0"]
-    if how == "a key alone":
-        options = options[2:]
+    options = ["--operators-listen", "127.0.0.1:0", *pair.options]
+    if how == "a certificate alone":
+        options = options[:-1]
     elif how == "without a socket":
-        options = options[:-2]
+        options = options[2:]
     else:
         break_it(how, pair, authority)
     (tmp_path / "output").mkdir()

@@ -140,7 +140,7 @@ def test_a_prometheus_on_another_host_reads_what_the_page_says(places: Places, t
         authority = Authority(tmp_path)
         issued = authority.issue(f"IP:{HOST}")
         (tmp_path / "gitboot-ca.crt").write_text(authority.pem)
-        options = ("--operators-tls-cert", issued.certificate, "--operators-tls-key", issued.key)
+        options = ("--operators-tls", issued.certificate, issued.key)
     (tmp_path / "gitboot.token").write_text(f"{TOKEN}\n")
     here = config.replace("/etc/prometheus/", f"{tmp_path}/").replace("boot.example.net:9090", f"{HOST}:9090")
     assert here.count(HOST) == 1

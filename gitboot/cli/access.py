@@ -23,7 +23,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 _NAMES: Final = (
     *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
-    *("operators_tls_cert", "operators_tls_key", "trusted_proxies", "idle_connections"),
+    *("operators_tls", "trusted_proxies", "idle_connections"),
 )
 
 
@@ -35,8 +35,7 @@ class AccessSettings:
     operators_hosts: tuple[str, ...]
     operators_tokens: Path | None
     operators_listen: str | None  # HOST:PORT; None: where machines ask
-    operators_tls_cert: Path | None  # None: what is asked there is not encrypted
-    operators_tls_key: Path | None
+    operators_tls: tuple[Path, Path] | None  # the certificate and its key; None: what is asked there is not encrypted
     trusted_proxies: tuple[str, ...]  # networks
     idle_connections: int  # of one address
 
@@ -65,15 +64,13 @@ def access_options(command: Command) -> Command:
         help="A file with a token on each line; who shows one (Authorization: Bearer) is answered from anywhere.",
     )
     certificate = click.option(
-        "--operators-tls-cert",
+        "--operators-tls",
+        nargs=2,
+        metavar="CERT KEY",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="The certificate by which what operators ask is encrypted, and those that lead to it (PEM); read anew "
-        "when it changes. Default: it is not.",
-    )
-    key = click.option(
-        "--operators-tls-key",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="Its private key (PEM, without a passphrase).",
+        help="Encrypt the separate socket for operators. CERT is a file with the certificate and its chain, KEY is "
+        "a file with the private key, both PEM and the key without a passphrase. gitboot reads the files again when "
+        "they change. Default: no encryption.",
     )
     proxies = click.option(
         "--trusted-proxies",
@@ -97,7 +94,7 @@ def access_options(command: Command) -> Command:
         help="The largest number of connections without a request that one address may keep. If an address opens one "
         "more, the endpoint closes the oldest. The limit does not apply to trusted proxies.",
     )
-    for option in (idle, listen, proxies, key, certificate, tokens, hosts, networks):
+    for option in (idle, listen, proxies, certificate, tokens, hosts, networks):
         command = option(command)
     return command
 
@@ -109,10 +106,8 @@ def access_of(given: dict[str, Any]) -> AccessSettings:
 
 def check(access: AccessSettings) -> None:
     """Raise `UsageError` where it cannot be meant, or a file cannot be used: at the start, as it may be later."""
-    if (access.operators_tls_cert is None) != (access.operators_tls_key is None):
-        raise UsageError("--operators-tls-cert and --operators-tls-key belong together: a certificate and its key")
-    if access.operators_tls_cert is not None and access.operators_listen is None:
-        raise UsageError("--operators-tls-cert needs --operators-listen: where machines ask nothing is encrypted")
+    if access.operators_tls is not None and access.operators_listen is None:
+        raise UsageError("--operators-tls needs --operators-listen: gitboot does not encrypt what machines fetch")
     clients = clients_of(access, None)
     if clients.tokens is not None:
         clients.tokens.check()
@@ -141,8 +136,7 @@ def certificate_of(access: AccessSettings) -> Certificate | None:
     """What operators are shown; None: what they ask is not encrypted."""
     from gitboot.serve.certificate import Certificate
 
-    file, key = access.operators_tls_cert, access.operators_tls_key
-    return Certificate(file, key) if file is not None and key is not None else None
+    return Certificate(*access.operators_tls) if access.operators_tls is not None else None
 
 
 def _networks(option: str, given: tuple[str, ...]) -> Iterator[Any]:
@@ -159,11 +153,8 @@ def arguments_of(access: AccessSettings) -> list[str]:
     found = ["--settings", json.dumps(settings)]
     for network in access.operators:
         found += ["--operators", network]
-    for option, file in (
-        ("--operators-tokens", access.operators_tokens),
-        ("--operators-tls-cert", access.operators_tls_cert),
-        ("--operators-tls-key", access.operators_tls_key),
-    ):
-        if file is not None:
-            found += [option, str(file.absolute())]
+    if access.operators_tokens is not None:
+        found += ["--operators-tokens", str(access.operators_tokens.absolute())]
+    if access.operators_tls is not None:
+        found += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
     return found

@@ -148,11 +148,12 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     type=click.Path(path_type=Path, file_okay=False),
     help="A directory with username and password (or token) for an https repository. Default: none.",
 )
-@click.option("--ssh-key", type=click.Path(path_type=Path, dir_okay=False), help="A private key for an ssh repository.")
 @click.option(
-    "--known-hosts",
+    "--git-ssh",
+    nargs=2,
+    metavar="KEY KNOWN_HOSTS",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The host keys to expect, as ssh reads them; needed for ssh.",
+    help="The private key and the known_hosts file for an ssh repository. Default: none.",
 )
 @click.option(
     "--ca-bundle",
@@ -212,14 +213,11 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
 )
 @click.option(
     "--forge",
-    metavar="KIND=URL",
-    help="Write what becomes of each commit back as its status: github, gitlab or gitea, and the project's "
-    "URL. Needs --forge-token. Default: nobody is told.",
-)
-@click.option(
-    "--forge-token",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with a token that may write commit statuses. It goes to the forge's host alone.",
+    metavar="KIND=URL TOKEN",
+    type=(str, click.Path(path_type=Path, dir_okay=False)),
+    help="Report the result of each commit to the forge as a commit status. KIND is github, gitlab or gitea, URL is "
+    "the project's page, and TOKEN is a file with a token that may write commit statuses. gitboot sends the token to "
+    "the host of URL only. Default: no status.",
 )
 @click.option(
     "--forge-name",
@@ -329,13 +327,13 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
         "--credentials": bmc.credentials,
         "--secret-keys": settings.secret_keys,
         "--git-credentials": git.credentials,
-        "--ssh-key": git.ssh_key,
+        "--git-ssh": git.ssh[0] if git.ssh is not None else None,
         "--push-secret": settings.push_secret,
         "--notify": settings.notify,
         "--ledger-password": settings.ledger.password if settings.ledger is not None else None,
-        "--forge-token": settings.forge.token if settings.forge is not None else None,
+        "--forge": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,
-        "--operators-tls-key": access.operators_tls_key,
+        "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
     }
     check_private(settings.output, private)
 
@@ -357,8 +355,7 @@ def _settings(
         reference=reference,
         subpath=parse_subpath(subpath) if subpath is not None else "",
         credentials=given.pop("git_credentials"),
-        ssh_key=given.pop("ssh_key"),
-        known_hosts=given.pop("known_hosts"),
+        ssh=given.pop("git_ssh"),
         ca_bundle=given.pop("ca_bundle"),
         timeout_s=given.pop("git_timeout_s"),
         fetch_mebibytes=given.pop("fetch_memory"),
@@ -405,20 +402,18 @@ def _ledger(url: str | None, password: Path | None) -> PostgresAddress | None:
 def _forge_settings(
     subpath: str,
     *,
-    forge: str | None,
-    forge_token: Path | None,
+    forge: tuple[str, Path] | None,
     forge_name: str | None,
     forge_link: str | None,
     forge_api: str | None,
 ) -> ForgeSettings | None:
     from gitboot.instance.settings import ForgeSettings
 
-    if (forge is None) != (forge_token is None):
-        raise UsageError("--forge and --forge-token belong together: who is told, and what lets gitboot do it")
-    if forge is None or forge_token is None:
+    if forge is None:
         return None
+    project, token = forge
     name = forge_name or "/".join(filter(None, ("gitboot", subpath)))
-    return ForgeSettings(project=forge, token=forge_token, name=name, link=forge_link, api=forge_api)
+    return ForgeSettings(project=project, token=token, name=name, link=forge_link, api=forge_api)
 
 
 def _run(settings: Settings, access: AccessSettings) -> Exit:

@@ -210,7 +210,7 @@ def operators_socket(access: AccessSettings) -> socket.socket | None:
     if access.operators_listen is None:
         return None
     operators = listen_at(access.operators_listen)
-    url = url_of(access.operators_listen, operators, "https" if access.operators_tls_cert is not None else "http")
+    url = url_of(access.operators_listen, operators, "https" if access.operators_tls is not None else "http")
     tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
     return operators
 

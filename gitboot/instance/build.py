@@ -555,10 +555,9 @@ def witness_of(settings: Settings) -> Path | None:
 def remote_of(settings: GitSettings) -> Remote:
     """Where commits are fetched from, and with which credentials."""
     credentials: Password | SshKey | None = None
-    if settings.ssh_key is not None:
-        if settings.known_hosts is None:
-            raise UsageError("--ssh-key needs --known-hosts: a host key that nobody checks proves nothing")
-        credentials = SshKey(private_key=settings.ssh_key, known_hosts=settings.known_hosts)
+    if settings.ssh is not None:
+        key, known_hosts = settings.ssh
+        credentials = SshKey(private_key=key, known_hosts=known_hosts)
     elif settings.credentials is not None:
         found = read_credentials(settings.credentials.parent, settings.credentials.name)
         credentials = Password(user=found.username, password=found.password)

@@ -24,8 +24,7 @@ class GitSettings:
     reference: str | None = None  # branch, tag, semver range or commit; None: what the remote's HEAD names
     subpath: str = ""  # the fleet's folder in it
     credentials: Path | None = None  # a directory with username and password
-    ssh_key: Path | None = None
-    known_hosts: Path | None = None
+    ssh: tuple[Path, Path] | None = None  # the private key and known_hosts
     ca_bundle: Path | None = None
     timeout_s: float = 60
     fetch_mebibytes: int | None = None  # of memory that a fetch may take; None: the fetcher's default

@@ -60,7 +60,7 @@ class Remote:
             case ("ssh", SshKey()) | ("https", Password() | None) | ("http" | "git" | "file" | "", None):
                 pass
             case "ssh", _:
-                raise UsageError(f"{self._shown} needs a private key and a known_hosts file (--ssh-key, --known-hosts)")
+                raise UsageError(f"{self._shown} needs a private key and a known_hosts file (--git-ssh)")
             case "http", Password():
                 raise UsageError(f"{self._shown} would send the password unencrypted; use https")
             case "https" | "http" | "git" | "file" | "", _:
