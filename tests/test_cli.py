@@ -40,7 +40,7 @@ from tests.evaluated import evaluated_here
 from tests.fleets import SEED, mac_of, maintenance, naming, policy, server, uuid_of
 from tests.instance import Instance, Repository, eventually, git, ledger_in, running
 from tests.pages import ROOT
-from tests.preloaded import Heard
+from tests.preloaded import Heard, captured
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -125,6 +125,38 @@ def command(name: str) -> click.Command:
     found = cli.get_command(click.Context(cli), name)
     assert found is not None
     return found
+
+
+MOST_COMMANDS, MOST_SUBCOMMANDS = 34, 31  # 2fefe59 had 38 and 31
+
+
+def _subcommands(group: click.Group) -> list[str]:
+    """The names of all commands below a group, at every depth."""
+    found: list[str] = []
+    for name in group.list_commands(click.Context(group)):
+        each = group.get_command(click.Context(group), name)
+        found += _subcommands(each) if isinstance(each, click.Group) else [name]
+    return found
+
+
+def test_there_are_no_more_commands_than_adr_0065_allows() -> None:
+    groups = [each for each in map(command, COMMANDS) if isinstance(each, click.Group)]
+    assert len(COMMANDS) <= MOST_COMMANDS
+    assert sum(len(_subcommands(each)) for each in groups) <= MOST_SUBCOMMANDS
+
+
+def test_adr_0065_names_the_user_and_the_occasion_of_each_command() -> None:
+    text = (ROOT / "docs" / "adr" / "0065-commands.md").read_text()
+    rows = re.findall(r"^\| `([a-z-]+)` \| [^|]+ \| [^|]+ \|$", text, re.MULTILINE)
+    assert rows == COMMANDS
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_help_has_each_command_on_a_line_of_its_own(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = captured("--help").stdout.splitlines()
+    commands = [line.split()[0] for line in lines if re.match(r"  [a-z][a-z-]* +[A-Z].*\.$", line)]
+    assert commands == COMMANDS and max(map(len, lines)) < width
 
 
 def test_help_shows_every_command_with_what_it_is_for(gitboot: Run) -> None:

@@ -15,43 +15,55 @@ from gitboot.cli.output import outlive_readers, why_lost
 from gitboot.errors import GitbootError
 from gitboot.phrases import did_you_mean
 
-# In the order in which a newcomer meets them; modules are imported when their command runs.
-_COMMANDS: Final = {
-    "init": "Write a small fleet repository to begin with.",
-    "new": "Write the document of a machine that nobody has described yet.",
-    "import": "Write what another system knows as a fleet in which nothing installs.",
-    "compare-old-system": "Show what differs between another system's answers and gitboot's.",
-    "validate": "Check a fleet repository: every problem, with its place and its hint.",
-    "plan": "Show what each server boots, now or at another time, and when that changes.",
-    "explain": "Explain why a server boots what it boots, the fields of a kind, or a problem's code.",
-    "history": "Show the commits that changed what is decided for a server.",
-    "images": "Show each image and stream: who boots it, who stays behind and why, who is next.",
-    "rollout": "Take a rollout on, once its machines have proven the present step.",
-    "diff": "Show what a range of commits changes, for whom, and whether a guard holds it.",
-    "artifacts": "Place and verify what machines fetch besides the boot files.",
-    "render": "Write the whole tree of boot files into a directory.",
-    "run": "Watch a repository and publish, serve and set what its servers boot.",
-    "verify-mirror": "Compare a mirror with the published tree.",
-    "serve": "Serve a published tree, in as many processes as wanted.",
-    "boot-script": "Print what a server's loaders are given, without spending it.",
-    "read-access-logs": "Read what machines fetched from a mirror in its access log.",
-    "unknown-machines": "Show the machines that asked for a boot and that no document describes.",
-    "status": "Show a running instance at a glance.",
-    "events": "Print what an instance did, as JSON lines.",
-    "reconcile": "Let a running instance fetch and pass now.",
-    "approve": "Let a held commit pass, for a reason.",
-    "suspend": "Accept and set nothing for a while, for a reason.",
-    "resume": "End a suspension.",
-    "stop-installs": "Offer no boot that writes disks, at once, for a reason.",
-    "allow-installs": "Offer again what was stopped.",
-    "records": "Show or say what is known of provisioning.",
-    "comment": "Show a review as one comment of its pull request.",
-    "bmc": "Find BMCs; look at boot overrides, or see to them by hand.",
-    "secret": "Make keys, encrypt secrets to them, and look whether they open a fleet's.",
-    "ledger": "Show where an instance's ledger is, and copy it to a file or a PostgreSQL.",
-    "doctor": "Look at what an instance needs around it: clock, disks, credentials, loaders.",
-    "completion": "Print what lets a shell complete commands and options.",
+# By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
+# command's name, with underscores for dashes, and is imported when the command runs.
+_GROUPS: Final[dict[str, dict[str, str]]] = {
+    "Write a fleet": {
+        "init": "Write a small fleet to start from.",
+        "new": "Write the document of a new server.",
+        "import": "Write a fleet from the data of another system.",
+        "compare-old-system": "Compare what another system boots with the fleet.",
+        "secret": "Create keys, encrypt secrets, and check the keys.",
+        "validate": "Check a fleet and print each problem with a hint.",
+    },
+    "Plan and review": {
+        "plan": "Show what each server boots, now or later.",
+        "explain": "Explain a server's boot, a kind or a problem code.",
+        "history": "Show the commits that changed a server's boot.",
+        "images": "Show each image, and the servers that boot it.",
+        "render": "Write all boot files into a directory.",
+        "diff": "Show what commits change, and the guards' verdict.",
+        "comment": "Post a review as a comment on its pull request.",
+        "rollout": "Raise a rollout's percentage after its step succeeded.",
+    },
+    "Run": {
+        "run": "Follow a repository; publish, serve and set BMCs.",
+        "serve": "Serve the published boot files from this host.",
+        "artifacts": "Place boot loaders; download and verify images.",
+        "verify-mirror": "Compare a mirror with the published boot files.",
+        "read-access-logs": "Read what machines fetched from a mirror.",
+        "doctor": "Check this host: clock, disks, credentials, loaders.",
+    },
+    "Operate a running instance": {
+        "status": "Show conditions, commits and counts.",
+        "events": "Print what the instance did.",
+        "boot-script": "Print a server's boot script; no boot is used up.",
+        "unknown-machines": "Show machines that no document describes.",
+        "reconcile": "Fetch and reconcile now.",
+        "approve": "Let a commit through that a guard holds.",
+        "suspend": "Accept no commits and set no BMCs for a while.",
+        "resume": "End a suspension.",
+        "stop-installs": "Withhold all boots that write a disk, at once.",
+        "allow-installs": "End stop-installs.",
+        "records": "Show and correct what is recorded as installed.",
+        "bmc": "Find, read and set BMCs; switch machines on or off.",
+        "ledger": "Show, copy or reclaim the instance's ledger.",
+    },
+    "Shell": {
+        "completion": "Print the shell's completion script.",
+    },
 }
+_COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
 _REPLACED: Final = {  # what 0.1.0 had, and what to type now
     "assets": "gitboot artifacts",
     "observe": "gitboot read-access-logs",
@@ -75,8 +87,10 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        width = max(map(len, _COMMANDS))
+        for heading, commands in _GROUPS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(width), help) for name, help in commands.items()])
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -111,11 +125,10 @@ def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -
     help="Print the versions of gitboot, Python and libgit2, and exit.",
 )
 def cli() -> None:
-    """What bare-metal servers boot, decided in Git.
+    """Decide in Git what bare-metal servers boot.
 
-    A fleet repository says in YAML which server boots which image, how, and when something else.
-    Begin with `gitboot init`, and with `gitboot validate` and `gitboot plan` in what it wrote; `gitboot run` does
-    what it says.
+    A fleet is a Git repository of YAML documents: servers, images, profiles, policies and maintenances. Start with
+    `gitboot init`, check the fleet with `gitboot validate` and `gitboot plan`, and serve it with `gitboot run`.
     """
 
 
