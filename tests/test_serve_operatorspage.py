@@ -83,6 +83,23 @@ def test_nothing_runs_on_the_page_but_its_own_files(url: str) -> None:
     assert not re.search(r"<style|<script>| style=| on[a-z]+=", markup)
 
 
+@pytest.mark.parametrize("path", ["/", "/page"])
+def test_operators_are_led_to_the_page_and_machines_are_not(made: Site, url: str, path: str) -> None:
+    led = get(f"{url}{path}", follow_redirects=False)
+    assert (led.status_code, led.headers["location"]) == (302, "page/")
+    assert PAGE in led.text  # for curl
+    assert get(f"{url}{path}", follow_redirects=True).content == get(f"{url}{PAGE}").content
+    with made.serve(operators=[ip_network("192.0.2.1/32")]) as elsewhere:
+        assert get(f"{elsewhere}{path}", follow_redirects=False).status_code == 404
+
+
+def test_operators_read_how_to_publish_a_page_that_is_off() -> None:
+    with site(planned(*ALWAYS)) as plainer, plainer.serve() as url:
+        led = get(f"{url}/", follow_redirects=False)
+        assert led.status_code == 200
+        assert "outputs: [ipxe, grub, pages]" in led.text
+
+
 @pytest.mark.parametrize(
     "path",
     ["app.py", "..%2fapp.py", "../app.py", "index.html/", "x", "data/x.js", "data/..%2fpage.js", "data/server/.js"],

@@ -36,7 +36,7 @@ from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
 from gitboot.serve.noticing import UnknownClients
 from gitboot.serve.operators import OperatorsDoor, Stranger
-from gitboot.serve.operatorspage import PAGE, page_routes
+from gitboot.serve.operatorspage import LEADS_TO_PAGE, PAGE, page_routes
 from gitboot.serve.pushes import PUSHED
 from gitboot.serve.readiness import why_not_ready
 from gitboot.serve.refusals import Refusal, Refusals
@@ -159,6 +159,8 @@ class Endpoint:
                 return _Page(self, Answered.PAGE)
             self.metrics.strangers[why] += 1
             return self._counted(Answered.NOTHING, NO_TOKEN if why is Stranger.TOKEN else NOT_FOUND)
+        if path in LEADS_TO_PAGE and self.door.stranger(scope, self._client(scope)) is None:
+            return _Page(self, Answered.PAGE)
         if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
