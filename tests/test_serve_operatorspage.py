@@ -270,6 +270,8 @@ def test_without_the_output_the_api_is_read_page_by_page(chromium: Browser) -> N
         assert not (large.root / FOLDER).exists()
         chromium.open(f"{url}{PAGE}")
         assert f"{MOST + 1} of {MOST + 1} servers" in chromium.text
+        shown = chromium.run("document.querySelector('#fleet tbody tr:nth-child(2) td:nth-child(6)').innerText")
+        assert shown == "not published"  # and not "–", which is never
         assert 10 < chromium.run("document.querySelectorAll('#fleet tbody a').length") < 100
         assert chromium.run("document.querySelector('#fleet').getAttribute('aria-rowcount')") == str(MOST + 2)
         chromium.run("location.hash = '#/images'")

@@ -35,7 +35,9 @@ function imageOf({ image, version }) {
   return image && version && !image.endsWith(version) ? `${image} · ${version}` : image;
 }
 
+// The API alone does not tell when a server installs; "–" would mean never.
 function installs(server) {
+  if (!("installs" in server)) return element("span", "not published", "quiet");
   if (!server.installs) return element("span", "–", "quiet");
   if (server.installs === "now") return element("span", "at its next boot", "word bad");
   return instant(server.installs);
