@@ -554,9 +554,9 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
 
     assert lines == [
         "web03 boots Pxe",
-        f"GET {base}/boot.ipxe: 404",
-        f"GET {base}/v1/boot/52-54-00-12-34-56/boot.ipxe: 404",
-        f"GET {base}/ipxe/{uuid}: 404",
+        "web03 GET /boot.ipxe: 404",
+        "web03 GET /v1/boot/52-54-00-12-34-56/boot.ipxe: 404",
+        f"web03 GET /ipxe/{uuid}: 404",
     ]
 
 

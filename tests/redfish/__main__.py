@@ -10,13 +10,12 @@ With ``--tls DIR`` by HTTPS: ``curl --cacert DIR/ca.pem …``.
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-
+from tests.redfish.booting import Network
 from tests.redfish.certificates import Authority
 from tests.redfish.double import Boot, Machine
 from tests.redfish.profiles import PROFILES
@@ -25,27 +24,17 @@ from tests.redfish.service import Service
 
 _TICK_S = 0.25
 _ENDING = (signal.SIGINT, signal.SIGTERM)
-_NAMED = re.compile(r"^\s*(?:kernel|initrd|chain)\b.*?(https?://\S+|/\S+)", re.MULTILINE)
 
 
 def main() -> None:
     arguments = _arguments()
-    machines, macs = [], {}
+    machines = []
     for text in arguments.system:
         name, _, identity = text.partition("=")
-        uuid, _, macs[name] = identity.partition(",")
-        machines.append(
-            Machine(name, uuid=uuid, system=name, profile=PROFILES[arguments.profile], post_s=arguments.post)
-        )
-
-    def boots(boot: Boot) -> None:
-        machine = next(machine for machine in machines if machine.name == boot.machine)
-        _say(f"{boot.machine} boots {boot.uri or boot.target.replace('None', 'in its own order')}")
-        if arguments.fetch and boot.target in ("Pxe", "UefiHttp"):
-            _fetch(boot, arguments.fetch.rstrip("/"), machine.uuid, macs[boot.machine])
-
-    for machine in machines:
-        machine.on_boot = boots
+        uuid, _, mac = identity.partition(",")
+        machine = Machine(name, uuid=uuid, system=name, profile=PROFILES[arguments.profile], post_s=arguments.post)
+        machine.on_boot = _boots(machine, mac, arguments)
+        machines.append(machine)
     # Waited for, not handled: a handler may interrupt whoever holds the lock of the Event that it sets.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     service = Service(*machines, credentials=_credentials(arguments.credentials))
@@ -66,7 +55,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--post", type=float, default=5, metavar="SECONDS", help="from a reset to its boot")
     parser.add_argument("--credentials", type=Path, metavar="DIR", help="DIR/*/username and DIR/*/password")
     parser.add_argument("--tls", type=Path, metavar="DIR", help="HTTPS, by an authority that is made there: DIR/ca.pem")
-    parser.add_argument("--fetch", metavar="BASEURL", help="fetch what a machine would from there")
+    parser.add_argument("--fetch", metavar="BASEURL", help="fetch what a machine would from there, and run it")
+    parser.add_argument("--work", type=float, default=5, metavar="SECONDS", help="how long an installer works")
     return parser.parse_args()
 
 
@@ -80,26 +70,21 @@ def _credentials(directory: Path | None) -> dict[str, str] | None:
     }
 
 
-def _fetch(boot: Boot, base: str, uuid: str, mac: str) -> None:
-    """Ask for what a loader or the firmware would, as far as a name leads from one file to the next."""
-    if boot.uri:
-        _get(boot.uri)
-        return
-    _get(f"{base}/boot.ipxe")
-    by_mac = f"{base}/v1/boot/{mac.lower().replace(':', '-')}/boot.ipxe"
-    script = (_get(by_mac) if mac else None) or _get(f"{base}/ipxe/{uuid.lower()}")
-    for name in _NAMED.findall(script or ""):
-        _say(f"    names {name}")
+def _boots(machine: Machine, mac: str, arguments: argparse.Namespace) -> Callable[[Boot], None]:
+    """Return what a boot of this machine leads to: a line, and what it fetches from ``--fetch``."""
 
+    def say(line: str) -> None:
+        _say(f"{machine.name} {line}")
 
-def _get(url: str) -> str | None:
-    try:
-        response = httpx.get(url, timeout=10)
-    except httpx.HTTPError as error:
-        _say(f"  GET {url}: {error}")
-        return None
-    _say(f"  GET {url}: {response.status_code}, {len(response.content)} bytes")
-    return response.text if response.is_success else None
+    base = arguments.fetch.rstrip("/") if arguments.fetch else None
+    network = Network(machine, mac, base, arguments.work, say) if base else None
+
+    def boots(boot: Boot) -> None:
+        say(f"boots {boot.uri or boot.target.replace('None', 'its disk')}")
+        if network:
+            network.begin(boot)
+
+    return boots
 
 
 def _say(line: str) -> None:
