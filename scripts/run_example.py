@@ -1,12 +1,14 @@
-"""`make run`: the example fleet as a real repository, its BMCs as a Redfish double, and gitboot on both.
+"""`make run`: a demonstration of gitboot with the example fleet, and with simulated machines and BMCs.
 
-All of it lives in a scratch folder and on 127.0.0.1, and goes when it is interrupted. PORT is where gitboot
-listens: 8080 unless set.
+The demonstration copies the example fleet into a Git repository in a scratch folder, starts the Redfish double and
+gitboot on 127.0.0.1, and prints what a visitor can do. Ctrl-C ends all of it and removes the folder. The environment
+variable PORT sets the port of gitboot; the default is 8080.
 """
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import re
@@ -30,6 +32,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 SETTINGS = {"user.name": "You", "user.email": "you@example.net", "commit.gpgsign": "false"}  # of the fleet's repository
 
+# The servers of the acts, and the change that is held.
+INSTALLED, BATCH, MAINTAINED = "fra1-w09", "ams2-b01", "fra1-w04"
+NEXT_IMAGE = "sed -i '/current:/s/4230.2.4/4459.2.4/' streams/flatcar-stable.yaml"
+
+LAST_LINE = "Ctrl-C ends it."
+JUDGED = "--judged"  # how the hook of the fleet's repository calls this script
 
 PATIENCE_S = 5  # with what is asked to end, before it is killed
 QUIET_S = 1.5  # without a line, and what can be done is shown
@@ -52,6 +60,9 @@ class Ended(BaseException):
 
 
 def main() -> int:
+    if sys.argv[1:2] == [JUDGED]:
+        _wait_until_judged(*sys.argv[2:])
+        return 0
     port = _port()
     base = f"http://127.0.0.1:{port}"
     try:
@@ -112,7 +123,7 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
         stack,
         [
             *(PYTHON, "-m", "gitboot", "run", str(fleet), "--listen", f"127.0.0.1:{port}"),
-            *("--check-assets", "off"),  # its images are nowhere
+            *("--assets", str(scratch / "assets")),
             *("--out", str(scratch / "output"), "--state", str(scratch / "state")),
             *("--credentials", str(scratch / "credentials")),
         ],
@@ -127,19 +138,24 @@ def _run(stack: ExitStack, scratch: Path, port: int, base: str) -> int:
         here = {**os.environ, "TMPDIR": str(scratch)}  # what it leaves where it is ended
         if code := _start(stack, begin, stdout=subprocess.DEVNULL, env=here).wait():
             return code
+        _hook(fleet, scratch / "state")
+        digest, guards = _rehearse(stack, fleet, scratch)
+        lines.wait_for("OverrideConfirmed", INSTALLED)
         lines.wait_until_quiet()
-        _print_what_to_look_at(fleet, base, redfish, log)
+        threading.Thread(target=_show_phases, args=(base,), daemon=True).start()
+        print(_banner(scratch, base, digest, guards), flush=True)
     os.waitid(os.P_PID, gitboot.pid, os.WEXITED | os.WNOWAIT)
     _end_group(gitboot)
     return gitboot.returncode
 
 
 class Lines:
-    """What gitboot and the machines say: on the terminal as much as fits on a line, in a file all of it."""
+    """The lines of gitboot and of the machines: cut on the terminal, in full in a log."""
 
     def __init__(self, log: Path) -> None:
         self._log = log.open("a")
         self._last = time.monotonic()
+        self._told: set[tuple[str, str]] = set()  # type and server of each event
 
     def show(self, stream: IO[str] | None, shown: Callable[[str], str]) -> None:
         assert stream is not None
@@ -149,11 +165,18 @@ class Lines:
                 self._last = time.monotonic()
                 self._log.write(line)
                 self._log.flush()
-                width = shutil.get_terminal_size((100, 24)).columns
-                with suppress(OSError):
-                    print(_cut(shown(line.rstrip()), width), file=sys.stderr, flush=True)
+                _show(shown(line.rstrip()))
+                with suppress(ValueError, TypeError, KeyError):  # a line that is no event of a server
+                    event = json.loads(line)
+                    self._told.add((event["type"], event["server"]))
 
         threading.Thread(target=pump, daemon=True).start()
+
+    def wait_for(self, type: str, server: str) -> None:
+        """Return when gitboot has told an event of this type about the server; or after a minute."""
+        until = time.monotonic() + 60
+        while (type, server) not in self._told and time.monotonic() < until:
+            time.sleep(0.1)
 
     def wait_until_quiet(self) -> None:
         """Let what happens at the start be told first; no longer than some seconds."""
@@ -169,6 +192,28 @@ def _event(line: str) -> str:
         return f"{event['at'][11:19]} {event['type']:<18} {event['message']}"
     except (ValueError, TypeError, KeyError):
         return line
+
+
+def _show_phases(base: str) -> None:
+    """Show each change of a server's phase, as when a maintenance window opens or closes. Never returns."""
+    known: dict[str, str] = {}
+    while True:
+        with suppress(OSError, ValueError):
+            items = _get(f"{base}/api/v1/servers")["items"]
+            phases = {each["name"]: each["phase"] or "undecided" for each in items}
+            now = time.strftime("%H:%M:%S", time.gmtime())
+            for name in sorted(known.keys() & phases.keys()):
+                if known[name] != phases[name]:
+                    _show(f"{now} {'Phase':<18} {name}: {known[name]} → {phases[name]}")
+            known = phases
+        time.sleep(0.5)
+
+
+def _show(line: str) -> None:
+    """Print a line, cut to the width of the terminal."""
+    width = shutil.get_terminal_size((100, 24)).columns
+    with suppress(OSError):  # of a terminal that is closed
+        print(_cut(line, width), file=sys.stderr, flush=True)
 
 
 def _cut(line: str, width: int) -> str:
@@ -224,7 +269,7 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
         'networks = ["127.0.0.0/8"]\nhttp = true\nrepository-authorities = true\n'
     )
     (scratch / "bmcs").mkdir()
-    command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base]
+    command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base, "--post", "3"]
     if shutil.which("openssl"):  # makes the authority of the BMCs' certificates; without it they speak plain HTTP
         command += ["--tls", str(scratch / "bmcs")]
     process = _start(stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE)
@@ -245,7 +290,9 @@ def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> Non
     if authority.exists():
         shutil.copy(authority, fleet / "certs" / "bmc-ca.pem")
     settings = fleet / "fleet.yaml"
-    settings.write_text(re.sub(r"http://boot[.\w]*\.example\.net", base, settings.read_text()))
+    text = re.sub(r"http://boot[.\w]*\.example\.net", base, settings.read_text())
+    settings.write_text(re.sub(r"evidence: Fetched.*", "evidence: Reported", text))  # the machines' installers report
+    _artifacts(fleet / "images", fleet.parent / "assets")
     for path in sorted((fleet / "servers").rglob("*.yaml")):
         text = re.sub(r"address: https://[\d.]+", f"address: {redfish}", path.read_text())
         text = re.sub(r"system: \S+", f"system: /redfish/v1/Systems/{path.stem}", text)
@@ -254,6 +301,21 @@ def _repository(fleet: Path, base: str, redfish: str, *, authority: Path) -> Non
     steps = (["init", "-q", "-b", "main"], *settings_of_git, ["add", "-A"], ["commit", "-qm", "The example fleet"])
     for arguments in steps:
         subprocess.run(["git", *arguments], cwd=fleet, check=True)
+
+
+def _artifacts(images: Path, assets: Path) -> None:
+    """Write a small file for each artifact of the images, and its digest and size into their documents."""
+    artifact = re.compile(r"(url: assets:(\S+)\n +sha256: )\S+(\n +size: )\d+")
+
+    def written(found: re.Match[str]) -> str:
+        content = f"{found[2]}, of the demonstration\n".encode()
+        path = assets / found[2]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return f"{found[1]}{hashlib.sha256(content).hexdigest()}{found[3]}{len(content)}"
+
+    for path in sorted(images.glob("*.yaml")):
+        path.write_text(artifact.sub(written, path.read_text()))
 
 
 def _name(fleet: Path, *, ledger: str) -> None:
@@ -282,66 +344,136 @@ def _get(url: str) -> Any:
         return json.load(answer)
 
 
-def _print_what_to_look_at(fleet: Path, base: str, redfish: str, log: Path) -> None:
-    stream = (fleet / "streams" / "flatcar-stable.yaml").read_text()
-    current, following = re.findall(r"(?:current|image): (\S+)", stream)[:2]
-    # A machine that waits for its first boot by PXE, of the image that the stream calls current.
-    names = [item["name"] for item in _get(f"{base}/api/v1/servers")["items"] if item["image"] == current]
-    plans = {name: _get(f"{base}/api/v1/servers/{name}/plan")["plan"] for name in names}
-    name = next(name for name, plan in plans.items() if plan["override"] and plan["override"]["target"] == "Pxe")
-    entry = f"{base}/v1/boot/{plans[name]['macs'][0]}/boot.ipxe"
-    batch = next(
-        each for each in _get(f"{base}/api/v1/servers")["items"] if each["policy"] == "batch" and each["image"]
+def _hook(fleet: Path, state: Path) -> None:
+    """Let `git commit` return when gitboot has judged the commit, so that the next command sees the result."""
+    hook = fleet / ".git" / "hooks" / "post-commit"
+    hook.parent.mkdir(exist_ok=True)
+    command = shlex.join([PYTHON, str(Path(__file__).resolve()), JUDGED, str(state)])
+    hook.write_text(f'#!/bin/sh\nexec {command} "$(git rev-parse HEAD)"\n')
+    hook.chmod(0o755)
+
+
+def _wait_until_judged(state: str, commit: str) -> None:
+    """Return when gitboot has accepted, held or rejected the commit; or after a minute."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until and Path(state).exists():
+        with suppress(OSError, ValueError, KeyError):
+            status = json.loads((Path(state) / "status.json").read_bytes())
+            attempted = status["attempted"]
+            if attempted["commit"] == commit and (
+                status["applied"]["commit"] == commit or attempted.get("held") or attempted["problems"]
+            ):
+                return
+        time.sleep(0.1)
+
+
+def _rehearse(stack: ExitStack, fleet: Path, scratch: Path) -> tuple[str, list[str]]:
+    """Make the change of act 3 in a copy of the fleet; return its digest, and the guards that will hold it."""
+    copy = scratch / "rehearsal"
+    shutil.copytree(fleet, copy)
+    subprocess.run(["sh", "-c", NEXT_IMAGE], cwd=copy, check=True)
+    command = [PYTHON, "-m", "gitboot", "diff", "HEAD", str(copy), "-o", "json"]
+    review, _ = _start(stack, command, stdout=subprocess.PIPE, env={**os.environ, "TMPDIR": str(scratch)}).communicate()
+    shutil.rmtree(copy)
+    found = json.loads(review)
+    return found["digest"], sorted({each["guard"] for each in found["trips"]})
+
+
+def _banner(scratch: Path, base: str, digest: str, guards: list[str]) -> str:
+    """Return what a visitor can do. A line that begins with two spaces is a command; a test types all of them."""
+    fleet, state, credentials, log = (
+        shlex.quote(str(scratch / name)) for name in ("fleet", "state", "credentials", "gitboot.log")
     )
-    argument = "sed -i 's/,115200\"]/,115200\", quiet]/' profiles/batch.yaml"
-    stream_change = f"sed -i 's/current: {current}/current: {following}/' streams/flatcar-stable.yaml"
-    there = shlex.quote(str(fleet))
-    gitboot = shlex.quote(str(Path(PYTHON).parent / "gitboot"))
-    reset = f"{redfish}/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset"
-    print(
-        f"""
-gitboot runs on the example fleet, a Git repository, whose newest commit names this instance as the
-one that sets BMCs; in another terminal:
+    batch = _get(f"{base}/api/v1/servers/{BATCH}")
+    script = f"{base}/v1/boot/{batch['macs'][0]}/boot.ipxe"
+    in_seconds = "$(date -u -d @$(($(date +%s) + {})) +%FT%TZ)".format
+    named = " \\\n    ".join(f"--guard {each}" for each in guards)
+    return f"""
+gitboot runs on the example fleet: 30 servers in a Git repository, with
+simulated machines and BMCs. This terminal shows what happens. Operators also
+see it on the page, which reloads itself every 15 seconds:
 
-  cd {there}
-  export GITBOOT_STATE={shlex.quote(str(fleet.parent / "state"))}
+{base}/
 
-  what {name} boots   {entry}
-  its plan              {base}/api/v1/servers/{name}/plan
-  every server          {base}/api/v1/servers
-  status                {base}/api/v1/status
+Open a second terminal, and begin with these lines:
 
-Change how batch servers boot, commit it, and see the new entry of {batch["name"]}:
+  cd {fleet}
+  export PATH={shlex.quote(str(Path(PYTHON).parent))}:"$PATH"
+  export GITBOOT_STATE={state}
+  export GITBOOT_CREDENTIALS={credentials}
 
-  {argument} && git commit -qam 'Boot quietly'
-  curl -s {base}/v1/boot/{batch["macs"][0]}/boot.ipxe
+1. A machine installs. {INSTALLED} waits for its first boot. Restart the machine
+through its BMC:
 
-Move a stream to its next image. That would reinstall servers, so the commit is held; see why,
-and the lines that let it pass:
+  gitboot bmc power reset {INSTALLED} --force --reason 'First boot'
 
-  {stream_change}
-  git commit -qam 'Move to {following}'
-  {gitboot} status
-  {gitboot} diff HEAD~1..HEAD
+This terminal shows Attempted, Started and Provisioned for {INSTALLED}. After
+Provisioned, look at what happened to the server:
 
-Reset {name} through its BMC, and watch it boot once from the network; a minute later its
-entry is its disk's:
+  gitboot events --server {INSTALLED} -o text
 
-  curl -s --cacert certs/bmc-ca.pem -u gitboot:example -H 'Content-Type: application/json' \\
-    -d '{{"ResetType": "ForceRestart"}}' \\
-    {reset}
+2. A commit changes a boot. The last command shows the difference between the
+boot scripts of {BATCH} before and after the commit:
 
-What was set at every BMC, and why:
+  gitboot boot-script {BATCH} --tree ../output > ../before
+  sed -i 's/,115200"]/,115200", quiet]/' profiles/batch.yaml
+  git commit -qam 'Boot quietly'
+  gitboot boot-script {BATCH} --tree ../output | diff ../before -
 
-  {gitboot} bmc get --credentials ../credentials
+The iPXE script of {BATCH}, as its machine fetches it:
+{script}
 
-What happens is shown as far as it fits on a line, and stands whole in
+3. A commit is held. This commit would reinstall servers, so gitboot waits for
+a person. The last command names the commit and the reasons:
+
+  {NEXT_IMAGE}
+  git commit -qam 'Boot the next image'
+  gitboot status
+
+Let the commit through:
+
+  gitboot approve --reason 'The canaries work' \\
+    {named} \\
+    {digest}
+
+After OverrideConfirmed for {INSTALLED}, let the machine install the next image:
+
+  gitboot bmc power reset {INSTALLED} --force --reason 'Next image'
+
+4. A maintenance window opens in 10 seconds and closes 90 seconds later. In
+the window gitboot restarts {MAINTAINED}, which boots a BIOS update once, and
+then its disk again. The last command shows when the window opens and closes:
+
+  echo "
+  apiVersion: gitboot.dev/v1alpha1
+  kind: Maintenance
+  metadata: {{name: bios-now}}
+  spec:
+    select: {{servers: [{MAINTAINED}]}}
+    window:
+      start: {in_seconds(10)}
+      end: {in_seconds(100)}
+    profile: bios-update
+    networkBoot: Once
+    power: Restart
+    reason: BIOS 2.22" > maintenances/bios-now.yaml
+  git add maintenances
+  git commit -qm 'Update the BIOS of {MAINTAINED}'
+  gitboot plan --timeline {MAINTAINED} --records adopt
+
+5. The page shows all of it: the servers under Servers, the window under
+Timeline, the commits under Changes. The same as JSON:
+
+all servers
+{base}/api/v1/servers
+the state of gitboot
+{base}/api/v1/status
+
+This terminal cuts long lines. The log has them in full:
 {log}
 
-Ctrl-C ends it.
-""",
-        flush=True,
-    )
+{LAST_LINE}
+"""
 
 
 if __name__ == "__main__":
