@@ -226,6 +226,24 @@ def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
                     assert parameter.resolve_envvar_value(context) != "x"
 
 
+@pytest.mark.parametrize(
+    ("variable", "successor"),
+    [
+        ("GITBOOT_OUTPUT", "GITBOOT_OUT"),
+        ("GITBOOT_RECORDS", "gitboot records begin"),
+        ("GITBOOT_REFERENCE", "GITBOOT_REV"),
+        ("GITBOOT_SSH_KEY", "GITBOOT_GIT_SSH"),
+    ],
+)
+@pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out o"])
+def test_a_variable_that_0_1_0_had_is_rejected(
+    gitboot: Run, monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
+) -> None:
+    monkeypatch.setenv(variable, "x")
+    done = gitboot(*typed.split())
+    assert (done.code, f"variable {variable} is not read any more; use {successor}" in done.err) == (Exit.USAGE, True)
+
+
 def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None:
     done = gitboot("plan", fleet, "--format", "table")
     assert (done.code, "'table' is none of text" in done.err) == (Exit.USAGE, True), done
@@ -410,8 +428,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
             64,
             "expected a finite number, found 'nan'",
         ),
-        ("plan {fleet} --commit-seconds nan", 64, "expected a finite number, found 'nan'"),
-        ("plan {fleet} --commit-seconds 1e300", 64, "1e+300 is not in the range"),
+        ("plan {fleet} --commit-seconds nan", 64, "'nan' is not a valid integer"),
+        ("plan {fleet} --commit-seconds 0", 64, "0 is not in the range"),
+        ("plan {fleet} --commit-seconds 100000000", 64, "100000000 is not in the range"),
         ("plan {fleet} --commit-memory 999999999999999999", 64, "is not in the range"),
         ("compare-old-system {fleet} --old http://x.test --as matchbox --timeout nan", 64, "expected a finite number"),
         (

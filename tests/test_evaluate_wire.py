@@ -18,7 +18,7 @@ from gitboot.load.multimap import Multimap
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 
-QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2.5))
+QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2))
 
 
 def written(*messages: wire.Question | wire.Answer) -> bytes:

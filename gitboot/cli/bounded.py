@@ -14,7 +14,7 @@ import click
 
 from gitboot.cli.configuration import Setting
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB, FiniteRange
+from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB
 
 if TYPE_CHECKING:
     from gitboot.evaluate.forks import Forks
@@ -45,10 +45,10 @@ def _allowance(command: Command, cls: type[click.Option]) -> Command:
     seconds = click.option(
         "--commit-seconds",
         cls=cls,
-        type=FiniteRange(min=0, min_open=True, max=LONGEST_S),
+        type=click.IntRange(min=1, max=LONGEST_S),  # the kernel counts whole seconds
         metavar="SECONDS",
         envvar="GITBOOT_COMMIT_SECONDS",
-        help="Seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+        help="Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
     )
     memory = click.option(
         "--commit-memory",
@@ -75,7 +75,7 @@ def bounded(command: Command) -> Command:
 
     @wraps(command)
     def limited(
-        *args: Any, commit_seconds: float | None, commit_memory: int | None, commit_workers: int | None, **given: Any
+        *args: Any, commit_seconds: int | None, commit_memory: int | None, commit_workers: int | None, **given: Any
     ) -> Any:
         global _workers
         _workers = commit_workers
@@ -130,7 +130,7 @@ def workers() -> Forks:
     return Forks(number=_workers or processors())
 
 
-def _part(seconds: float | None, mebibytes: int | None) -> None:
+def _part(seconds: int | None, mebibytes: int | None) -> None:
     """Go on as a child of this process, which waits for it and ends as it does."""
     from gitboot.evaluate.limits import Allowance
     from gitboot.processes import end_with

@@ -158,6 +158,22 @@ LONGEST_S: Final = 10_000_000  # a hundred days
 MOST_MEMORY_MIB: Final = 1_000_000_000
 
 
+_VARIABLES_OF_0_1_0: Final = {
+    "GITBOOT_KNOWN_HOSTS": "GITBOOT_GIT_SSH",
+    "GITBOOT_OUTPUT": "GITBOOT_OUT",
+    "GITBOOT_RECORDS": "gitboot records begin",
+    "GITBOOT_REFERENCE": "GITBOOT_REV",
+    "GITBOOT_SSH_KEY": "GITBOOT_GIT_SSH",
+}
+
+
+def reject_old_variables() -> None:
+    """Raise `UsageError` for a variable of 0.1.0: to ignore it could follow another branch than the author meant."""
+    for name, successor in _VARIABLES_OF_0_1_0.items():
+        if name in os.environ:
+            raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
+
+
 class FiniteRange(click.FloatRange):
     """A number that there is an end to: ``nan`` lies in every range of click's."""
 

@@ -40,7 +40,7 @@ def command(
     site: str | None,
     looks: bool,
     parent: int,
-    commit_seconds: float | None,
+    commit_seconds: int | None,
     commit_memory: int | None,
     commit_workers: int | None,
 ) -> None:

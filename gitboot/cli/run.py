@@ -25,6 +25,7 @@ from gitboot.cli.inputs import (
     FiniteRange,
     accept_filesystem_option,
     credentials_option,
+    reject_old_variables,
     secret_keys_option,
 )
 from gitboot.cli.prepare import preparing
@@ -301,6 +302,7 @@ def command(**given: Any) -> None:
     rarely change, such as the limits of guards: docs/reference/configuration.md lists them.
     """
     tell_what_is_logged()
+    reject_old_variables()
     once, dry_run = given.pop("once"), given.pop("dry_run")
     access = access_of(given)
     check(access)

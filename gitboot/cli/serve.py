@@ -20,7 +20,7 @@ from gitboot.cli.access import AccessSettings, access_of, access_options, check,
 from gitboot.cli.access import arguments_of as access_arguments
 from gitboot.cli.configuration import config_option, handed_settings
 from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
-from gitboot.cli.inputs import accept_filesystem_option, secret_keys_option
+from gitboot.cli.inputs import accept_filesystem_option, reject_old_variables, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
@@ -105,6 +105,7 @@ def command(
     instants that the tree names.
     """
     tell_what_is_logged()
+    reject_old_variables()
     if parent is not None:
         end_with(parent)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when

@@ -23,7 +23,7 @@ _STARTING_S: Final = 10  # until a process has read its program from a slow disk
 class Allowance:
     """What one commit may take; None: what grows with its files."""
 
-    seconds: float | None = None  # of the processor
+    seconds: int | None = None  # of the processor
     mebibytes: int | None = None  # besides what the process has already
     workers: int | None = None  # processes at once for one of which all is looked at; None: one a processor
 
