@@ -255,6 +255,7 @@ def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None
         ("plna", "did you mean plan?"),
         ("validat", "did you mean validate?"),
         ("statsu", "did you mean status?"),
+        ("stop", "did you mean stop-installs?"),
         ("timeline", "type `gitboot plan --timeline SERVER`"),
         ("schema", "type `gitboot explain KIND -o json`"),
         ("version", "type `gitboot --version`"),

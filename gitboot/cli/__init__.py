@@ -99,7 +99,9 @@ class _Commands(click.Group):
         if name and name not in _COMMANDS and name not in _OWN:
             if name in _REPLACED:
                 context.fail(f"There is no command {name!r}; type `{_REPLACED[name]}`")
-            context.fail(f"There is no command {name!r}; {did_you_mean(name, _COMMANDS, 'gitboot --help lists them')}")
+            longer = next((each for each in _COMMANDS if each.startswith(f"{name}-")), None)
+            hint = f"did you mean {longer}?" if longer else did_you_mean(name, _COMMANDS, "gitboot --help lists them")
+            context.fail(f"There is no command {name!r}; {hint}")
         return super().resolve_command(context, args)
 
 

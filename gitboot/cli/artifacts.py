@@ -66,7 +66,9 @@ def loaders(
     base_url: str | None,
     systems: tuple[Path, ...],
 ) -> None:
-    """Place iPXE, GRUB and PXELINUX from the distribution's packages, as the DHCP configuration names them.
+    """Place iPXE, GRUB and PXELINUX under the names that DHCP sends.
+
+    The loaders come from the packages of the distribution.
 
     GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
     Doing it twice writes nothing.
@@ -110,7 +112,9 @@ def resolve(
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Print what a BootImage's spec says of a registry's image: each of its files by its digest.
+    """Print the spec of a BootImage for an image in a registry.
+
+    The spec names each file of the image by its digest.
 
     The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
     squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
@@ -196,7 +200,9 @@ def verify(
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Look at every artifact that the fleet at PATH names: it is there, and has its size and sha256.
+    """Check that each artifact exists, with its size and sha256.
+
+    The fleet at PATH names the artifacts.
 
     Each is read once, and again when its server says that it is another; what firmware fetches itself must have a
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code

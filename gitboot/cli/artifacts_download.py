@@ -64,7 +64,9 @@ def download(
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Bring what the fleet's images name at web servers and in registries below OUT, each under its digest.
+    """Fetch the files of images into OUT, each under its digest.
+
+    The files are those that the images of the fleet name at web servers and in registries.
 
     For fleets with `mirror` among their outputs, whose machines are told to fetch it there. What is there is whole:
     where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/

@@ -44,10 +44,10 @@ _MOST_NAMES: Final = 5
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Look at boot overrides, or see to them by hand.
+    """Find, read and set BMCs; switch machines on or off.
 
-    All of it goes by the state directory of an instance, running or not: the commit that it accepted, and what its
-    ledger knows.
+    The commands read the state directory of an instance: the accepted commit and the ledger. The instance may be
+    running or not.
     """
 
 
@@ -69,7 +69,9 @@ def get(
     credentials: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Read the BMCs of SERVERS, or of all, and show what is wanted, seen, recorded and proven there.
+    """Read the BMCs of SERVERS, or of all, and show their state.
+
+    The table has what is wanted, seen, recorded and proven.
 
     Those that need a person come first, then those that are not as they are wanted. Of SERVERS that are named, the boot
     order is shown, and whether Secure Boot is on. Nothing is set.
@@ -105,7 +107,9 @@ def diff(
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show each PATCH or POST that would be sent now to the BMCs of SERVERS, or of all, and why; send none.
+    """Show what would be sent now to the BMCs of SERVERS, or all.
+
+    gitboot sends nothing. The output has each PATCH or POST, and why.
 
     So it is with the resets to come where a policy or a maintenance has `power`: which, why, and what they wait for.
 
@@ -131,7 +135,9 @@ def diff(
 @state_option
 @bounded
 def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
-    """Let the running instance see to the BMCs of SERVERS, or of all, now instead of when they are due.
+    """Set the BMCs of SERVERS, or of all, now.
+
+    The running instance does that, instead of when they are due.
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
@@ -159,7 +165,9 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 @credentials_option
 @bounded
 def access_files(state: Path, credentials: Path | None) -> None:
-    """Print an access.toml for each name of credentials; it permits the BMCs of the accepted commit.
+    """Print the files that let credentials be sent to BMCs.
+
+    There is an access.toml for each name of credentials. It permits the BMCs of the accepted commit.
 
     DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
     knows already. What the repository says is what you are about to trust: read it before you put it there.
@@ -194,7 +202,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
 @reason_option
 @bounded
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
-    """Say what only a person can know of the BMC of SERVER.
+    """Tell gitboot what only a person can see at SERVER's BMC.
 
     --consumed: the override was set and consumed; it is not set again. --not-set: it was never set; where the plan
     still wants it, it is set now (condition NeedsOperator). Look at the machine's console or boot log first: the wrong

@@ -16,13 +16,13 @@ _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Show where an instance's ledger is, copy it to another place, and use one again that was left."""
+    """Show, copy or reclaim the instance's ledger."""
 
 
 @command.command(context_settings=_SETTINGS)
 @state_option
 def show(state: Path) -> None:
-    """Show where the ledger is, which one it is, and how far it has come."""
+    """Show where the ledger is, its identity, and its size."""
     from gitboot.instance.directory import LEDGER, has_ledger, never_ran
     from gitboot.ledger.opening import described
 
@@ -56,7 +56,9 @@ def show(state: Path) -> None:
     help="The file with the password of that PostgreSQL. Default: libpq's own ways, as a client certificate.",
 )
 def copy(state: Path, to: str, password: Path | None) -> None:
-    """Copy the ledger to another place, compare both, and let the instance go on from there.
+    """Copy the ledger to another place, and use it there.
+
+    gitboot compares both.
 
     The instance must not run meanwhile, and nothing may have been written at the other place yet. The file that was
     the ledger is kept beside it, under another name; a database stays where it is. Neither is used again: whoever opens
@@ -98,12 +100,13 @@ def copy(state: Path, to: str, password: Path | None) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
-    """Use a place again that the ledger was copied from, where what it was copied to is lost for good.
+    """Use a place again that the ledger was copied from.
 
-    That is a database, or the file that was kept (STATE/ledger.sqlite.copied-1). It knows nothing of what was set and
-    installed since: everything is unknown until `gitboot records begin` says what is installed. The instances of all
-    hosts must have ended. It asks, and refuses where it sees that the ledger goes on elsewhere. On another host with
-    the same database the same line names that to its STATE.
+    Do this if the place that it was copied to is lost for good. The place to use again is a database, or the file that
+    was kept (STATE/ledger.sqlite.copied-1). It knows nothing of what was set and installed since: everything is unknown
+    until `gitboot records begin` says what is installed. The instances of all hosts must have ended. It asks, and
+    refuses where it sees that the ledger goes on elsewhere. On another host with the same database the same line names
+    that to its STATE.
     """
     from gitboot.cli.choosing import go_on
     from gitboot.instance.directory import LEDGER, locked

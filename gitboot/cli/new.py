@@ -24,7 +24,7 @@ _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Write the document of something new."""
+    """Write the document of a new server."""
 
 
 @command.command("server", context_settings=_SETTINGS)

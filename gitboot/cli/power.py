@@ -38,7 +38,7 @@ _force_option = click.option("--force", is_flag=True, help="At once, without ask
 
 @click.group("power", context_settings=_SETTINGS)
 def power() -> None:
-    """Show which machines are on, or switch them by hand.
+    """Show which machines are on; switch or reset them.
 
     What a machine boots then is what its plan says: the table shows it before anything is sent. Nothing is switched
     during POST, where the BMC shows that, nor where it shows another machine than the document's. A suspended instance
@@ -60,7 +60,7 @@ def get(
     credentials: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Show whether SERVERS, or all, are on, and how far they have come.
+    """Show whether SERVERS, or all, are on, and how far they booted.
 
     Exit codes: 0 where all have answered, else 8.
     """
@@ -107,7 +107,7 @@ def on(servers: tuple[str, ...], **options: Any) -> None:
 @output_option("text", "json")
 @bounded
 def off(servers: tuple[str, ...], **options: Any) -> None:
-    """Have the operating systems of SERVERS shut down, or with --force switch them off at once.
+    """Shut SERVERS down; with --force, switch them off at once.
 
     Exit codes: 0 where each is off or was told so, else 8.
     """
@@ -126,7 +126,7 @@ def off(servers: tuple[str, ...], **options: Any) -> None:
 @output_option("text", "json")
 @bounded
 def reset(servers: tuple[str, ...], **options: Any) -> None:
-    """Have the operating systems of SERVERS restart, or with --force reset them at once.
+    """Restart SERVERS; with --force, reset them at once.
 
     Exit codes: 0 where each was told so, else 8.
     """

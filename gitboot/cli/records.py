@@ -30,9 +30,9 @@ _MOST_NAMED: Final = 20  # in a line that is to be typed
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Show what is known of provisioning, or say it.
+    """Show and correct what is recorded as installed.
 
-    All of it goes by the state directory of an instance, running or not.
+    The commands read the state directory of an instance. The instance may be running or not.
     """
 
 
@@ -43,7 +43,9 @@ def command() -> None:
 @output_option("text", "json")
 @bounded
 def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
-    """Show what is known of SERVERS, or of all, beside what is planned; the unknown ones first.
+    """Show the records of SERVERS, or of all, and their plans.
+
+    Unknown servers come first.
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
@@ -68,7 +70,9 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 @bounded
 def begin(what: str, state: Path, yes: bool) -> None:
-    """Say once what is installed, to a ledger that cannot know: a new, restored, foreign or damaged one.
+    """Record once what is installed, for a new ledger.
+
+    A restored, foreign or damaged ledger needs it too.
 
     fresh: no server that wants provision 1 or more is installed; only a new ledger takes it. adopt: every server is
     installed as Git wants it now. as-recorded: what the ledger says is right, as after a move of OUTPUT. FILE: exported
@@ -137,9 +141,10 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
 @state_option
 @reason_option
 def confirm_clock(state: Path, reason: str) -> None:
-    """Confirm that the clock of this host is right, if it is behind the ledger or no time service keeps it.
+    """Confirm that the clock of this host is right.
 
-    If a time service keeps the clock later and then stops, confirm it again.
+    Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
+    and then stops, confirm it again.
     """
     from gitboot.cli.instance import request
     from gitboot.instance.requests import CLOCK
@@ -156,7 +161,9 @@ def confirm_clock(state: Path, reason: str) -> None:
 @yes_option
 @bounded
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
-    """Say that SERVERS are provisioned as their plans want it (provisioned), or that they are not (pending).
+    """Record that SERVERS are provisioned or pending.
+
+    provisioned: the servers are installed as their plans want it. pending: they are not.
 
     pending installs them as soon as their plans want it, even where they were installed before: what was set or fetched
     until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
@@ -189,7 +196,10 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
 @reason_option
 @bounded
 def import_records(file: Path, state: Path, reason: str) -> None:
-    """Replace what is known of the servers in FILE, exported records, all or none of them."""
+    """Replace the records of all servers in FILE, or of none.
+
+    FILE has exported records.
+    """
     from gitboot.cli.instance import looked_at, request
     from gitboot.errors import UsageError
     from gitboot.instance.requests import RECORDS
@@ -214,7 +224,9 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 @state_option
 @bounded
 def hand_over(server: str, state: Path) -> None:
-    """Print what is known of a SERVER that has left this site, for `records take-over` at its new one.
+    """Print the record of SERVER, which has left this site.
+
+    `records take-over` at its new site reads what this command prints.
 
     The instance has to have let it go first: it has accepted the commit that moves the server, has withdrawn what it
     had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
@@ -235,7 +247,9 @@ def hand_over(server: str, state: Path) -> None:
 @reason_option
 @bounded
 def take_over(file: Path, state: Path, reason: str) -> None:
-    """Know of a server that has come to this site what FILE says, which `records hand-over` has printed at the other.
+    """Record what `records hand-over` printed elsewhere.
+
+    FILE has what it printed. The server has come to this site.
 
     Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
     been booted since it was let go.

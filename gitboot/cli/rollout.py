@@ -57,7 +57,7 @@ class ShareType(click.ParamType[int]):
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Take a rollout on, step by step, by what its machines have proven."""
+    """Raise the percentage of a rollout after each step succeeded."""
 
 
 @command.command("advance", context_settings=_SETTINGS)
@@ -108,13 +108,14 @@ def advance_stream(
     dry_run: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Raise the percentage of STREAM's rollout to its next step, in a commit for a pull request, once it may.
+    """Commit the next percentage of STREAM if its step succeeded.
 
-    It may when the instance has applied the step that Git has now, and so many of the servers that the step reaches
-    are provisioned with the image. A server whose installation failed stops it (exit 4). While too few are, one is
-    unknown, or what the instance says is old, it waits, and says for whom (exit 9). Where the percentage is raised,
-    or the last step is proven, the exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and
-    what is checked out is not touched. Where that branch is there already, nothing is written.
+    The commit is for a pull request. A step has succeeded when the instance has applied the step that Git has now, and
+    so many of the servers that the step reaches are provisioned with the image. A server whose installation failed
+    stops it (exit 4). While too few are, one is unknown, or what the instance says is old, it waits, and says for whom
+    (exit 9). Where the percentage is raised, or the last step is proven, the exit code is 0. The commit is made upon
+    HEAD or --rev, on a branch of its own, and what is checked out is not touched. Where that branch is there already,
+    nothing is written.
     """
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at

@@ -62,7 +62,7 @@ def scan(
     detailed_exitcode: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Find Redfish services, and compare the machines behind them with the fleet's documents.
+    """Find Redfish services, and compare them with the fleet.
 
     A FILE has a network, an address or a URL on each line. Who answers as Redfish is asked with the credentials in
     DIR/NAME, where access.toml there lets them go, and is only read. With --out each machine that no document describes

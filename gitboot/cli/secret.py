@@ -19,16 +19,18 @@ _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
 @click.group(context_settings=_SETTINGS)
 def command() -> None:
-    """Make keys of age, encrypt secrets to them, and look whether they open a fleet's.
+    """Create age keys, encrypt secrets, and check the keys.
 
-    age's own programs do the same: the files are theirs.
+    The files are age's: the program `age` reads and writes them too.
     """
 
 
 @command.command("keygen", context_settings=_SETTINGS)
 @click.argument("file", type=click.Path(path_type=Path))
 def keygen(file: Path) -> None:
-    """Write a new key to FILE, for --secret-keys, and print what secrets are encrypted to.
+    """Write a new key to FILE, and print its recipient.
+
+    `gitboot run --secret-keys` reads FILE. Secrets are encrypted to the recipient.
 
     FILE is its owner's alone; keep a copy where you keep the ledger's. One that is there already is not touched: to
     change a key, append the new one to the old, encrypt every secret anew, and then delete the old line.
@@ -53,7 +55,7 @@ def keygen(file: Path) -> None:
     help="The file to write: NAME.age.",
 )
 def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None, file: Path) -> None:
-    """Encrypt SECRET, a file or standard input, for a fleet's repository.
+    """Encrypt SECRET, a file or standard input, for a fleet.
 
     All of its bytes count, a line end at its end too.
     """
@@ -86,7 +88,9 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
 @output_option("text", "json")
 @bounded
 def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
-    """Look whether these keys open each secret that the fleet at PATH names; the exit code is 3 where one is closed.
+    """Check that these keys decrypt each secret of the fleet at PATH.
+
+    The exit code is 3 if the keys cannot decrypt a secret.
 
     Nothing of what they hold is shown. Run it before a commit is merged, and after keys have changed, where the keys
     are: neither a review nor an instance can tell without them.

@@ -60,7 +60,9 @@ def signatures(
     ca_bundle: Path | None,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Check the signatures that images name: of a file itself, or of a list of digests that has it.
+    """Check the signatures of the files of images.
+
+    An image names the signature of a file, or of a list of digests that contains the file.
 
     Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
