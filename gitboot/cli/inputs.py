@@ -158,18 +158,24 @@ LONGEST_S: Final = 10_000_000  # a hundred days
 MOST_MEMORY_MIB: Final = 1_000_000_000
 
 
-_VARIABLES_OF_0_1_0: Final = {
+_FORMER_VARIABLES: Final = {
+    "GITBOOT_FORGE_TOKEN": "GITBOOT_FORGE",
+    "GITBOOT_FORWARD_TO": "GITBOOT_LEDGER",
     "GITBOOT_KNOWN_HOSTS": "GITBOOT_GIT_SSH",
+    "GITBOOT_OPERATORS_TLS_CERT": "GITBOOT_OPERATORS_TLS",
+    "GITBOOT_OPERATORS_TLS_KEY": "GITBOOT_OPERATORS_TLS",
     "GITBOOT_OUTPUT": "GITBOOT_OUT",
     "GITBOOT_RECORDS": "gitboot records begin",
     "GITBOOT_REFERENCE": "GITBOOT_REV",
+    "GITBOOT_SOLE_FOR": "GITBOOT_LEDGER",
+    "GITBOOT_SPOOL_TOKENS": "GITBOOT_LEDGER",
     "GITBOOT_SSH_KEY": "GITBOOT_GIT_SSH",
 }
 
 
 def reject_old_variables() -> None:
-    """Raise `UsageError` for a variable of 0.1.0: to ignore it could follow another branch than the author meant."""
-    for name, successor in _VARIABLES_OF_0_1_0.items():
+    """Raise `UsageError` for a variable of an earlier version: gitboot could do something else than its author meant."""
+    for name, successor in _FORMER_VARIABLES.items():
         if name in os.environ:
             raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
 

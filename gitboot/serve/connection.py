@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import resource
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -23,12 +23,6 @@ MOST_UNANSWERED_BYTES: Final = 64 * 1024
 
 _ALL_MAY_WAIT: Final = Crowd(is_exempt=lambda _: True)
 _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
-
-
-class Quickly(Protocol):
-    """How an application answers what it holds ready."""
-
-    def __call__(self, path: str, headers: Iterable[Header]) -> Reply | None: ...
 
 
 class _Titled:
@@ -65,7 +59,7 @@ class Connection(HttpToolsProtocol):
         self._unsent_bytes = 0
         self._moved_at = self.loop.time()  # when the client was last seen to do something
         self._extensions: dict[str, Any] = {GONE: transport.is_closing}
-        self._quickly: Quickly | None = getattr(self.app, "quickly", None)
+        self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application was asked on this connection
         self._is_answered = False  # whether the request that is being read was answered here
         door: OperatorsDoor | None = getattr(self.app, "door", None)

@@ -11,6 +11,7 @@ from typing import Final
 from gitboot.render.paths import Role
 from gitboot.render.terms import Terms
 from gitboot.serve.clients import LOOPBACK, membership
+from gitboot.serve.tree import PublishedTree
 
 # As they name themselves in User-Agent, from its beginning.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
@@ -24,18 +25,22 @@ _TOOLS: Final = re.compile(
 
 
 class Census:
-    """Tells by the terms of a tree whose fetches count."""
+    """Tells by the terms of a tree, as they are published at present, whose fetches count."""
 
-    def __init__(self, terms: Terms) -> None:
-        self.terms = terms
-        self._is_monitor = membership(terms.monitors)
-        self._boots = membership(terms.clients)
+    def __init__(self, tree: PublishedTree) -> None:
+        self._tree = tree
+        self._read(tree.terms)
+
+    def _read(self, terms: Terms) -> None:
+        self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
 
     def why_not(self, client: str | None, agent: str, role: Role) -> str | None:
-        """Why a fetch does not count, in words; None: it does."""
+        """Return why a fetch does not count; None: it counts."""
+        if self._terms != self._tree.terms:
+            self._read(self._tree.terms)
         if self._is_monitor(client):
             return f"{client} lies in provisioning.monitors"
-        if self.terms.clients:
+        if self._terms.clients:
             return None if self._boots(client) else f"{client} does not lie in provisioning.clients"
         if role is not Role.ENTRY or _LOADERS.match(agent):
             return None

@@ -22,9 +22,9 @@ from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.described import shown_unknown
+from gitboot.serve.giving import Recorder
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import Stranger
-from gitboot.serve.readiness import Records
 from gitboot.serve.tree import PublishedTree
 
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
@@ -40,7 +40,7 @@ class Exposition(Collector):
         metrics: Metrics,
         refused: Mapping[WhyNot, int],
         tree: PublishedTree,
-        records: Records | None,
+        records: Recorder | None,
         why_not_ready: str | None,
         crowd: Crowd,
         certificate: Certificate | None,

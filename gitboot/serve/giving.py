@@ -112,7 +112,7 @@ class Giving:
         keys: Keys | None = None,
     ) -> None:
         self._tree, self._recorder, self._lacks, self._refusals, self._keys = tree, recorder, lacks, refusals, keys
-        self._census = Census(tree.terms)
+        self._census = Census(tree)
 
     async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
         """Why a path is not answered with what it has; None: it is, and stands recorded where that means something.
@@ -246,8 +246,6 @@ class Giving:
         return await recorder.record(observation, self._tree.terms.giver)
 
     def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
-        if self._census.terms != self._tree.terms:
-            self._census = Census(self._tree.terms)
         return self._census.why_not(asking.client, asking.agent, asked.role)
 
 

@@ -16,7 +16,7 @@ class UnknownClients:
 
     def __init__(self, tree: PublishedTree, asked: UnknownAsked) -> None:
         self._tree, self.asked = tree, asked
-        self._census = Census(tree.terms)
+        self._census = Census(tree)
 
     def note(self, path: str, asking: Asking) -> None:
         """Take note of a request that was answered 404, or what unknown machines boot."""
@@ -28,8 +28,6 @@ class UnknownClients:
 
     def counts(self, asking: Asking, role: Role) -> bool:
         """Whether who asks is taken for a machine."""
-        if self._census.terms != self._tree.terms:
-            self._census = Census(self._tree.terms)
         return self._census.why_not(asking.client, asking.agent, role) is None
 
     def note_machine(self, machine: UnknownMachine) -> None:

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final
 
+from gitboot.serve.giving import Recorder
 from gitboot.serve.tree import PublishedTree
 from gitboot.status import Event
-
-
-class Records(Protocol):
-    """What can be recorded at present, and where."""
-
-    @property
-    def giver(self) -> str | None:
-        """The identity of the spool, as it was at the last look."""
-
-    @property
-    def forgotten(self) -> int:
-        """How often it had forgotten something by then."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing can be recorded."""
-
 
 _NOTHING: Final = "nothing is published yet"
 
 
-def why_not_ready(tree: PublishedTree, records: Records | None) -> str | None:
+def why_not_ready(tree: PublishedTree, records: Recorder | None) -> str | None:
     """Why machines are better sent to another endpoint, in words; None: this one gives what there is to give.
 
     Where no spool is named nobody gives what is made once, and no other endpoint does better.
@@ -40,7 +24,7 @@ def why_not_ready(tree: PublishedTree, records: Records | None) -> str | None:
     return _why_not_given(tree, records)
 
 
-def _why_not_given(tree: PublishedTree, records: Records | None) -> str | None:
+def _why_not_given(tree: PublishedTree, records: Recorder | None) -> str | None:
     """Why another endpoint would give a boot that is made once, and this one does not."""
     terms = tree.terms
     if records is None:
