@@ -174,7 +174,7 @@ _FORMER_VARIABLES: Final = {
 
 
 def reject_old_variables() -> None:
-    """Raise `UsageError` for a variable of an earlier version: gitboot could do something else than its author meant."""
+    """Raise `UsageError` for a variable of an earlier version, which would be ignored."""
     for name, successor in _FORMER_VARIABLES.items():
         if name in os.environ:
             raise UsageError(f"the environment variable {name} is not read any more; use {successor}")
