@@ -457,7 +457,7 @@ def test_a_command_that_takes_more_than_it_may_says_so(
     assert "Traceback" not in done.stderr
 
 
-def test_r14_a_command_that_takes_more_time_than_it_may_says_so_on_any_machine(repository: Repository) -> None:
+def test_finding_r14_a_command_that_takes_more_time_than_it_may_says_so_on_any_machine(repository: Repository) -> None:
     repository.push(more_than_a_second())
     done = captured("validate", str(repository.bare), "--commit-seconds", "1")
     assert done.returncode == 3
@@ -466,7 +466,7 @@ def test_r14_a_command_that_takes_more_time_than_it_may_says_so_on_any_machine(r
 
 
 @pytest.mark.parametrize("seconds", ["0.1", "1.5", "0"])
-def test_r14_a_limit_that_the_kernel_cannot_keep_is_refused(
+def test_finding_r14_a_limit_that_the_kernel_cannot_keep_is_refused(
     repository: Repository, seconds: str, tmp_path: Path
 ) -> None:
     (file := tmp_path / "gitboot.toml").write_text(f"commit-seconds = {seconds}\n")

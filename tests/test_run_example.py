@@ -263,7 +263,7 @@ def visited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visit]:
         yield visit(run, stack.enter_context(Shell(folder / "home")), page)
 
 
-def test_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) -> None:
+def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) -> None:
     printed = visited.printed
     steps = ("OverrideConfirmed", "Attempted", "OverrideConsumed", "Started", "Provisioned")
     assert {line.split()[1] for line in printed["history"].splitlines()} >= set(steps)
@@ -286,7 +286,7 @@ def test_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) -> None:
     assert maintained == ["boots Pxe", "restarts", "boots its disk"]
 
 
-def test_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(visited: Visit) -> None:
+def test_finding_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(visited: Visit) -> None:
     page, script, servers, status = visited.links.values()
     assert "<title>gitboot</title>" in page.text
     label, *_ = [each for each in visited.links if "iPXE" in each]
@@ -297,7 +297,7 @@ def test_r5_each_link_of_the_banner_shows_what_its_label_says_to_curl(visited: V
 
 
 @browsers
-def test_r5_the_page_shows_each_act_in_a_browser(visited: Visit) -> None:
+def test_finding_r5_the_page_shows_each_act_in_a_browser(visited: Visit) -> None:
     assert visited.on_page == [
         *("who will be installed", "an installed machine", "the changed boot", "the held commit"),
         *("the approved commit", "the open window", "the closed window"),
