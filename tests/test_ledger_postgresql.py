@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -257,11 +256,20 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
     address = postgres_server.address()
     note_address(
         path := tmp_path / "ledger.sqlite",
-        replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D200"),
+        replace(address, url=f"{address.url}%20-cidle_in_transaction_session_timeout%3D1000"),
     )
 
+    def states() -> list[str]:
+        """What the sessions of this ledger are at."""
+        return postgres_server.sql(
+            "SELECT state FROM pg_stat_activity WHERE application_name = 'gitboot' AND pid <> pg_backend_pid()"
+        ).splitlines()
+
+    def nobody_is_in_a_transaction() -> None:
+        assert "idle in transaction" not in states()
+
     def made() -> Iterator[tuple[SystemUuid, str, Record]]:
-        time.sleep(0.5)
+        nobody_is_in_a_transaction()
         yield WEB01, "web01", Record()
 
     def write(tx: Transaction) -> None:
@@ -270,7 +278,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
 
     def idle(tx: Transaction) -> None:
         tx.send()
-        time.sleep(0.5)
+        eventually(lambda: "idle in transaction" not in states())
 
     with open_ledger(path) as ledger:
         put(ledger, write)
@@ -311,13 +319,12 @@ def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer
         assert facts.read(ledger).accepted == "one"
 
 
-def test_who_writes_waits_for_who_is_writing(path: Path) -> None:
+def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
     """As with a file, where a second writer waits."""
     with open_ledger(path) as one, open_ledger(path) as other:
-        began, wrote = threading.Event(), threading.Event()
+        wrote = threading.Event()
 
         def write() -> None:
-            began.set()
             put(other, facts.accept, "other")
             wrote.set()
 
@@ -326,8 +333,8 @@ def test_who_writes_waits_for_who_is_writing(path: Path) -> None:
             facts.accept(tx, "one")
             tx.send()
             thread.start()
-            began.wait()
-            assert not wrote.wait(0.2)
+            eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
+            assert not wrote.is_set()
         thread.join()
         assert facts.read(one).accepted == "other"
 
@@ -500,15 +507,18 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
         assert facts.read(other).accepted == "by one"
 
 
-def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(path: Path, two: Path, tmp_path: Path) -> None:
+def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
+    path: Path, two: Path, tmp_path: Path, postgres_server: PostgresServer
+) -> None:
     """As one that was paused while it was copied: it neither renews its lease, nor writes, nor takes another."""
     written(path)
-    theirs = Holder("theirs", "another host", 0.3)
+    theirs = Holder("theirs", "another host", 3600)
     address = address_beside(path)
     assert address is not None
     with open_ledger(two / "ledger.sqlite") as ledger, open_ledger(two / "ledger.sqlite") as commands:
         ledger.database.hold(theirs)
-        time.sleep(theirs.seconds)
+        schema = address.url.rpartition("%3D")[2]
+        postgres_server.sql(f"UPDATE {schema}.lease SET until = clock_timestamp()")  # it has run out
         moved(tmp_path, "file")
         assert ledger.database.lease is not None
         with closing(PostgresRenewing(address)) as renewing:
