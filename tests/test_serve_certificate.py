@@ -386,8 +386,8 @@ def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
             assert each.recv(1) == b"", "the oldest go"
         assert get(machines + ENTRY).status_code == 200
         assert pair.get(operators + STATUS).status_code == 200
-        held[-1].settimeout(0.05)
-        with pytest.raises(TimeoutError):
+        held[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is open
             held[-1].recv(1)
         assert refused == [], "they had to go for others"
 
@@ -411,7 +411,7 @@ def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
     monkeypatch.setattr(encrypted, "HEAD_S", 0.5)
     refused: list[int] = []
     with crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
-        silent.settimeout(30)  # without a bound of ours it were 60
+        silent.settimeout(50)  # without a bound of ours it were 60
         assert silent.recv(1) == b""
         eventually(lambda: refused == [1])
 

@@ -5,10 +5,9 @@ import logging
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -19,19 +18,19 @@ from gitboot.serve import connection, server
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from tests import plain
 from tests.cases import for_each
-from tests.serving import ENTRY, LOADER, ONCE, connect, exchange, get, planned, read_all, site
+from tests.serving import ENTRY, LOADER, ONCE, connect, eventually, exchange, get, planned, read_all, site
 
 
 class Slow:
-    """An application that takes its time."""
+    """An application that answers once it may."""
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.asked = threading.Event()
+    def __init__(self) -> None:
+        self.asked, self.may_answer = threading.Event(), threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.asked.set()
-        await asyncio.sleep(self.seconds)
+        while not self.may_answer.is_set():  # noqa: ASYNC110 - another thread sets it
+            await asyncio.sleep(0.01)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"4")]})
         await send({"type": "http.response.body", "body": b"slow"})
 
@@ -91,29 +90,41 @@ def test_one_socket_takes_both_families() -> None:
 
 
 def test_a_request_under_way_is_answered_before_the_end() -> None:
-    slow = Slow(0.4)
+    slow = Slow()
     running, url = started(slow)
     with ThreadPoolExecutor() as pool, plain.Client(base_url=url, headers=LOADER) as idle:
+        slow.may_answer.set()
         idle.get("/")
         slow.asked.clear()
-        answer = pool.submit(httpx.get, url)
-        slow.asked.wait(60)
-        running.stop()
+        slow.may_answer.clear()
+        answer = pool.submit(httpx.get, url, timeout=60)
+        assert slow.asked.wait(60)
+        stopped = pool.submit(running.stop, timeout_s=60)
+        assert eventually(lambda: is_refused(url)), "it takes no more"
+        assert not stopped.done()
+        slow.may_answer.set()
+        stopped.result()
         assert not running.alive
         assert answer.result().text == "slow"
     with pytest.raises(ConnectionRefusedError):
         connect(url)
 
 
+def is_refused(url: str) -> bool:
+    try:
+        connect(url).close()
+    except OSError:
+        return True
+    return False
+
+
 def test_a_request_that_takes_too_long_is_broken_off(caplog: pytest.LogCaptureFixture) -> None:
-    slow = Slow(60)
+    slow = Slow()
     running, url = started(slow)
     with connect(url) as client:
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        slow.asked.wait(60)
-        began = time.monotonic()
+        assert slow.asked.wait(60)
         running.stop(timeout_s=0.5)
-        assert time.monotonic() - began < 3
         assert b"slow" not in read_all(client)
 
 
@@ -170,28 +181,85 @@ def test_who_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert read_all(client) == b""
 
 
-def test_who_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 0.2)
-    monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
-    (tmp_path / "large").write_bytes(b"x" * 30_000_000)
-    with site() as made, made.serve(assets=tmp_path) as url, connect(url, receive_buffer=4096) as client:
-        client.sendall(b"GET /assets/large HTTP/1.1\r\nHost: x\r\n\r\n")
-        time.sleep(1)
-        assert len(read_all(client)) < 30_000_000
+class Ahead:
+    """The loop of a connection, whose clock a test moves."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self.ahead_s = loop, 0.0
+
+    def time(self) -> float:
+        return self._loop.time() + self.ahead_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loop, name)
 
 
-def test_who_takes_it_slowly_is_not(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 1.5)
-    monkeypatch.setattr(server, "_STUCK_CHECK_S", 0.05)
-    (tmp_path / "large").write_bytes(b"x" * 16_000_000)
-    with site() as made, made.serve(assets=tmp_path) as url, connect(url, receive_buffer=65536) as client:
-        client.sendall(b"GET /assets/large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        received = 0
-        began = time.monotonic()
-        while data := client.recv(65536):
-            received += len(data)
-            if time.monotonic() - began < 2.5:
-                time.sleep(0.01)
+class Download:
+    """A client that is sent 16 MB, and its connection at the server, which looks at it when a test lets it."""
+
+    def __init__(self, client: socket.socket, connection: connection.Connection) -> None:
+        self.client, self._connection = client, connection
+        self._loop = connection.loop
+        self._clock = connection.loop = Ahead(self._loop)  # type: ignore[assignment]
+
+    def is_looked_at(self, after_s: float) -> bool:
+        """Let so much time pass and have the server look at this client; say whether it is still served."""
+
+        async def look() -> bool:
+            self._clock.ahead_s += after_s
+            self._connection.abort_if_stuck(0)
+            return not self._connection.transport.is_closing()
+
+        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
+
+    def unsent(self) -> int:
+        """How many bytes the server has ready for this client."""
+
+        async def look() -> int:
+            return self._connection.transport.get_write_buffer_size()
+
+        return asyncio.run_coroutine_threadsafe(look(), self._loop).result(60)
+
+
+async def sixteen_megabytes(scope: Scope, receive: Receive, send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"16000000")]})
+    for _ in range(160):
+        await send({"type": "http.response.body", "body": bytes(100_000), "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.fixture
+def download(monkeypatch: pytest.MonkeyPatch) -> Iterator[Download]:
+    monkeypatch.setattr(server, "_STUCK_CHECK_S", 3600)  # tests look themselves
+    running, url = started(sixteen_megabytes)
+    with connect(url, receive_buffer=65536) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        connections = running._server.server_state.connections
+        assert eventually(lambda: len(connections) == 1)
+        (found,) = connections
+        assert isinstance(found, connection.Connection)
+        made = Download(client, found)
+        assert eventually(lambda: made.unsent() > 0)
+        yield made
+    running.stop(timeout_s=1)
+
+
+def test_who_takes_nothing_is_given_up(download: Download) -> None:
+    assert download.is_looked_at(after_s=0)
+    assert download.is_looked_at(after_s=connection.PATIENCE_S - 30)
+    assert not download.is_looked_at(after_s=31)
+    assert len(read_all(download.client)) < 16_000_000
+
+
+def test_who_takes_it_slowly_is_not(download: Download) -> None:
+    received = 0
+    for _ in range(4):
+        before = download.unsent()
+        assert download.is_looked_at(after_s=0)
+        while download.unsent() == before:
+            received += len(download.client.recv(10_000))
+        assert download.is_looked_at(after_s=connection.PATIENCE_S - 1)
+    received += len(read_all(download.client))
     assert received > 16_000_000
 
 
@@ -230,7 +298,7 @@ def test_an_answer_to_who_has_asked_for_more_and_left_is_no_news(caplog: pytest.
 
     async def answers_too_late(scope: Scope, receive: Receive, send: Send) -> None:
         asked.set()
-        await asyncio.to_thread(left.wait, 10)
+        await asyncio.to_thread(left.wait, 60)
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
         for _ in range(4):
             await send({"type": "http.response.body", "body": b"la", "more_body": True})
