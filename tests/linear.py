@@ -12,10 +12,10 @@ AT_MOST = 24.0
 def growth(work: Callable[[int], object], size: int) -> float:
     """How many times as long `work` takes for eight times ``size``; give a size that takes milliseconds.
 
-    Whatever disturbs a measurement makes it longer, so it is the least of three; where one is short enough, of one.
+    Whatever disturbs a measurement makes it longer, so it is the least of ten; where one is short enough, of one.
     """
     once, least = max(min(_took(work, size) for _ in range(3)), 1e-4), float("inf")
-    for _ in range(3):
+    for _ in range(10):
         least = min(least, _took(work, TIMES * size) / once)
         if least < AT_MOST:
             break

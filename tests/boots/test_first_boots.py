@@ -40,7 +40,7 @@ def url() -> Iterator[str]:
 def read(modules: str, folder: Path, name: str, seed: str) -> dict[str, Any]:
     command = [sys.executable, "-P", str(Path(__file__).parent / "seed.py"), name, seed, str(folder)]
     environment = {**os.environ, "PYTHONPATH": modules}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
