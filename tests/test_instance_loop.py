@@ -172,7 +172,10 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> N
         assert conditions(parts)["SourceReady"] is True
 
 
-def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(tmp_path: Path) -> None:
+def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.instance.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     bell = HeardBell()
