@@ -21,6 +21,7 @@ from gitboot.plan import BootPlan, Cause, Phase
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of
+from tests.instance import eventually
 from tests.redfish.double import Machine
 from tests.redfish.faults import Drop, Hang, Ignored, Slow, Status
 from tests.redfish.profiles import GENERIC, IDRAC9, ILO6, OPENBMC, SUPERMICRO_X10, Profile
@@ -936,12 +937,14 @@ def test_while_bmcs_fail_in_a_row_one_is_tried_each_minute_and_its_answer_frees_
     assert many.times_set == 6
 
 
-def held_connections(many: Many, most: int) -> int:
-    """How many requests wait at the double at the same time, once no more come."""
-    many.bmc.fault(Hang(seconds=0.4), times=most)
+def held_connections(many: Many, most: int, expected: int) -> int:
+    """How many requests wait at the double at the same time: those that are expected have come, others may come."""
+    many.bmc.fault(Hang(), times=most)
     many.bench.reconcile(wait=False)
-    time.sleep(0.3)
+    eventually(lambda: len(many.bmc.service.requests) >= expected)
+    time.sleep(0.3)  # in which one too many comes: on a slow machine it is missed, and no other is blamed
     waiting = len(many.bmc.service.requests)
+    many.bmc.let_go()
     many.bench.collect()
     return waiting
 
@@ -960,7 +963,7 @@ def test_no_more_bmcs_are_asked_at_once_than_the_network_bears(
 ) -> None:
     many = make_many(8, **limits)
     many.decide(*sites)
-    assert held_connections(many, 8) == expected, case
+    assert held_connections(many, 8, expected) == expected, case
 
 
 @pytest.mark.parametrize(("method", "has_booted"), [("Pxe", False), ("UefiHttp", False), ("UefiHttp", True)])

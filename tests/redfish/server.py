@@ -53,6 +53,7 @@ class RedfishServer:
         self._faults: list[tuple[str, Fault]] = []
         self._lock = threading.Lock()
         self._closing = threading.Event()
+        self._let_go = threading.Event()  # set with it
         self._open: set[socket.socket] = set()
         self._http = _Http((host, port), self)
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05})
@@ -75,6 +76,7 @@ class RedfishServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._closing.set()
+        self._let_go.set()
         self._http.shutdown()
         self._thread.join()
         with self._lock:
@@ -108,6 +110,14 @@ class RedfishServer:
     def wait(self, seconds: float) -> None:
         """Sleep, but not longer than the server lives."""
         self._closing.wait(seconds)
+
+    def hang(self, seconds: float) -> None:
+        """Sleep, but not longer than until `let_go`."""
+        self._let_go.wait(seconds)
+
+    def let_go(self) -> None:
+        """Hang up where a request hangs, now and from now on."""
+        self._let_go.set()
 
     def opened(self, connection: socket.socket) -> socket.socket:
         """Take a connection in, by TLS where there is to be TLS."""
@@ -176,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         is_reset = self.path.endswith("ComputerSystem.Reset")
         match fault := (redfish.take_fault("RESET") if is_reset else None) or redfish.take_fault(self.command):
             case Hang():
-                redfish.wait(fault.seconds)
+                redfish.hang(fault.seconds)
                 self._hang_up()
             case Status():
                 self._send(Answer(status=fault.status, headers=fault.headers), fault.body)
