@@ -125,6 +125,8 @@ def test_stop_and_start_are_taken_to_who_acts_on_the_same_host_and_refused_where
             assert "type it on elsewhere, with --state /state" in " ".join(refused.err.split())
         assert offers()
         assert [each.exists() for each in words] == [False, False]
+        hosts.one.pause()  # else it publishes this file anew
+        server.sql(f"UPDATE {hosts.schema}.lease SET until = 'infinity'")  # and nobody takes over from it
         (hosts.one.folder / "output" / TERMS).unlink()  # as where only a path is the same
         stopped = typed(*stop)
         assert (stopped.code, "only endpoints that look into" in stopped.err) == (8, True)
@@ -422,7 +424,7 @@ class Befalling:
 
     def paused_for_a_moment(self, host: Host) -> None:
         host.pause()
-        time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
+        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
         host.resume()
 
     def cut_off(self, host: Host) -> None:
@@ -433,7 +435,7 @@ class Befalling:
 
     def server_killed(self, _: Host) -> None:
         self.hosts.server.stop(signal.SIGQUIT)
-        time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
+        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
         self.hosts.server.start()
 
     def disconnected(self, _: Host) -> None:
@@ -442,7 +444,7 @@ class Befalling:
     def read_only(self, host: Host) -> None:
         self.hosts.server.sql("ALTER DATABASE postgres SET default_transaction_read_only = on")
         self.disconnected(host)
-        time.sleep(self.chance.uniform(0, 1.5 * LEASE_S))
+        time.sleep(self.chance.uniform(0, 1.2 * LEASE_S))
         self.hosts.server.sql("BEGIN READ WRITE; ALTER DATABASE postgres RESET ALL; COMMIT")
         self.disconnected(host)
 
