@@ -291,11 +291,13 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
         took.append("asked")
 
     with held(path, ONE) as (one, _), open_ledger(path) as two:
+        one.database.execute("SET idle_in_transaction_session_timeout = 0")
+        two.database.execute("SET lock_timeout = 0")
         waiting = threading.Thread(target=take, args=(two,))
         with one.writing() as tx:
-            waiting.start()
             facts.accept(tx, "c0ffee")
             tx.send()
+            waiting.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
             clock.passes(2 * ONE.seconds, one.database.execute)
         waiting.join()

@@ -323,6 +323,8 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
     """As with a file, where a second writer waits."""
     with open_ledger(path) as one, open_ledger(path) as other:
         wrote = threading.Event()
+        one.database.execute("SET idle_in_transaction_session_timeout = 0")
+        other.database.execute("SET lock_timeout = 0")
 
         def write() -> None:
             put(other, facts.accept, "other")
