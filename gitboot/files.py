@@ -16,7 +16,8 @@ from typing import IO, Final
 from gitboot.errors import LockedByAnother, UsageError
 
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
-_PROBE_S: Final = 0.2  # longer than `holder` takes to look
+_PROBES: Final = 10  # so often a lock is tried, each time after a pause: longer than `holder` takes to look
+_PAUSE_S: Final = 0.02
 
 
 def write_whole(path: Path, content: bytes, *, mode: int = 0o600) -> None:
@@ -76,11 +77,11 @@ def locked(path: Path, taken: str) -> Iterator[None]:
 
 def take(fd: int) -> str | None:
     """Lock an open file until it is closed, and write into it whose it is; where another process has it, say which."""
-    until = time.monotonic() + _PROBE_S
+    probes = 0
     while not _flock(fd, fcntl.LOCK_EX):
-        if time.monotonic() >= until:
+        if (probes := probes + 1) > _PROBES:
             return _written_in(fd) or "another process"
-        time.sleep(_PROBE_S / 10)
+        time.sleep(_PAUSE_S)
     us = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
     with suppress(OSError):  # a full disk: the lock holds, only nobody reads whose it is
         os.pwrite(fd, us, 0)
