@@ -17,7 +17,7 @@ from gitboot.serve.tree import PublishedTree
 from tests import plain
 from tests.fleets import mac_of
 from tests.inprocess import in_process
-from tests.instance import Repository, git
+from tests.instance import Repository, eventually, git
 from tests.serving import LOADER
 from tests.test_kill import documents
 
@@ -99,6 +99,9 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
                 if number == 0:
                     for reader in readers:
                         reader.start()
+                if number % 4 == 0:  # each has followed it by now
+                    before = {kind: chains.total() for kind, chains in seen.items()}
+                    eventually(lambda: all(seen[kind].total() > before[kind] + 1 for kind in seen))  # noqa: B023
             done.set()
             for reader in readers:
                 reader.join()

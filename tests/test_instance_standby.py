@@ -37,7 +37,7 @@ from tests.standbys import LEASE_S, Host, Links, Pair, apart, boots, pair, rack,
 __all__ = ["rack", "server"]  # fixtures
 
 _logger = logging.getLogger(__name__)
-UNTIL_CERTAIN_S = 150  # what was recorded while the server went is set a minute later, when it is seen not to stand
+UNTIL_CERTAIN_S = 600  # what was recorded while the server went is set a minute later, when it is seen not to stand
 
 
 def begun(rack: Rack, hosts: Pair) -> None:

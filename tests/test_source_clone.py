@@ -22,6 +22,7 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.load import Irregular, Oversized, Revision
 from gitboot.source import Reader, Remote, Source, bringing, tree
 from gitboot.source.repository import opened
+from tests.instance import eventually
 from tests.repositories import ENVIRONMENT, Work
 
 NOWHERE = Revision("1" * 40)
@@ -341,12 +342,11 @@ def test_a_change_of_refs_is_seen(work: Work, state: Path, change: list[str]) ->
         work.git("switch", "--quiet", name)  # replaces HEAD, as has happened before in any repository
     paths = follow(work.path, state).watch_paths()
     watching = watchfiles.watch(
-        *paths, watch_filter=None, debounce=50, step=10, rust_timeout=5000, yield_on_timeout=True
+        *paths, watch_filter=None, debounce=50, step=10, rust_timeout=100, yield_on_timeout=True
     )
-    started = threading.Timer(0.2, work.git, change)
-    started.start()
-    assert next(watching), "no change seen in 5 s"
-    started.join()
+    next(watching)  # it has begun
+    work.git(*change)
+    eventually(lambda: next(watching))
 
 
 def test_only_a_local_repository_can_be_watched(work: Work, state: Path) -> None:
@@ -531,7 +531,7 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
     source = follow(work.path, state)
     revision = source.fetch()
     source.accept(revision)
-    done = threading.Event()
+    began, done = threading.Event(), threading.Event()
 
     def read() -> int:
         count = 0
@@ -539,10 +539,12 @@ def test_reading_goes_on_beside_fetching(work: Work, state: Path, monkeypatch: p
             assert source.accepted() == revision
             assert text(source, revision) == "first"
             count += 1
+            began.set()
         return count
 
     with ThreadPoolExecutor() as pool:
         reading = pool.submit(read)
+        eventually(lambda: began.is_set() or reading.done())
         for number in range(10):
             work.commit({"fleet.yaml": f"{number}"})
             source.fetch()
