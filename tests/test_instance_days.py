@@ -287,7 +287,7 @@ def test_a_bmc_whose_board_has_no_uuid_is_set_and_its_machine_is_installed(tmp_p
             eventually(lambda: any(each["type"] == "OverrideConfirmed" for each in instance.events))
             installs(instance, web.machine)
             eventually(lambda: steps(instance) == {"Provisioned": 1})
-            assert any(each["type"] == "MachineUnproven" for each in instance.events)
+            eventually(lambda: any(each["type"] == "MachineUnproven" for each in instance.events))
             assert [each for each in instance.status()["conditions"] if not each["status"]] == []
 
 

@@ -153,7 +153,7 @@ def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Re
         eventually(lambda: "(Network)" in instance.get(ENTRY).text)
         eventually(lambda: b"Fetched" in published_records(tmp_path / "output"))
         assert len(list(spool.glob("*.jsonl"))) == 1, "its writer lives"
-        assert [event["type"] for event in instance.events].count("Provisioned") == 1
+    assert [event["type"] for event in instance.events].count("Provisioned") == 1
     with running(repository.bare, tmp_path) as instance:
         eventually(lambda: not [path for path in spool.glob("*.jsonl") if path.stat().st_size])
         assert "Provisioned" not in [event["type"] for event in instance.events]
