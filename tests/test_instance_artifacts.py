@@ -379,6 +379,7 @@ def test_a_lookout_sees_what_is_missing_and_when_it_comes(web: ArtifactServer, l
     assert woken
     web.put("/missing", KERNEL_BYTES)
     eventually(lambda: lookout.seen()[missing].is_there)
+    eventually(lambda: len(woken) >= 2)
     assert len(woken) == 2  # who is woken is woken for a reason
     del web.files["/there"]
     eventually(lambda: lookout.seen()[there].is_absent)

@@ -68,8 +68,7 @@ def test_a_worker_that_is_killed_is_started_again(tree: Site) -> None:
         for pid in first:
             os.kill(pid, signal.SIGKILL)
         assert answers(url) == 200, "who connects meanwhile waits"
-        again = eventually(lambda: len(pids := workers_of(process.pid)) == 2 and pids)
-        assert not set(first) & set(again)
+        eventually(lambda: len(pids := workers_of(process.pid)) == 2 and not set(first) & set(pids))
 
 
 def test_a_worker_ends_with_its_parent_however_that_ends(tree: Site) -> None:
@@ -110,7 +109,7 @@ def test_what_is_meant_for_another_command_is_not_handed_down(tree: Site, monkey
         try:
             assert process.stderr is not None
             assert answers(json.loads(process.stderr.readline())["url"]) == 200
-            assert len(eventually(lambda: workers_of(process.pid))) == 2
+            eventually(lambda: len(workers_of(process.pid)) == 2)
             assert all(b"--workers" not in command_of(pid) for pid in workers_of(process.pid))
         finally:
             process.kill()
