@@ -175,6 +175,7 @@ def test_t12_operators_ask_at_a_socket_of_their_own(made: Site, tmp_path: Path, 
         assert codes(machines) == codes(machines, authorization=f"Bearer {TOKEN}") == {404}
         assert get(machines + ENTRY).status_code == 200
         assert get(operators + ENTRY).status_code == 404
+        assert [get(f"{url}/").status_code for url in (operators, machines)] == [200, 404]
         assert get(f"{operators}/healthz").status_code == 200
 
 
