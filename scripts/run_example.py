@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
@@ -72,6 +73,7 @@ def main() -> int:
                     signal.signal(number, _end)
                 # Were make killed, nobody would be left to end this.
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+                threading.Thread(target=_end_with_terminal, daemon=True).start()
                 scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
             return _run(stack, scratch, port, base)
     except Ended:
@@ -97,6 +99,15 @@ def _port() -> int:
 def _end(*_: object) -> None:
     _ignore_signals()
     raise Ended
+
+
+def _end_with_terminal() -> None:
+    """Send SIGHUP when the terminal closes: if make leads the session, only make gets it, and waits for its child."""
+    if sys.stderr.isatty():
+        terminal = select.poll()
+        terminal.register(sys.stderr, 0)  # POLLHUP and POLLERR are always reported
+        terminal.poll()
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 def _ignore_signals() -> None:

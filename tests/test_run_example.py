@@ -90,8 +90,8 @@ Start = Callable[..., Run]
 
 
 @contextmanager
-def running(folder: Path, *command: str) -> Iterator[Run]:
-    """A demonstration on a terminal of 80 columns; everything that it has started is killed with the context."""
+def running(folder: Path, *command: str, terminal: int | None = None) -> Iterator[Run]:
+    """A demonstration in 80 columns; with a terminal, events go there. The context kills all that it has started."""
     mark, scratch, said = f"run-{uuid4()}", folder / "scratch", folder / "said"
     scratch.mkdir()
     environment = {
@@ -105,9 +105,10 @@ def running(folder: Path, *command: str) -> Iterator[Run]:
         process = subprocess.Popen(
             [*command, sys.executable, str(SCRIPT)],
             env=environment,
+            stdin=terminal,
             stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            stderr=subprocess.STDOUT if terminal is None else terminal,
+            start_new_session=terminal is None,
         )
     run = Run(process, mark, scratch, said)
     try:
@@ -325,6 +326,16 @@ def test_nothing_is_left_when_what_started_it_is_killed(start: Start) -> None:
     time.sleep(random.uniform(0, _SEARCHED_S))
     run.process.kill()
     assert run.left() == []
+
+
+def test_nothing_is_left_when_its_terminal_closes(tmp_path: Path) -> None:
+    """As make does, what leads the session keeps SIGHUP to itself and waits."""
+    terminal, own = os.openpty()
+    with running(tmp_path, "setsid", "--ctty", "sh", "-c", 'trap "" HUP; "$@" & wait', "sh", terminal=own) as run:
+        os.close(own)
+        run.wait_for(b"-m", b"gitboot", b"run")
+        os.close(terminal)
+        assert run.left() == []
 
 
 def test_what_does_not_end_by_itself_is_killed(start: Start) -> None:
