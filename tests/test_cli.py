@@ -202,14 +202,19 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, 
     ("typed", "old", "near"),
     [
         ("run x --rev x --output o --state s", "--output", "--out"),
-        ("run x --reference x --out o --state s", "--reference", ""),
+        ("run x --reference x --out o --state s", "--reference", "Did you mean '--rev'?"),
+        ("run x --records fresh --out o --state s", "--records", "Did you mean 'gitboot records begin'?"),
+        ("run x --ssh-key k --out o --state s", "--ssh-key", "Did you mean '--git-ssh'?"),
+        ("serve --out o --forward-to x", "--forward-to", "Did you mean '--ledger'?"),
+        ("bmc resolve web01 --armed", "--armed", "Did you mean '--consumed'?"),
+        ("bmc resolve web01 --not-armed", "--not-armed", "Did you mean '--not-set'?"),
         ("serve --output o", "--output", "--out"),
         ("doctor --output o", "--output", "--out"),
         ("secret encrypt s --to-keys k --out f", "--out", ""),
-        ("plan x --output json", "--output", ""),
+        ("plan x --output json", "--output", "Did you mean '--format'?"),
     ],
 )
-def test_an_option_that_0_1_0_had_is_unknown_and_a_near_name_is_suggested(
+def test_an_option_of_an_earlier_version_is_unknown_and_its_replacement_is_named(
     gitboot: Run, typed: str, old: str, near: str
 ) -> None:
     done = gitboot(*typed.split())
@@ -258,6 +263,7 @@ def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None
         ("stop", "did you mean stop-installs?"),
         ("timeline", "type `gitboot plan --timeline SERVER`"),
         ("schema", "type `gitboot explain KIND -o json`"),
+        ("hub", "type `gitboot status` at each site, or watch all sites with Prometheus"),
         ("version", "type `gitboot --version`"),
         ("xyzzy", "There is no command 'xyzzy'; gitboot --help lists them"),
         ("pull", "There is no command 'pull'; gitboot --help lists them"),

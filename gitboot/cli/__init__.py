@@ -66,10 +66,26 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
 _REPLACED: Final = {  # what 0.1.0 had, and what to type now
     "assets": "gitboot artifacts",
+    "hub": "gitboot status` at each site, or watch all sites with Prometheus; see `docs/monitoring.md",
     "observe": "gitboot read-access-logs",
     "schema": "gitboot explain KIND -o json",
     "timeline": "gitboot plan --timeline SERVER",
     "version": "gitboot --version",
+}
+_REPLACED_OPTIONS: Final = {  # what earlier versions had; to replace one by a near name could mean another thing
+    "--armed": ("--consumed",),
+    "--forge-token": ("--forge KIND=URL TOKEN",),
+    "--forward-to": ("--ledger",),
+    "--known-hosts": ("--git-ssh",),
+    "--not-armed": ("--not-set",),
+    "--operators-tls-cert": ("--operators-tls",),
+    "--operators-tls-key": ("--operators-tls",),
+    "--output": ("--out", "--format"),
+    "--records": ("gitboot records begin",),
+    "--reference": ("--rev",),
+    "--sole-for": ("--ledger",),
+    "--spool-tokens": ("--ledger",),
+    "--ssh-key": ("--git-ssh",),
 }
 _OWN: Final = frozenset({"prepare"})  # that gitboot starts, and nobody types
 
@@ -150,6 +166,14 @@ def program() -> NoReturn:
         raise
 
 
+def _name_replacement(error: click.UsageError) -> None:
+    """Make the error for an option of an earlier version name what replaces it."""
+    if isinstance(error, click.NoSuchOption) and error.option_name in _REPLACED_OPTIONS and error.ctx is not None:
+        known = {option for parameter in error.ctx.command.params for option in parameter.opts}
+        replacement = _REPLACED_OPTIONS[error.option_name]
+        error.possibilities = [each for each in replacement if each.split()[0] in known or each[0] != "-"]
+
+
 def main(context: object = None) -> NoReturn:
     """Run the command line and exit; errors raised on purpose become one message and a code."""
     try:
@@ -161,6 +185,7 @@ def main(context: object = None) -> NoReturn:
         from gitboot.cli.configuration import name_source  # only here: it takes its time
 
         name_source(error)
+        _name_replacement(error)
         error.show()
         sys.exit(Exit.USAGE)
     except click.ClickException as error:
