@@ -177,7 +177,7 @@ def redfish(data: bytes) -> None:
     credentials = Credentials(username="root", password=PASSWORD, name="rack")
     said = ""
     try:
-        with BmcConnection(bmc.url, credentials, connect_timeout_s=60, read_timeout_s=60) as connection:
+        with BmcConnection(bmc.url, credentials, connect_timeout_s=5, read_timeout_s=5) as connection:
             seen = connection.observe()
             seen = connection.with_clock(seen, lambda: BEFORE)
             if (override := fit(wanted, seen)) is not None:

@@ -234,6 +234,7 @@ def main(fd: int) -> None:
     from pkgutil import walk_packages
 
     import gitboot
+    from gitboot.serve import app
     from tests.newledgers import make_at_once
     from tests.nursery import be_what_is_asked, open_nursery, run_to_its_end
     from tests.templates import compile_once
@@ -245,6 +246,7 @@ def main(fd: int) -> None:
             import_module(module.name)
     make_at_once()
     compile_once()
+    app.DEADLINE_S = 20.0  # type: ignore[misc] # as `tests.serving`: a busy machine is no slow disk
     _warm_up()
     gc.freeze()
     gc.enable()
