@@ -423,13 +423,13 @@ Provisioned, look at what happened to the server:
 
   gitboot events --server {INSTALLED} -o text
 
-2. A commit changes a boot. The last command shows the difference between the
+2. A commit changes a boot. The last command shows which words differ in the
 boot scripts of {BATCH} before and after the commit:
 
-  gitboot boot-script {BATCH} --tree ../output > ../before
+  gitboot boot-script {BATCH} --tree ../output | tr ' ' '\\n' > ../before
   sed -i 's/,115200"]/,115200", quiet]/' profiles/batch.yaml
   git commit -qam 'Boot quietly'
-  gitboot boot-script {BATCH} --tree ../output | diff ../before -
+  gitboot boot-script {BATCH} --tree ../output | tr ' ' '\\n' | diff ../before -
 
 The iPXE script of {BATCH}, as its machine fetches it:
 {script}
