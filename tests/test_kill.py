@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import sqlite3
-import time
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +19,7 @@ from gitboot.source import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process
 from tests.instance import Repository, git
+from tests.test_publish_kill import ran_until
 
 
 def documents(image_name: str) -> dict[str, str]:
@@ -91,7 +91,7 @@ def test_an_instance_that_is_killed_again_and_again_leaves_whole_entries(tmp_pat
                 (tmp_path / "failure").write_text(traceback.format_exc())
             finally:
                 os._exit(1)
-        time.sleep(order.uniform(0.005, 0.09))
+        ran_until(child, order.uniform(0.005, 0.09))
         os.kill(child, signal.SIGKILL)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert ended == -signal.SIGKILL, (tmp_path / "failure").read_text()
