@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.observe.stopped import WORD
 from gitboot.publish.recorded import read_records
 from gitboot.resolve.records import exported
+from tests import plain
 from tests.configured import configured
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually
@@ -246,7 +246,7 @@ def turned(instance: Instance, blade: Blade, phase: str) -> bool:
 
 def offered(url: str) -> dict[str, Any]:
     """What an endpoint says of what is stopped."""
-    conditions = httpx.get(f"{url}/api/v1/status").json()["conditions"]
+    conditions = plain.get(f"{url}/api/v1/status").json()["conditions"]
     return next(each for each in conditions if each["type"] == "BootsOffered")
 
 
@@ -258,7 +258,7 @@ def test_e16_endpoints_obey_at_once_where_no_instance_runs(rack: Rack, left: Bla
         script = get(url + left.entry).text
         assert "are stopped by" in script and "INC-4711 (Stopped)" in script and "kernel " not in script
         assert (offered(url)["status"], offered(url)["reason"]) == (False, "Stopped")
-        ready = httpx.get(f"{url}/readyz")
+        ready = plain.get(f"{url}/readyz")
         assert (ready.status_code, ready.text.split("\n")[1].endswith("INC-4711")) == (200, True)
         assert f"gitboot allow-installs --state {rack.state}" in rack.said("status")
         assert "web09" in rack.said("allow-installs")

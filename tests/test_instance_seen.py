@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gitboot.instance.seen import KeptUnknown, read_unknown
@@ -134,7 +133,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
 
 def test_the_api_and_the_metrics_have_them(site: Site) -> None:
     asked = UnknownAsked(site.spool)
-    with site.serve(asked=asked) as url, httpx.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(asked=asked) as url, plain.Client(base_url=url, headers=LOADER) as client:
         assert client.get("/api/v1/seen").json()["items"] == []
         client.get(STRANGER)
         asked.leave()

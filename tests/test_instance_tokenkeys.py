@@ -11,7 +11,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import httpx
 import pytest
 from pyrage.x25519 import Identity
 
@@ -26,6 +25,7 @@ from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
 from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
+from tests import plain
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
@@ -269,18 +269,18 @@ def test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret(tm
         with served(tmp_path / "output", "--spool", str(tmp_path / "spool"), "--secret-keys", str(keys)) as (other, _):
             for url in (instance.url, other):
                 for path in guesses(PUBLIC):
-                    assert httpx.get(url + path, headers=LOADER).status_code == 404, path
+                    assert plain.get(url + path, headers=LOADER).status_code == 404, path
             counted = re.findall(
-                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', httpx.get(f"{other}/metrics").text
+                r'gitboot_http_requests_total\{.*"nothing".*"404".*\} (\d+)', plain.get(f"{other}/metrics").text
             )
-            assert sum(map(int, counted)) == len(guesses(PUBLIC)), httpx.get(f"{other}/metrics").text
+            assert sum(map(int, counted)) == len(guesses(PUBLIC)), plain.get(f"{other}/metrics").text
             data = re.findall(r"s=http://boot\.test(\S+?)['\"\s]", script)[0]
             urls = urls_in(web01.get(f"{data}user-data").text)
-            assert [httpx.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
+            assert [plain.get(url + urls["join"], headers=LOADER).text for url in (instance.url, other)] == [
                 "hunter2\n"
             ] * 2
             assert steps(instance) == {"Started": 1}
-            assert httpx.get(other + urls["done"]).status_code == 204
+            assert plain.get(other + urls["done"]).status_code == 204
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]

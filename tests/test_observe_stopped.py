@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
 import pytest
 
 from gitboot.observe.stopped import WORD, Words, folders, say, take_back
 from gitboot.stoppage import Stoppage
+from tests import plain
 from tests.fleets import fleet
 from tests.serving import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, planned, site
 
@@ -65,7 +65,7 @@ def test_everybody_who_reads_the_tree_may_read_it(tmp_path: Path) -> None:
 
 def looked(url: str) -> None:
     """Let an endpoint look around, as it does each second."""
-    assert httpx.get(f"{url}/api/v1/status").status_code == 200
+    assert plain.get(f"{url}/api/v1/status").status_code == 200
 
 
 def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spent(here: Site) -> None:
@@ -74,7 +74,7 @@ def test_what_writes_a_disk_is_given_no_more_and_what_was_refused_so_is_not_spen
         for path in LOOKUPS:
             script = get(url + path).text
             assert "smoke in fra1 (Stopped)" in script and DISK in script
-        assert 'gitboot_boots_refused_total{reason="Stopped"} 3.0' in httpx.get(f"{url}/metrics").text
+        assert 'gitboot_boots_refused_total{reason="Stopped"} 3.0' in plain.get(f"{url}/metrics").text
         take_back(here.root / "ops")
         assert GIVEN in get(url + ENTRY).text
 

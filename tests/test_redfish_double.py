@@ -330,7 +330,7 @@ def test_one_service_holds_many_systems(serve: Serve) -> None:
 def test_credentials_and_sessions(serve: Serve) -> None:
     machine = Machine()
     service = Service(machine, credentials={"admin": "secret"})
-    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client:
         sessions = client.get("/redfish/v1/").json()["Links"]["Sessions"]["@odata.id"]
 
         def log_in(password: str) -> httpx.Response:
@@ -358,7 +358,7 @@ def test_credentials_and_sessions(serve: Serve) -> None:
 def test_a_session_ends_when_it_is_not_used(serve: Serve) -> None:
     machine = Machine()
     service = Service(machine, credentials={"admin": "secret"}, session_timeout_s=30)
-    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client:
         answer = client.post(SESSIONS, json={"UserName": "admin", "Password": "secret"})
         token = {"X-Auth-Token": answer.headers["X-Auth-Token"]}
 
@@ -378,7 +378,7 @@ def test_a_session_ends_when_it_is_not_used(serve: Serve) -> None:
 
 def test_a_bmc_has_room_for_so_many_sessions(serve: Serve) -> None:
     service = Service(Machine(), credentials={"admin": "secret"}, most_sessions=2)
-    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+    with RedfishServer(service) as server, httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client:
         answers = [client.post(SESSIONS, json={"UserName": "admin", "Password": "secret"}) for _ in range(3)]
         assert [answer.status_code for answer in answers] == [201, 201, 503]
         assert answers[2].headers["Retry-After"] == "30"
@@ -471,7 +471,10 @@ def test_each_fault_strikes_once(fault: Fault, outcome: str) -> None:
 )
 def test_what_a_fault_leaves_of_a_write(fault: Fault, status: int | None, enabled: str) -> None:
     machine = Machine()
-    with RedfishServer(Service(machine)) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+    with (
+        RedfishServer(Service(machine)) as server,
+        httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client,
+    ):
         headers = {"If-Match": _etag(client, machine.path)}
         server.fault(fault, on="PATCH")
         try:
@@ -484,7 +487,10 @@ def test_what_a_fault_leaves_of_a_write(fault: Fault, status: int | None, enable
 
 def test_a_write_can_be_undone_later_without_a_word(serve: Serve) -> None:
     machine = Machine()
-    with RedfishServer(Service(machine)) as server, httpx.Client(base_url=server.url, verify=PLAIN) as client:
+    with (
+        RedfishServer(Service(machine)) as server,
+        httpx.Client(base_url=server.url, verify=PLAIN, timeout=60) as client,
+    ):
         server.fault(Reverted(after_s=10), on="PATCH")
         assert _write(client, machine.path, ONCE_PXE) == "200 Success"
         shown = []
@@ -512,7 +518,7 @@ def test_a_bad_certificate_strikes_one_connection(authority: Authority, tmp_path
 
         def read() -> str:
             try:
-                return httpx.get(f"{server.url}{machine.path}", verify=trusting).reason_phrase
+                return httpx.get(f"{server.url}{machine.path}", verify=trusting, timeout=60).reason_phrase
             except httpx.ConnectError as error:
                 return str(error)
 
@@ -544,7 +550,7 @@ def test_the_demonstration_boots_on_reset_and_ends_on_sigterm(tmp_path: Path, se
         assert process.stdout
         _, url, *_ = process.stdout.readline().split()
         trusting = ssl.create_default_context(cafile=tmp_path / "ca.pem") if scheme == "https" else PLAIN
-        with httpx.Client(base_url=url, auth=("admin", "secret"), verify=trusting) as client:
+        with httpx.Client(base_url=url, auth=("admin", "secret"), verify=trusting, timeout=60) as client:
             assert client.base_url.scheme == scheme
             client.patch("Systems/web03", json={"Boot": ONCE_PXE}).raise_for_status()
             client.post("Systems/web03/Actions/ComputerSystem.Reset", json={}).raise_for_status()

@@ -201,7 +201,9 @@ def visit(run: Run, shell: Shell, page: Browser | None) -> Visit:
         )
         return " && ".join(f"{cells}.innerText.includes('{word}')" for word in words)
 
-    found.links = {label.rstrip(":"): httpx.get(link, follow_redirects=True) for label, link in _links(banner)}
+    found.links = {
+        label.rstrip(":"): httpx.get(link, follow_redirects=True, timeout=60) for label, link in _links(banner)
+    }
     if page is not None:
         page.sized(1280, 2000)  # so that all rows are drawn
         page.open(next(line for line in banner if line.startswith("http")))

@@ -150,7 +150,7 @@ def test_operators_ask_by_tls_and_machines_as_ever(made: Site, pair: Pair, worke
         assert get(found.url + ENTRY).status_code == 200
         assert get(found.url + STATUS).status_code == 404
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
-            httpx.get(operators + STATUS)
+            httpx.get(operators + STATUS, timeout=60)
 
 
 def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_a_token_is_taken_by_tls_as_well(made: Site, pair: Pair, tmp_path: Path)
         operators = operators_of(found)
         assert pair.get(f"{operators}/metrics").status_code == 404
         shown = {"authorization": "Bearer a-token-of-prometheus"}
-        answer = httpx.get(f"{operators}/metrics", headers=shown, verify=pair.trusted)
+        answer = httpx.get(f"{operators}/metrics", headers=shown, verify=pair.trusted, timeout=60)
         assert "gitboot_operators_certificate_read 1.0" in answer.text
 
 
@@ -349,9 +349,9 @@ def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, author
     with served(made, *pair.options) as found:
         operators = operators_of(found)
         with pytest.raises(httpx.TransportError):
-            httpx.get(operators.replace("https:", "http:") + STATUS)  # does not encrypt at all
+            httpx.get(operators.replace("https:", "http:") + STATUS, timeout=60)  # does not encrypt at all
         with pytest.raises(httpx.ConnectError):
-            httpx.get(operators + STATUS)  # does not trust what it is shown
+            httpx.get(operators + STATUS, timeout=60)  # does not trust what it is shown
         with connect(operators) as client:  # breaks off
             client.sendall(b"\x16\x03\x01")
 

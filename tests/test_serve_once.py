@@ -14,7 +14,6 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -182,7 +181,7 @@ def test_an_installer_that_has_reported_is_given_no_further_boot(here: Site, rep
     with here.serve() as url:
         if report is not None:
             said = f"{ENTRY.rpartition('/')[0]}/{report}/{token}"
-            asked = httpx.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
+            asked = plain.request("POST" if report == "failed" else "GET", url + said, headers=LOADER)
             assert asked.status_code in (200, 204)
         text = get(url + ENTRY).text
     assert (GIVEN in text) is (report is None)

@@ -30,7 +30,7 @@ from tests.redfish.faults import (
 )
 from tests.redfish.service import Service
 
-_HANDSHAKE_S = 10
+_HANDSHAKE_S = 60
 _FILLING = b" " * 65536
 
 

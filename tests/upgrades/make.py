@@ -201,7 +201,7 @@ def _leave(version: _Version, stack: ExitStack) -> None:
     with version.endpoint() as url:
         for name in ("web03", "web01"):
             rack[name].run_through()
-            assert installs(httpx.get(f"{url}{entry(name)}", headers=LOADER).raise_for_status().text)
+            assert installs(httpx.get(f"{url}{entry(name)}", headers=LOADER, timeout=60).raise_for_status().text)
             if name == "web03":
                 version.once()
     assert {name: each.override[ENABLED] for name, each in rack.items()} == OVERRIDES
