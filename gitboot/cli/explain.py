@@ -191,7 +191,7 @@ def _as_text(found: Explanation, blame: Blame | None) -> str:
     text = table(("FIELD", "VALUE", "RULE", "WHY, AND WHERE IT IS WRITTEN"), rows, below=written)
     rules = {each.rule for each in found.reasons}
     lost = [(lost.candidate, lost.rule, lost.why) for lost in found.lost if lost.rule in rules]
-    return f"{text}\n\n{table(('LOST', 'RULE', 'WHY'), lost)}" if lost else text
+    return f"{text}\n\n{table(('NOT CHOSEN', 'RULE', 'WHY'), lost)}" if lost else text
 
 
 def _wrote(commit: dict[str, str | None] | None) -> str:

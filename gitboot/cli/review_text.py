@@ -189,7 +189,7 @@ def _problems(review: Review, prefix: str) -> Iterator[str]:
 
 
 def _next(review: Review) -> Iterator[str]:
-    yield _heading("How to go on")
+    yield _heading("Next steps")
     yield f"  see it again: {review.command}"
     acknowledging = list(review.acknowledging())
     if acknowledging:

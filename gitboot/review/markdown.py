@@ -245,7 +245,7 @@ def _problem(problem: Problem) -> str:
 
 
 def _next(review: Review) -> Iterator[str]:
-    yield f"\n### How to go on\n\nSee it yourself: {code(review.command)}"
+    yield f"\n### Next steps\n\nSee it yourself: {code(review.command)}"
     acknowledging = list(review.acknowledging())
     if not acknowledging:
         return

@@ -262,7 +262,7 @@ def area_header(limits: Limits) -> tuple[str, ...]:
         "GROUP",
         "SERVERS",
         f"CHANGED (max {limits.max_update_percent} %)",
-        "LESS",
+        "REDUCED",
         f"REMOVED (max {limits.max_delete_percent} %)",
         "ADDED",
         "REINSTALLS",
