@@ -80,6 +80,7 @@ class ChangedArea:
     removed: int
     added: int
     reinstalled: int
+    subject: str = ""  # the first line of the commit's message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -308,7 +308,7 @@ def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict
         requests.give(parts.ledger, NOON, "grace", "approve", given)
         turn(parts, 3)
         assert applied(parts) == newest
-        assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve"
+        assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"
 
 
 def test_t9_without_a_demand_a_line_counts_and_its_author_is_named(

@@ -198,7 +198,7 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
         *(
             "accepted",
             "held by maxReinstalls",
-            "accepted, acknowledged by root, with gitboot approve",
+            "accepted, acknowledged by root, with gitboot approve: CHG-1",
             "invalid: 1 error",
         )
     ]

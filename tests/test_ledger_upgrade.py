@@ -73,7 +73,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert about.accepted == "a037e29b5fd2747a5a8218bdfb998e44c7be9f15"
         assert (about.initialised, about.doubt, facts.is_behind(opened)) == ("fresh", None, False)
         assert about.suspension == Suspension("root", "moving house", at("2027-01-01T00:00:00+00:00"))
-        assert facts.approvals(opened) == {HELD: {"maxReinstalls": "root"}}
+        assert facts.approvals(opened) == {HELD: {"maxReinstalls": "root, with gitboot approve: INC-2"}}
         web, app = known[UUIDS["web01"]], known[UUIDS["app01"]]
         assert (web.provision, web.image, web.pool, web.evidence) == (1, "flatcar-1", "web", "Fetched")
         assert (web.provisioned_at, web.grace_until) == (INSTALLED_AT, INSTALLED_AT + timedelta(minutes=1))

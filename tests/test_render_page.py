@@ -14,7 +14,7 @@ from gitboot.instance.directory import LeftStatus
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA
 from gitboot.render.parts import PAGE
-from gitboot.status import ChangedArea, Status
+from gitboot.status import ChangedArea, Heeded, Status
 from tests.fleets import at, fleet, profile, server
 from tests.instance import Repository, git
 from tests.test_instance_reconcile import REPAIR, Instance, fleet_files
@@ -132,6 +132,7 @@ def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowl
     repository.push({"note.txt": ""})
     instance.reconcile(BEFORE)
     assert {each.changed for each in instance.reconciler.status.changed} == {0, 11}
+    assert {each.subject for each in instance.reconciler.status.changed} == {"Go", "Change"}
 
 
 def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
@@ -146,6 +147,19 @@ def test_what_was_changed_is_told_after_a_start_as_well(tmp_path: Path) -> None:
     assert [(each["commit"], each["at"], each["changed"]) for each in told] == [
         ("beef", "2026-11-21T21:00:00Z", 3),
         ("c0ffee", "2026-11-20T21:00:00Z", 2),
+    ]
+
+
+def test_who_approved_a_commit_stays_with_it_when_the_next_is_accepted(tmp_path: Path) -> None:
+    changed = ChangedArea(commit="c0ffee", label="", size=3, changed=2, less=0, removed=0, added=0, reinstalled=2)
+    by = Heeded(commit="c0ffee", guard="maxReinstalls", by="ada, with gitboot approve: planned")
+    left = LeftStatus(tmp_path, lambda: BEFORE)
+    left.write(Status(accepted="c0ffee", changed=(replace(changed, subject="Install"),), acknowledged=(by,)).facts())
+    later = Status(accepted="beef", changed=(replace(changed, commit="beef"),))
+    told = LeftStatus(tmp_path, lambda: AFTER).write(later.facts())["accepted"]["lately"]
+    assert [(each["commit"], each["subject"], each["acknowledged"]) for each in told] == [
+        ("beef", "", []),
+        ("c0ffee", "Install", [{"guard": by.guard, "by": by.by}]),
     ]
 
 

@@ -235,7 +235,8 @@ class Accepting:
         if latest == attempt.attempted and not (attempt.is_behind and has_news):
             return attempt
         try:
-            found = self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge)
+            ahead = self._ahead(attempt.accepted, latest, knowledge)
+            found = self._judging.judge(ahead, knowledge)
         except Unfinished:
             return attempt
         if suspension is not None and at < suspension.until:
@@ -248,7 +249,7 @@ class Accepting:
                 moves=found.moves,
                 let_in=found.let_in,
                 acknowledged=tuple(_heeded(found.hops)),
-                changed=tuple(_changed(found.hops)),
+                changed=tuple(_changed(found.hops, _subjects(ahead))),
             )
             events += _acknowledged(found.hops, at)
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
@@ -386,7 +387,15 @@ def _heeded(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[Heeded]:
             yield Heeded(commit=revision, guard=guard, by=by)
 
 
-def _changed(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[ChangedArea]:
+def _subjects(ahead: Ahead) -> Mapping[str, str]:
+    """Return the first line of each commit's message, cut to what one line of a page holds."""
+    return {each.commit: each.text.partition("\n")[0][:_SUBJECT] for _, messages in ahead.merges for each in messages}
+
+
+_SUBJECT: Final = 120
+
+
+def _changed(hops: Iterable[tuple[Revision, Verdict]], subjects: Mapping[str, str]) -> Iterator[ChangedArea]:
     for revision, verdict in hops:
         for area in verdict.areas:
             yield ChangedArea(
@@ -398,6 +407,7 @@ def _changed(hops: Iterable[tuple[Revision, Verdict]]) -> Iterator[ChangedArea]:
                 removed=area.removed,
                 added=area.added,
                 reinstalled=area.reinstalled,
+                subject=subjects.get(revision, ""),
             )
 
 

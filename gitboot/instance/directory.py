@@ -129,7 +129,14 @@ def _with_changes_of(before: Mapping[str, Any], now: Mapping[str, Any], at: date
     changed = accepted["changed"] if is_told else then.get("changed", [])
     earlier = then.get("lately", [])
     known = {each["commit"] for each in earlier}
-    whole = [{**area, "at": format_instant(at)} for area in reversed(changed) if not area["label"]]
+    by_commit: dict[str, list[dict[str, str]]] = {each["commit"]: [] for each in changed}
+    for each in accepted["acknowledged"]:
+        by_commit.get(each["commit"], []).append({"guard": each["guard"], "by": each["by"]})
+    whole = [
+        {**area, "at": format_instant(at), "acknowledged": by_commit[area["commit"]]}
+        for area in reversed(changed)
+        if not area["label"]
+    ]
     lately = [*(each for each in whole if each["commit"] not in known), *earlier][:_LATELY]
     return {**now, "accepted": {**accepted, "changed": changed, "lately": lately}}
 

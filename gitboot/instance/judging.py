@@ -308,8 +308,4 @@ def _bmcs(machines: Iterable[Machine]) -> Iterator[BmcAccess]:
 
 def approvals(knowledge: Knowledge) -> Acknowledged:
     """What was acknowledged with a shell."""
-    return {
-        (digest, guard): f"{who}, with gitboot approve"
-        for digest, guards in knowledge.approvals.items()
-        for guard, who in guards.items()
-    }
+    return {(digest, guard): by for digest, guards in knowledge.approvals.items() for guard, by in guards.items()}

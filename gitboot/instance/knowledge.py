@@ -37,7 +37,9 @@ class Knowledge:
     known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
     noted: int = 0  # the number of the observation that was noted last
-    approvals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by digest of changes: guard -> who
+    approvals: Mapping[str, Mapping[str, str]] = field(
+        default_factory=dict
+    )  # by digest of changes: guard -> by whom and why
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
     sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, which no ledger keeps; None: nobody looks
@@ -284,5 +286,5 @@ def _approvals(
     """The guards that each digest was approved for, and by whom, but for the digests that are accepted now."""
     found = dict(known)
     for each in new:
-        found[each.digest] = {**found.get(each.digest, {}), **dict.fromkeys(each.guards, each.who)}
+        found[each.digest] = {**found.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
     return {digest: guards for digest, guards in found.items() if digest not in used_up}

@@ -42,6 +42,11 @@ class Approval(NamedTuple):
     who: str
     reason: str
 
+    @property
+    def by(self) -> str:
+        """Who approved, how and why, in words."""
+        return f"{self.who}, with gitboot approve: {self.reason}"
+
 
 class Pending(NamedTuple):
     """An observation that is still to be judged by its machine's BMC."""

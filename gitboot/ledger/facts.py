@@ -139,10 +139,11 @@ def order(tx: Transaction, orders: Orders | None) -> None:
 
 
 def approvals(store: Store) -> dict[str, dict[str, str]]:
-    """The guards that changes may pass, and who says so, by their digest."""
+    """Return by whom and why each guard was approved, by the digest of the changes."""
     found: dict[str, dict[str, str]] = {}
-    for digest, guard, who in store.rows("SELECT digest, guard, who FROM approvals"):
-        found.setdefault(digest, {})[guard] = who
+    for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
+        approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
+        found.setdefault(digest, {})[guard] = approval.by
     return found
 
 

@@ -139,12 +139,14 @@ class ChangedItem(_Model):
     removed: int
     added: int
     reinstalled: int
+    subject: str = ""  # the first line of the commit's message
 
 
 class AcceptedItem(ChangedItem):
     """How much of the whole fleet an accepted commit has changed, and when the instance said so."""
 
     at: str
+    acknowledged: tuple[Mapping[str, str], ...] = ()  # guard, and by whom: how it was let pass
 
 
 class Accepted(_Model):
