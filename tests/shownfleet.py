@@ -57,6 +57,9 @@ def area(label: str, size: int, **kinds: int) -> dict[str, Any]:
     return {"commit": "c0ffee00c0ffee00", "label": label, "size": size, **none, **kinds}
 
 
+APPROVED: Final = [
+    {"guard": guard, "by": f"ada, with gitboot approve: {HOSTILE}"} for guard in ("maxReinstalls", "maxUpdatePercent")
+]
 STATUS: Final = {
     "at": "2026-11-20T22:59:00Z",
     "attempted": {
@@ -76,7 +79,10 @@ STATUS: Final = {
             area("site=fra1", 20, changed=15, less=4),
             area("site=lon1", 20, added=2, removed=1),
         ],
-        "lately": [{**area("", 60, changed=3), "commit": "beef00beef00", "at": "2026-11-20T16:02:00Z"}],
+        "lately": [
+            {**area("", 60), "at": "2026-11-20T22:50:00Z", "subject": "Boot flatcar-3", "acknowledged": APPROVED},
+            {**area("", 60, changed=3), "commit": "beef00beef00", "at": "2026-11-20T16:02:00Z", "subject": HOSTILE},
+        ],
     },
     "applied": {"commit": "c0ffee00c0ffee00"},
     "links": {

@@ -7,12 +7,15 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
 from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, render_unknown
+from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify
@@ -22,8 +25,8 @@ from gitboot.serve.operatorspage import PAGE
 from gitboot.serve.pages import MOST
 from tests import plain
 from tests.browser import Browser, browser, browsers
-from tests.fleets import server
-from tests.serving import ALWAYS, BEFORE, Site, get, planned, site
+from tests.fleets import at, fleet, server
+from tests.serving import ALWAYS, BEFORE, ONCE, Fleet, Site, get, planned, site
 from tests.shownfleet import HOSTILE, STATUS, shown_fleet
 from tests.test_observe_components import SENT
 
@@ -36,6 +39,27 @@ VIEWS = {
     "unknown": "Unknown machines",
     "servers/web001": "web001",
 }
+
+
+_APPROVED = ("Approved by", f"ada, with gitboot approve: {HOSTILE} (maxReinstalls, maxUpdatePercent)")
+_BEGAN = at("20T12:00")
+_WITH_PAGE = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
+
+
+def installing_fleet(*outputs: str) -> Fleet:
+    """web01 fetched its boot, the installer of web02 started, web03 is installed, web04 waits."""
+    boot, data = Seen(_BEGAN, "v1/boot/x/boot.ipxe", "10.0.0.7"), Seen(_BEGAN, "i/user-data", "10.0.0.7")
+    fetched = InstallAttempt(key="provision/0", boots=(boot,))
+    started = replace(fetched, started=data, started_boot=1)
+    since = _BEGAN + timedelta(minutes=5)
+    installed = Record(provision=0, image="flatcar-1", evidence="Reported", provisioned_at=since, attempts=(started,))
+    return planned(
+        fleet(f"baseURL: 'http://boot.test', outputs: [{', '.join(('ipxe', *outputs))}]"),
+        *ONCE[1:],
+        *(server(f"web0{number}", "role: web") for number in (2, 3, 4)),
+        now=since + timedelta(minutes=1),
+        records={"web01": Record(attempts=(fetched,)), "web02": Record(attempts=(started,)), "web03": installed},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +187,7 @@ def test_the_table_is_sorted_narrowed_and_found_again_by_its_address(chromium: B
     heads = "[...document.querySelectorAll('#fleet th')]"
     chromium.run(f"{heads}[0].querySelector('button').click()")
     assert (chromium.run(first), chromium.run(f"{heads}[0].ariaSort")) == ("web059", "descending")
-    chromium.run("document.querySelectorAll('#ahead button')[1].click()")
+    chromium.run("document.querySelectorAll('#ahead button')[2].click()")
     assert "20 of 60 servers" in chromium.text  # those whose maintenance ends tonight, and who are installed then
     chromium.press("/")
     assert chromium.run("document.activeElement.id") == "search"
@@ -198,7 +222,7 @@ def test_each_view_says_what_it_is_for(chromium: Browser, address: str) -> None:
     expected = {
         "images": ("the pin of web004", "overdue", "GPU driver", "flatcar-3", "58 %"),
         "timeline": ("flatcar-stable: flatcar-3 at 58 %", "Who is next in flatcar-stable", "ams1-repair", "lon1-firm"),
-        "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled", "beef00beef00"),
+        "changes": ("c0ffee00c0ff", "site=ams1", "12", "reinstalled", "beef00beef00", "Boot flatcar-3", *_APPROVED),
         "unknown": ("No machine asked",),
         "servers/web001": (
             *("the policy always boots", "debug", "002.yaml:4", "who and when", "Under the maintenance fra1-repair"),
@@ -251,7 +275,7 @@ def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Br
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
     assert chromium.run("document.activeElement.id") == "main"
-    for _ in range(3 + 6 + 4 + 1 + 7 + 1):  # what is held, what is ahead, the filters, the table, its heads, a server
+    for _ in range(3 + 7 + 4 + 1 + 7 + 1):  # what is held, what is ahead, the filters, the table, its heads, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
     assert chromium.run("fleet.chosen.length > document.querySelectorAll('#fleet tbody a').length") is True
@@ -261,6 +285,82 @@ def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Br
     chromium.until("document.querySelectorAll('#fleet tbody a').length === 60")
     chromium.run("dispatchEvent(new Event('afterprint'))")
     assert chromium.printed().startswith(b"%PDF")
+
+
+@browsers
+@pytest.mark.parametrize("how", ["from a folder", "served", "without the output"])
+def test_finding_r4_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser, how: str) -> None:
+    rows = "Object.fromEntries([...document.querySelectorAll('#fleet tbody tr:not(.gap)')].map((each) => "
+    rows += "[each.cells[0].innerText, [2, 5, 6].map((number) => each.cells[number].innerText)]))"
+    made = site(installing_fleet(*([] if how == "without the output" else ["pages"])))
+    with made as installs, installs.serve() as url:
+        chromium.open(f"file://{installs.root}/{FOLDER}index.html" if how == "from a folder" else f"{url}{PAGE}")
+        shown = chromium.run(rows)
+        said = "Installing" if how == "without the output" else "Installing since 2026-11-20 12:00Z"
+        assert [shown[name][:2] for name in ("web01", "web02")] == [
+            [said, "now: the server fetched its boot"],
+            [said, "now: the installer started"],
+        ]
+        assert (shown["web03"][0], shown["web04"][0]) == ("Disk", "Network")
+        if how != "without the output":
+            assert shown["web03"][1:] == ["–", "–"]  # a grace ends at 14:00, and the server boots the same disk
+            assert chromium.run("document.querySelector('#ahead button').innerText") == "2\ninstalling now"
+        for name, words in {
+            "web02": ("Installing since 2026-11-20 12:00Z", "the installer started", "Started"),
+            "web03": ("Installed image flatcar-1", "Reported", "Provisioned"),
+        }.items():
+            chromium.run(f"location.hash = '#/servers/{name}'")
+            chromium.until(f"document.querySelector('#view h2')?.textContent === '{name}'")
+            text = " ".join(chromium.text.split())
+            assert [each for each in (*words, "Attempt Step Boot fetched") if each not in text] == []
+            assert "undefined" not in text and ("Started" in text) == (name == "web02")
+            assert ("Installing" in text) == (name == "web02")
+        axe = (Path(__file__).parent / "axe/axe.min.js").read_text()
+        chromium.run(axe + "; 0")
+        for view in ("", "servers/web02"):
+            chromium.run(f"location.hash = '#/{view}'")
+            chromium.until(f"(document.querySelector('#view:not([hidden]) h2')?.textContent ?? '') === '{view[8:]}'")
+            assert chromium.run("axe.run().then((found) => found.violations.map((each) => each.id))") == [], view
+    assert chromium.faults == []
+
+
+@browsers
+def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: Browser) -> None:
+    """Also a server's page whose heading has the focus, as after a click on its name."""
+    with site(planned(_WITH_PAGE, *ONCE[1:])) as installs, installs.serve() as url:
+        chromium.open(f"{url}{PAGE}#/servers/web01")
+        chromium.run("location.hash = '#/'")
+        chromium.run("location.hash = '#/servers/web01'")
+        chromium.until("document.activeElement.textContent === 'web01' && document.activeElement.tagName === 'H2'")
+        installs.publish(installing_fleet("pages"))
+        chromium.until("document.querySelector('.lead').innerText.includes('Installing since')")
+        assert chromium.run("document.activeElement.textContent") == "web01"
+    assert chromium.faults == []
+
+
+@browsers
+def test_finding_r12_a_bar_is_as_long_as_the_share_that_it_shows(chromium: Browser, made: Site) -> None:
+    chromium.open(f"file://{made.root}/{FOLDER}index.html#/changes")
+    chromium.until("document.querySelector('#view svg') !== null")
+    rects = "[...document.querySelectorAll('#view svg rect')]"
+    bars = chromium.run(f"{rects}.map((each) => [each.className.baseVal, each.width.baseVal.value])")
+    track = next(width for kind, width in bars if kind == "track")
+    rows = "".join("|" if kind == "track" else f" {kind}={width / track:.3f}" for kind, width in bars).split("|")[1:]
+    assert [row.split() for row in rows] == [
+        ["reinstalled=0.200", "changed=0.250", "less=0.067", "added=0.033", "removed=0.017"],  # of 60
+        ["reinstalled=0.600"],  # of 20
+        ["changed=0.750", "less=0.200"],
+        ["added=0.100", "removed=0.050"],
+    ]
+
+
+@browsers
+def test_an_instance_whose_conditions_are_all_true_is_healthy(chromium: Browser) -> None:
+    true = [{"type": "Ready", "status": True, "reason": "Ready", "message": "", "remedy": None}]
+    with site(installing_fleet("pages")) as healthy:
+        healthy.say({**STATUS, "attempted": {"problems": [], "held": None}, "conditions": true})
+        chromium.open(f"file://{healthy.root}/{FOLDER}index.html")
+        assert "Healthy: all conditions are true" in chromium.text
 
 
 @browsers

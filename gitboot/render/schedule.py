@@ -227,7 +227,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     }
     said = document(decision, now)
     if Output.PAGES in decisions.outputs:
-        files |= [server_file(facts, said, planned.later, about.machine, about.written)]
+        files |= [server_file(facts, said, now, planned.later, about.machine, about.written)]
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted({*_identities(decision, about), *named})),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +18,7 @@ from gitboot.resolve.written import Written
 def server_file(
     summary: Mapping[str, Any],
     document: Mapping[str, Any],
+    now: BootPlan | None,
     later: Iterable[tuple[datetime, BootPlan | None]],
     machine: Machine | None,
     written: Written | None,
@@ -29,11 +30,26 @@ def server_file(
         **{key: value for key, value in summary.items() if key != "server"},
         "name": summary["server"],
         "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
-        "later": [_later(since, plan) for since, plan in later],
+        "later": [_later(since, plan) for since, plan in changes(now, later)],
         "written": _written(written) if written is not None else None,
         "document": document,
     }
     return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
+
+
+def changes(
+    now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
+) -> Iterator[tuple[datetime, BootPlan | None]]:
+    """Yield the transitions after which the server boots something else, or boots it for another maintenance."""
+    before = _boots(now)
+    for since, plan in later:
+        if _boots(plan) != before:
+            before = _boots(plan)
+            yield since, plan
+
+
+def _boots(plan: BootPlan | None) -> tuple[object, ...]:
+    return (plan.phase, plan.maintenance, plan.boot) if plan is not None else ()
 
 
 def _written(written: Written) -> dict[str, Any]:

@@ -95,18 +95,19 @@ function name(text, row) {
   return shape("text", { x: NAMES - 12, y: row * BAR + 20, "text-anchor": "end" }, shown);
 }
 
-// Rows of bars side by side: [name, [[class, size], …], words]; scaled by what the largest row comes to.
+// Rows of bars side by side: [name, [[class, size], …], whole, words]. A row that is full is the whole, or all parts if they are more.
 function bars(says, rows) {
-  const most = Math.max(1, ...rows.map(([, parts]) => parts.reduce((sum, [, size]) => sum + size, 0)));
-  const scale = (WIDTH - NAMES - 160) / most;
-  const shapes = rows.flatMap(([text, parts, words], row) => {
+  const full = WIDTH - NAMES - 160;
+  const shapes = rows.flatMap(([text, parts, whole, words], row) => {
+    const scale = full / Math.max(1, whole, parts.reduce((sum, [, size]) => sum + size, 0));
     let x = NAMES;
     const drawn = parts.filter(([, size]) => size > 0).map(([kind, size]) => {
       const wide = Math.max(2, size * scale);
       x += wide;
       return shape("rect", { class: kind, x: x - wide, y: row * BAR + 6, width: wide, height: BAR - 12, rx: 2 });
     });
-    return [name(text, row), ...drawn, shape("text", { x: x + 8, y: row * BAR + 20 }, words)];
+    const track = shape("rect", { class: "track", x: NAMES, y: row * BAR + 6, width: full, height: BAR - 12, rx: 2 });
+    return [name(text, row), track, ...drawn, shape("text", { x: NAMES + full + 8, y: row * BAR + 20 }, words)];
   });
   return picture(says, rows.length * BAR, shapes);
 }

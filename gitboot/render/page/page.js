@@ -1,7 +1,8 @@
 // The operators' page: its views, and which of them is asked for.
 "use strict";
 
-const REFRESH_MS = 15000;
+const REFRESH_MS = 5000;
+const REFRESH_LARGE_MS = 15000; // of 15,000 servers and more; fewer are read more often
 const STALE_MINUTES = 15; // an instance says how it fares at each reconcile, every minute unless it was told otherwise
 const NAMED = 12; // servers that one line names
 const $ = (id) => document.getElementById(id);
@@ -92,7 +93,7 @@ function notes(status) {
   if (progress) found.push(note("busy", progress.work, progress.message));
   if (!found.length) {
     const told = conditions?.length > 0 && status.applied?.commit;
-    found.push(told ? note("good", "Well", "every condition holds") : note("busy", "Unknown", "no instance has said yet how it fares"));
+    found.push(told ? note("good", "Healthy:", "all conditions are true") : note("busy", "Unknown", "no instance has said yet how it fares"));
   }
   return found;
 }
@@ -133,8 +134,8 @@ function showStatus() {
 // What differs once servers may boot something else; null: no instance says so, and the fleet is read each time.
 function version(status) {
   if (!status?.at) return null;
-  const { applied, changes, nextTransition, phases } = status;
-  return JSON.stringify([applied, changes, nextTransition, phases]);
+  const { applied, changes, installs, nextTransition, phases, records } = status;
+  return JSON.stringify([applied, changes, installs, nextTransition, phases, records]);
 }
 
 async function readFleet() {
@@ -156,7 +157,7 @@ function lead(server) {
   const made = element("p", undefined, "lead");
   const image = imageOf(server);
   const boots = image ? `boots ${image} from the network` : server.phase ? "boots its own disk" : "is given no boot";
-  made.append(element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`), " It ", element("strong", boots), `: ${server.cause}.`);
+  made.append(phase(server), " It ", element("strong", boots), `: ${server.cause}.`);
   const [then] = server.later ?? [];
   if (then) made.append(` Next, ${away(then.from)}: ${then.image ?? "its own disk"}${then.by ? ` by ${then.by}` : ""}; ${then.cause ?? "no plan"}.`);
   return made;
@@ -167,10 +168,14 @@ function facts(server) {
   return [
     ["Image", imageOf(server)],
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
-    ["Installation", server.step], ["Next change", instant(server.nextTransition)], ["Site", server.site], ["Labels", labels],
+    ["Installation", STEPS[server.step] ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
     ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
     ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", mono(server.digest)],
   ];
+}
+
+function nextChange(server) {
+  return instant(server.later ? server.later[0]?.from : server.nextTransition);
 }
 
 function mono(text) {
@@ -220,11 +225,22 @@ function commits(server) {
     element("p", "All of them, with what each has changed, whichever document that was in:", "quiet"), typed(`gitboot history ${server.name}`));
 }
 
+// The facts of a record that the page shows, and their names.
+const RECORDED = {
+  provision: "Provision number", image: "Installed image", pool: "Pool", evidence: "Evidence", provisionedAt: "Provisioned",
+  consumedAt: "Override consumed", overwrittenBy: "Overwritten by",
+};
+
 function record(known) {
-  const pairs = Object.entries(known).filter(([, value]) => value && typeof value !== "object");
-  const attempts = (known.attempts ?? []).map((each) => [each.key, String(each.attempt), each.step, each.image]);
-  const content = pairs.length ? [described(pairs.map(([key, value]) => [key, String(value)]))] : [element("p", "Nothing was seen of it yet.")];
-  if (attempts.length) content.push(table("Attempts", ["Key", "Attempt", "Step", "Image"], attempts));
+  const pairs = Object.entries(RECORDED).filter(([key]) => known[key] !== null && known[key] !== undefined)
+    .map(([key, words]) => [words, key.endsWith("At") ? instant(known[key]) : String(known[key])]);
+  const attempts = (known.attempts ?? []).map((each) => {
+    const { at } = each.boots.at(-1);
+    const hasEnded = !each.failed && known.provisionedAt && known.provisionedAt >= at;
+    return [String(each.number), hasEnded ? "Provisioned" : each.step, instant(each.boots[0].at), instant(each.started?.at), each.key];
+  });
+  const content = pairs.length ? [described(pairs)] : [element("p", "No installation was seen.")];
+  if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started", "Key"], attempts));
   return part("Record", ...content);
 }
 
@@ -345,31 +361,46 @@ async function showChanges() {
   const commits = [...new Set(areas.map((each) => each.commit))];
   const legend = element("p", undefined, "legend");
   for (const [kind, words] of KINDS) legend.append(key(kind, words));
-  const lately = (status.accepted?.lately ?? []).map((each) =>
-    [instant(each.at), commit(each.commit), ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
+  const known = status.accepted?.lately ?? [];
+  const lately = known.map((each) =>
+    [instant(each.at), commit(each.commit), each.subject || null, approved(each), ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
   return [
     part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")])),
     part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
-      ...commits.flatMap((each) => extent(each, areas.filter((area) => area.commit === each)))),
+      ...commits.flatMap((each) => extent(known.find(({ commit: other }) => other === each) ?? { commit: each }, areas.filter((area) => area.commit === each)))),
     ...(lately.length ? [part("Lately", table("Accepted commits, the newest first, and how many servers each has changed",
-      ["When", "Commit", ...KINDS.map(([, words]) => words)], lately))] : []),
+      ["When", "Commit", "Subject", "Approved by", ...KINDS.map(([, words]) => words)], lately))] : []),
   ];
+}
+
+// Who approved a commit that guards held, how and why: a line for each approval; null if no guard held it.
+function approved({ acknowledged }) {
+  const guards = new Map();
+  for (const { by, guard } of acknowledged ?? []) guards.set(by, [...(guards.get(by) ?? []), guard]);
+  if (!guards.size) return null;
+  const made = element("span");
+  made.append(...[...guards].map(([by, all]) => element("div", `${by} (${all.join(", ")})`)));
+  return made;
 }
 
 function sizeOf(area, kind) {
   return kind === "changed" ? Math.max(0, area.changed - area.reinstalled) : area[kind];
 }
 
-function extent(revision, areas) {
+function extent(accepted, areas) {
   const sizes = (area) => KINDS.map(([kind]) => [kind, sizeOf(area, kind)]);
   const rows = areas.map((area) => [area.label || "whole fleet", sizes(area)]);
   const touched = (sizes) => sizes.reduce((sum, [, size]) => sum + size, 0);
   const title = element("h4", "Commit ");
-  title.append(commit(revision));
+  title.append(commit(accepted.commit), accepted.subject ? `: ${accepted.subject}` : "");
+  const by = approved(accepted);
+  const approval = element("p", "Approved by ");
+  approval.append(by ?? "");
   return [
     title,
+    ...(by ? [approval] : []),
     bars("How many servers the commit changed, by group and kind; the table below says the same",
-      rows.map(([label, parts], place) => [label, parts, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
+      rows.map(([label, parts], place) => [label, parts, areas[place].size, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
     table("The same in numbers", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],
       rows.map(([label, parts], place) => [label, String(areas[place].size), ...parts.map(([, size]) => String(size))])),
   ];
@@ -428,12 +459,18 @@ async function show() {
   if (location.hash === wanted) fill($("view"), heading, content); // another was asked for meanwhile
 }
 
-// Put a view in its place, as it is; what is looked at and opened in it stays so.
+// Put a view in its place. Of the view that is there already, replace only what changed, and keep the focus on its heading.
 function fill(view, heading, content) {
-  const open = view.querySelector("details")?.open && view.querySelector("h2")?.textContent === heading.textContent;
-  view.replaceChildren(heading, ...content);
-  const details = view.querySelector("details");
-  if (details && open) details.open = true;
+  const shown = view.querySelector("h2");
+  if (shown?.textContent !== heading.textContent) return view.replaceChildren(heading, ...content);
+  const details = content.find((each) => each.matches("details"));
+  if (details && view.querySelector("details")?.open) details.open = true;
+  const before = [...view.children].slice(1);
+  content.forEach((each, place) => {
+    if (before[place] === undefined) view.append(each);
+    else if (!before[place].isEqualNode(each)) before[place].replaceWith(each);
+  });
+  for (const each of before.slice(content.length)) each.remove();
 }
 
 async function refresh() {
@@ -453,9 +490,20 @@ async function go() {
   ($("view").hidden ? $("servers-title") : $("view").querySelector("h2"))?.focus();
 }
 
+// Whether somebody uses a control or selects text in the view: a refresh would take it away.
+function isUsed(view) {
+  const focused = document.activeElement;
+  const selection = getSelection();
+  return (view.contains(focused) && focused.tagName !== "H2") || (!selection.isCollapsed && view.contains(selection.anchorNode));
+}
+
+function watchLater() {
+  setTimeout(watch, Math.min(REFRESH_LARGE_MS, Math.max(REFRESH_MS, fleet.all.length)));
+}
+
 async function watch() {
-  if (!document.hidden && source.live && !$("view").contains(document.activeElement)) await refresh();
-  setTimeout(watch, REFRESH_MS);
+  if (!document.hidden && source.live && !isUsed($("view"))) await refresh();
+  watchLater();
 }
 
 for (const id of ["search", ...FIELDS]) $(id).addEventListener("input", askAnew);
@@ -472,5 +520,4 @@ addEventListener("hashchange", go);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
 addEventListener("beforeprint", () => { fleet.printing = true; drawRows(); });
 addEventListener("afterprint", () => { fleet.printing = false; drawRows(); });
-refresh();
-setTimeout(watch, REFRESH_MS);
+refresh().then(watchLater);

@@ -14,11 +14,14 @@ let narrowed = ""; // what `chosen` was searched by
 // What a phase means to somebody in a hurry: a colour, always with its word.
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
+// Steps of an installation that has begun and has not ended.
+const STEPS = { Attempted: "the server fetched its boot", Started: "the installer started" };
+
 // Each column: what it is called, what it is sorted by, and what stands in it.
 const COLUMNS = [
   ["Server", "name", (server) => toServer(server.name)],
   ["Site", "site", (server) => server.site ?? "–"],
-  ["Phase", "phase", (server) => element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`)],
+  ["Phase", "phase", (server) => phase(server)],
   ["Image", "image", (server) => imageOf(server) ?? "local disk"],
   ["By", "by", (server) => by(server) ?? "–"],
   ["Installs", "installs", (server) => installs(server)],
@@ -35,8 +38,26 @@ function imageOf({ image, version }) {
   return image && version && !image.endsWith(version) ? `${image} · ${version}` : image;
 }
 
+// Whether an installation began and has not ended.
+function isInstalling(server) {
+  return server.step in STEPS;
+}
+
+function phase(server) {
+  if (!isInstalling(server)) return element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`);
+  const made = element("span", "Installing", "word pill busy");
+  const since = server.since ?? server.provisioned?.attempts?.at(-1)?.boots[0].at; // the API's list of servers has neither
+  if (since) {
+    const isToday = since.slice(0, 10) === new Date().toISOString().slice(0, 10);
+    made.append(` since ${isToday ? since.slice(11, 16) : since.slice(0, 16).replace("T", " ")}Z`);
+    made.title = since;
+  }
+  return made;
+}
+
 // The API alone does not tell when a server installs; "–" would mean never.
 function installs(server) {
+  if (isInstalling(server)) return `now: ${STEPS[server.step]}`;
   if (!("installs" in server)) return element("span", "not published", "quiet");
   if (!server.installs) return element("span", "–", "quiet");
   if (server.installs === "now") return element("span", "at its next boot", "word bad");
@@ -45,6 +66,7 @@ function installs(server) {
 
 // What is ahead: a word, whose servers it counts, and how much it matters.
 const AHEAD = {
+  installing: ["installing now", isInstalling, "busy"],
   reinstall: ["may install at their next boot", (server) => server.installs === "now", "bad"],
   tonight: ["more may install within 24 h", (server) => server.installs && server.installs !== "now" && isSoon(server.installs), "bad"],
   changes: ["change within 24 h", (server) => isSoon(server.nextTransition), "busy"],

@@ -13,14 +13,16 @@ from zlib import crc32
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, static
+from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File
-from gitboot.resolve.attempts import step_of
+from gitboot.resolve.attempts import attempt_of, step_of
 
 COLUMNS: Final = (
     *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),
     *("nextTransition", "step", "stream", "joins", "kept", "decided", "provisioned", "windows", "installs"),
+    "since",
 )
 
 
@@ -80,13 +82,15 @@ def _row(state: ServerState) -> Iterator[Any]:
     yield from (decision.server, decision.uuid, list(decision.macs), about.site, dict(about.labels))
     yield from (plan.phase if plan else None, boot.image if boot else None, boot.version if boot else None)
     yield from (policy.policy if policy else None, plan.maintenance if plan else None)
-    yield format_instant(plan.next_transition) if plan and plan.next_transition else None
+    yield next((format_instant(since) for since, _ in changes(plan, state.later)), None)
     yield step_of(decision, record)
     yield from (written.stream, written.joins, written.kept) if written else (None, None, None)
     yield policy.boot.image if policy and policy.boot else None
     yield record.image if record else None
     yield [each.name for each in decision.maintenances]
     yield _installs(state)
+    attempt = attempt_of(decision, record)
+    yield format_instant(attempt.boots[0].at) if attempt is not None else None  # when its installation began
 
 
 def _installs(state: ServerState) -> str | None:
