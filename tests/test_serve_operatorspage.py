@@ -41,7 +41,7 @@ VIEWS = {
 }
 
 
-_APPROVED = ("Approved by", f"ada, with gitboot approve: {HOSTILE} (maxReinstalls, maxUpdatePercent)")
+_APPROVED = ("Approved by", f"Approved by ada, with gitboot approve: {HOSTILE} (maxReinstalls, maxUpdatePercent)")
 _BEGAN = at("20T12:00")
 _WITH_PAGE = fleet("baseURL: 'http://boot.test', outputs: [ipxe, pages]")
 
@@ -298,15 +298,15 @@ def test_finding_r4_a_server_that_installs_is_shown_until_it_is_installed(chromi
         shown = chromium.run(rows)
         said = "Installing" if how == "without the output" else "Installing since 2026-11-20 12:00Z"
         assert [shown[name][:2] for name in ("web01", "web02")] == [
-            [said, "now: the server fetched its boot"],
-            [said, "now: the installer started"],
+            [said, "now: boot fetched"],
+            [said, "now: installer started"],
         ]
         assert (shown["web03"][0], shown["web04"][0]) == ("Disk", "Network")
         if how != "without the output":
             assert shown["web03"][1:] == ["–", "–"]  # a grace ends at 14:00, and the server boots the same disk
             assert chromium.run("document.querySelector('#ahead button').innerText") == "2\ninstalling now"
         for name, words in {
-            "web02": ("Installing since 2026-11-20 12:00Z", "the installer started", "Started"),
+            "web02": ("Installing since 2026-11-20 12:00Z", "Installation installer started", "Started"),
             "web03": ("Installed image flatcar-1", "Reported", "Provisioned"),
         }.items():
             chromium.run(f"location.hash = '#/servers/{name}'")

@@ -23,7 +23,7 @@ function forge(page, facts) {
 
 function commit(revision) {
   const address = forge("commit", { commit: revision });
-  const shown = element(address ? "a" : "span", revision.slice(0, 12), "mono");
+  const shown = element(address ? "a" : "span", revision.slice(0, 12), "mono commit");
   if (address) shown.href = address;
   return shown;
 }
@@ -237,10 +237,10 @@ function record(known) {
   const attempts = (known.attempts ?? []).map((each) => {
     const { at } = each.boots.at(-1);
     const hasEnded = !each.failed && known.provisionedAt && known.provisionedAt >= at;
-    return [String(each.number), hasEnded ? "Provisioned" : each.step, instant(each.boots[0].at), instant(each.started?.at), each.key];
+    return [String(each.number), hasEnded ? "Provisioned" : each.step, instant(each.boots[0].at), instant(each.started?.at)];
   });
-  const content = pairs.length ? [described(pairs)] : [element("p", "No installation was seen.")];
-  if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started", "Key"], attempts));
+  const content = pairs.length ? [described(pairs)] : attempts.length ? [] : [element("p", "No installation was seen.")];
+  if (attempts.length) content.push(table("Attempts", ["Attempt", "Step", "Boot fetched", "Installer started"], attempts));
   return part("Record", ...content);
 }
 
@@ -363,7 +363,7 @@ async function showChanges() {
   for (const [kind, words] of KINDS) legend.append(key(kind, words));
   const known = status.accepted?.lately ?? [];
   const lately = known.map((each) =>
-    [instant(each.at), commit(each.commit), each.subject || null, approved(each), ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
+    [instant(each.at), commit(each.commit), each.subject || null, approvals(each).join("; ") || null, ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
   return [
     part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")])),
     part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
@@ -373,14 +373,11 @@ async function showChanges() {
   ];
 }
 
-// Who approved a commit that guards held, how and why: a line for each approval; null if no guard held it.
-function approved({ acknowledged }) {
+// Who approved a commit that guards held, how and why.
+function approvals({ acknowledged }) {
   const guards = new Map();
   for (const { by, guard } of acknowledged ?? []) guards.set(by, [...(guards.get(by) ?? []), guard]);
-  if (!guards.size) return null;
-  const made = element("span");
-  made.append(...[...guards].map(([by, all]) => element("div", `${by} (${all.join(", ")})`)));
-  return made;
+  return [...guards].map(([by, all]) => `${by} (${all.join(", ")})`);
 }
 
 function sizeOf(area, kind) {
@@ -393,12 +390,9 @@ function extent(accepted, areas) {
   const touched = (sizes) => sizes.reduce((sum, [, size]) => sum + size, 0);
   const title = element("h4", "Commit ");
   title.append(commit(accepted.commit), accepted.subject ? `: ${accepted.subject}` : "");
-  const by = approved(accepted);
-  const approval = element("p", "Approved by ");
-  approval.append(by ?? "");
   return [
     title,
-    ...(by ? [approval] : []),
+    ...approvals(accepted).map((each) => element("p", `Approved by ${each}`)),
     bars("How many servers the commit changed, by group and kind; the table below says the same",
       rows.map(([label, parts], place) => [label, parts, areas[place].size, areas[place].size ? `${touched(parts)} of ${areas[place].size}` : `${touched(parts)}`])),
     table("The same in numbers", ["Group", "Servers before", ...KINDS.map(([, words]) => words)],

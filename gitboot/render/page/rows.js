@@ -15,7 +15,7 @@ let narrowed = ""; // what `chosen` was searched by
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
 // Steps of an installation that has begun and has not ended.
-const STEPS = { Attempted: "the server fetched its boot", Started: "the installer started" };
+const STEPS = { Attempted: "boot fetched", Started: "installer started" };
 
 // Each column: what it is called, what it is sorted by, and what stands in it.
 const COLUMNS = [
