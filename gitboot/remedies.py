@@ -27,7 +27,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
     "BootsGiven": {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
     "BootsOffered": {
-        "SoleClaim": "scp HOST:SPOOL/*.jsonl STATE/spool/ && rm CLAIMS  # once gitboot serve has ended on that host",
+        "SoleClaim": "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # after gitboot serve on HOST ended",
         "Stopped": "gitboot allow-installs --state STATE",
         "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
     },

@@ -31,3 +31,8 @@ class SoleClaim(NamedTuple):
 
     file: str
     sites: tuple[str, ...]  # sorted; () if the file cannot be read
+    fetch_log: str  # the folder where the fetches of that host belong
+
+    def __str__(self) -> str:
+        whose = f"of {', '.join(self.sites)}" if self.sites else "of a site"
+        return f"another host served the one-time boots {whose} alone (gitboot serve --sole-for, {self.file})"

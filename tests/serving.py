@@ -144,14 +144,13 @@ class Site:
         commit: str = "c0ffee",
         at: datetime = BEFORE,
         taken: Mapping[str, int] | None = None,
-        giver: str | None = None,  # None: the spool of this site
+        giver: str | None = None,  # None: the spool of this site; "": none
     ) -> Published:
         with Directory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
             known = forgotten_next(self.spool, taken or {})
-            given_on = terms_of(
-                fleet.provisioning, giver or identity(self.spool), endpoint=fleet.endpoint, forgotten=known
-            )
+            named = identity(self.spool) if giver is None else giver or None
+            given_on = terms_of(fleet.provisioning, named, endpoint=fleet.endpoint, forgotten=known)
             shared = {**fleet.shared, **terms.render(given_on)}
             return directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
 

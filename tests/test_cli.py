@@ -210,7 +210,7 @@ def test_a_fleet_is_named_by_its_path_alone_and_once(gitboot: Run, fleet: Path, 
         ("bmc resolve web01 --not-armed", "--not-armed", "Did you mean '--not-set'?"),
         ("serve --output o", "--output", "--out"),
         ("doctor --output o", "--output", "--out"),
-        ("secret encrypt s --to-keys k --out f", "--out", ""),
+        ("secret encrypt s --to-keys k --out f", "--out", "Error: No such option '--out'."),
         ("plan x --output json", "--output", "Did you mean '--format'?"),
     ],
 )
@@ -240,7 +240,7 @@ def test_a_variable_that_0_1_0_had_sets_no_option(variable: str) -> None:
         ("GITBOOT_SSH_KEY", "GITBOOT_GIT_SSH"),
     ],
 )
-@pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out o"])
+@pytest.mark.parametrize("typed", ["run x --out o --state s --once", "serve --out .", "doctor"])
 def test_a_variable_that_0_1_0_had_is_rejected(
     gitboot: Run, monkeypatch: pytest.MonkeyPatch, typed: str, variable: str, successor: str
 ) -> None:
@@ -260,7 +260,7 @@ def test_the_format_table_of_0_1_0_is_unknown(gitboot: Run, fleet: Path) -> None
         ("plna", "did you mean plan?"),
         ("validat", "did you mean validate?"),
         ("statsu", "did you mean status?"),
-        ("stop", "did you mean stop-installs?"),
+        ("stop", "type `gitboot stop-installs`"),
         ("timeline", "type `gitboot plan --timeline SERVER`"),
         ("schema", "type `gitboot explain KIND -o json`"),
         ("hub", "type `gitboot status` at each site, or watch all sites with Prometheus"),

@@ -555,21 +555,23 @@ def test_e16_stop_and_start_from_a_shell(tmp_path: Path, wanting: World) -> None
         assert again.condition("BootsOffered") == (True, "Offered")
 
 
+SOLES = '{"fra1":"0123"}'  # the host's spool, by site
 CLAIMS = {
-    "the instance let another host claim a site": (".forwarded/soles", '{"fra1":"0123"}', "of 1 site (fra1) alone"),
-    "this host claimed a site": (".endpoints/sole", '{"forgotten":0,"giver":"01","site":"fra1"}', "of 1 site (fra1)"),
-    "this host was about to give its claim back": (".endpoints/sole.left", '{"site":"fra1"}', "of 1 site (fra1)"),
-    "the file is damaged": (".forwarded/soles", "{", "of a site alone"),
+    "the instance let another host claim a site": ("spool/.forwarded/soles", SOLES, "of fra1 alone"),
+    "this host claimed a site": ("spool/.endpoints/sole", '{"giver":"01","site":"fra1"}', "of fra1 alone"),
+    "this host was about to give its claim back": ("spool/.endpoints/sole.left", '{"site":"fra1"}', "of fra1 alone"),
+    "the file is damaged": ("spool/.forwarded/soles", "{", "of a site alone"),
+    "fetches were recorded in another folder then": ("state/spool/.forwarded/soles", SOLES, "of fra1 alone"),
 }
 
 
 @pytest.mark.parametrize("case", CLAIMS)
 def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_deleted(
-    wanting: World, case: str
+    tmp_path: Path, wanting: World, case: str
 ) -> None:
     name, content, told = CLAIMS[case]
     wanting.push(servers(), ONCE, maintenance("m", "20T10:00 20T18:00", select="{servers: [web11]}"))
-    file = wanting.parts.spool / name
+    file = tmp_path / name
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(content)
     wanting.turn()
@@ -579,7 +581,10 @@ def test_a_sole_for_claim_of_2fefe59_withholds_install_boots_until_its_file_is_d
     (event,) = wanting.told("BootsStopped")
     assert told in event.message and event.message.endswith(f"then delete {file}")
     (condition,) = (each for each in wanting.parts.reconciler.status.conditions if each.type == "BootsOffered")
-    assert f"rm {file}" in (condition.remedy or "")
+    assert (condition.remedy or "").startswith(f"rsync -a 'HOST:DIRECTORY/*.jsonl' {wanting.parts.spool}/ && rm {file}")
+    wanting.request("stop", reason="smoke", everything=False)
+    wanting.request("start")
+    assert f"still withheld: another host served the one-time boots {told}" in wanting.told("Requested")[-1].message
     wanting.turn(hours=8)  # the window ends as usual
     assert shown(wanting.plan("web11")) == DISK
     file.unlink()

@@ -14,6 +14,7 @@ from gitboot.ledger.fetches import RecordedFetches, SharedFetches
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside
 from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.postgresql import connected
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity
 from gitboot.serve.admission import Clients
@@ -58,7 +59,7 @@ class Hosts:
         return found.observations
 
     @contextmanager
-    def host(self, name: str, address: PostgresAddress | None = None) -> Iterator[Host]:
+    def host(self, name: str, address: PostgresAddress | None = None, deadline_s: float = 20) -> Iterator[Host]:
         folder = self.tree.root.parent / name
         folder.mkdir(exist_ok=True)
         with ExitStack() as stack:
@@ -71,7 +72,7 @@ class Hosts:
                 uptime=lambda: Uptime(name, self.tree.now.timestamp()),
             )
             tree = PublishedTree(self.tree.root, lambda: self.tree.now, compared=clock)
-            recording = ForwardedRecording(Recording(spool, 20), shared, 20)
+            recording = ForwardedRecording(Recording(spool, 20), shared, deadline_s)
             endpoint = Endpoint(self.tree.root, tree, lambda: self.tree.now, recording, Clients())
             listening = listen_at("127.0.0.1:0")
             stack.enter_context(EndpointServer(endpoint, listening))
@@ -120,6 +121,22 @@ def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: H
         ready = plain.get(other.url + "/readyz")
         assert ready.status_code == 503
         assert "does not take it" in ready.text
+
+
+def test_a_ledger_that_hangs_costs_a_deadline_and_nothing_more(hosts: Hosts) -> None:
+    with hosts.host("other", deadline_s=0.3) as other, connected(hosts.address) as locking:
+        with locking.transaction():
+            locking.execute("LOCK TABLE fetches IN ACCESS EXCLUSIVE MODE")
+            assert DISK in get(other.url + ENTRY).text, "it is answered while the ledger hangs"
+        assert GIVEN in eventually(lambda: (text := get(other.url + ENTRY).text) and GIVEN in text and text)
+
+
+def test_a_report_for_a_tree_whose_instance_has_no_shared_ledger_is_answered_503(hosts: Hosts) -> None:
+    hosts.tree.publish(REPORTED)
+    with hosts.host("other") as other:
+        assert plain.post(other.url + REPORT).status_code == 503
+        other.forwarder.send()
+    assert hosts.arrived() == []
 
 
 def test_a_report_is_recorded_here_and_arrives_once(hosts: Hosts) -> None:

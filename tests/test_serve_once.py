@@ -770,3 +770,15 @@ def test_e7_what_was_not_given_is_a_condition_of_the_instance(tmp_path: Path) ->
     assert (found[0]["status"], found[0]["reason"]) == (False, "Missing")
     assert "assets/flatcar-1/initrd is not there" in found[0]["message"]
     assert found[0]["remedy"].startswith("gitboot boot-script web01")
+
+
+@pytest.mark.parametrize("giver", ["that of the spool", "none, as in a tree that was only rendered"])
+def test_a_sole_for_claim_of_2fefe59_in_the_spool_withholds_install_boots_with_the_reason(giver: str) -> None:
+    with site(None) as made, made.serve() as url:
+        made.publish(planned(*ONCE), giver=None if giver == "that of the spool" else "")
+        (claim := made.spool / ".endpoints" / "sole").parent.mkdir(exist_ok=True)
+        claim.write_text('{"forgotten":0,"giver":"01","site":"fra1"}')
+        eventually(lambda: "one-time boots of fra1 alone" in plain.get(url + "/readyz").text)
+        text = get(url + ENTRY).text
+        assert "boots its local disk" in text and "(Stopped)" in text and str(claim) in text
+        assert made.observed() == []

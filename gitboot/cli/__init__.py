@@ -64,11 +64,16 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
-_REPLACED: Final = {  # what 0.1.0 had, and what to type now
+_REPLACED: Final = {  # what earlier versions had, and what to type now
     "assets": "gitboot artifacts",
+    "entry": "gitboot boot-script",
     "hub": "gitboot status` at each site, or watch all sites with Prometheus; see `docs/monitoring.md",
     "observe": "gitboot read-access-logs",
+    "publish": "gitboot verify-mirror",
     "schema": "gitboot explain KIND -o json",
+    "seen": "gitboot unknown-machines",
+    "start": "gitboot allow-installs",
+    "stop": "gitboot stop-installs",
     "timeline": "gitboot plan --timeline SERVER",
     "version": "gitboot --version",
 }
@@ -166,12 +171,15 @@ def program() -> NoReturn:
         raise
 
 
-def _name_replacement(error: click.UsageError) -> None:
-    """Make the error for an option of an earlier version name what replaces it."""
-    if isinstance(error, click.NoSuchOption) and error.option_name in _REPLACED_OPTIONS and error.ctx is not None:
-        known = {option for parameter in error.ctx.command.params for option in parameter.opts}
-        replacement = _REPLACED_OPTIONS[error.option_name]
-        error.possibilities = [each for each in replacement if each.split()[0] in known or each[0] != "-"]
+def _with_replacement(error: click.UsageError) -> click.UsageError:
+    """Return the error, which for an option of an earlier version names what replaces the option."""
+    if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
+        return error
+    known = {option for parameter in error.ctx.command.params for option in parameter.opts}
+    for each in _REPLACED_OPTIONS[error.option_name]:
+        if each.split()[0] in known or not each.startswith("-"):
+            return click.UsageError(f"{error.message} Did you mean '{each}'?", error.ctx)
+    return error
 
 
 def main(context: object = None) -> NoReturn:
@@ -185,8 +193,7 @@ def main(context: object = None) -> NoReturn:
         from gitboot.cli.configuration import name_source  # only here: it takes its time
 
         name_source(error)
-        _name_replacement(error)
-        error.show()
+        _with_replacement(error).show()
         sys.exit(Exit.USAGE)
     except click.ClickException as error:
         error.show()

@@ -15,7 +15,7 @@ import click
 from gitboot.cli.bounded import bounded
 from gitboot.cli.configuration import config_of
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option
+from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, reject_old_variables
 
 if TYPE_CHECKING:
     from gitboot.instance.examining import Examined
@@ -49,6 +49,7 @@ def command(
 
     Exit codes: 0 where nothing is wrong, else 8.
     """
+    reject_old_variables()
     places = {"STATE": state, "OUTPUT": output}
     found = tuple(_placed(each, places) for each in _findings(state, output, credentials))
     for each in outputs:

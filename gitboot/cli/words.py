@@ -10,7 +10,7 @@ import click
 
 from gitboot.errors import LedgerError
 from gitboot.instance.acting import told_here
-from gitboot.instance.directory import LEDGER, has_ledger
+from gitboot.instance.directory import LEDGER, SPOOL, has_ledger
 from gitboot.ledger.opening import places
 from gitboot.observe.stopped import folders
 
@@ -20,7 +20,7 @@ def folders_of(state: Path) -> tuple[Path, ...]:
 
     Where its ledger cannot be read, only the spool that an instance has by itself is known.
     """
-    found = {state / "spool"}
+    found = {state / SPOOL}
     with suppress(LedgerError):
         output, spool = places(state / LEDGER) if has_ledger(state) else (None, None)
         found.update(folders(output, spool) if output is not None else ())

@@ -57,6 +57,7 @@ from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.observe.kernel import uptime
+from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import IDENTITY
 from gitboot.observe.stopped import Words, folders
 from gitboot.plan import Record
@@ -174,7 +175,8 @@ def assembled(
     words = Words(*folders(settings.output, settings.spool))
     held = store.database.lease
     spool = SharedSpool(shared, held.lease) if shared is not None and held is not None else None
-    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool)
+    former = settings.state / state.SPOOL
+    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool, former)
     bmcs = (bmcs_of or partial(pool_of, fence=fence))(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(
         store,
@@ -686,7 +688,9 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         commit = whole.at_site(facts.read(store).site or None)
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
         seen = read_sightings(directory / state.ARTIFACTS)
-        knowledge = replace(learn(_known_and_published(store), batch, at).knowledge, sightings=seen)
+        learnt = learn(_known_and_published(store), batch, at).knowledge
+        folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
+        knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
         has_keys = (directory / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = token_keys(directory, at, follows_none=False) if has_keys else NO_KEYS
         yield Look(commit=commit, knowledge=knowledge, keys=keys)

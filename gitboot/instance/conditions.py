@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from heapq import nsmallest
@@ -86,8 +86,8 @@ def _given(standing: Standing) -> dict[str, str]:
         given["OUTPUT"] = shlex.quote(output)
     if (held := standing.attempt.held) is not None:
         given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
-    if standing.claims:
-        given["CLAIMS"] = shlex.join(claim.file for claim in standing.claims)
+    if claims := standing.knowledge.claims:
+        given |= {"CLAIMS": shlex.join(claim.file for claim in claims), "FETCHLOG": shlex.quote(claims[0].fetch_log)}
     refusals = {each.server for each in refused.telling(standing.refused)}
     return given | ({"SERVER": min(refusals)} if refusals else {})
 
@@ -246,20 +246,19 @@ def _of_stops(standing: Standing, at: datetime) -> Iterator[Condition]:
     elif by_fleet is not None:
         message = f"{Halt.WRITING} are stopped by the Fleet: {by_fleet}"
         yield _condition("BootsOffered", False, "StoppedByFleet", message, at)
-    elif standing.claims:
-        yield _condition("BootsOffered", False, "SoleClaim", _claimed(standing.claims), at)
+    elif claims := standing.knowledge.claims:
+        yield _condition("BootsOffered", False, "SoleClaim", _claimed(claims), at)
     else:
         yield _condition("BootsOffered", True, "Offered", "no boot is stopped", at)
 
 
-def _claimed(claims: Collection[SoleClaim]) -> str:
-    sites = sorted({site for claim in claims for site in claim.sites})
-    whose = f"of {count(len(sites), 'site')} ({_some(sites)})" if sites else "of a site"
+def _claimed(claims: Sequence[SoleClaim]) -> str:
+    """Why claims withhold install boots, and what ends that."""
     files = " and ".join(claim.file for claim in claims)
     return (
-        f"{Halt.WRITING} are withheld: another host served the one-time boots {whose} alone (gitboot serve "
-        "--sole-for), and this instance may not know all of them. Stop gitboot serve on that host, copy the files "
-        f"*.jsonl of its --spool into the spool of this instance, then delete {files}"
+        f"{Halt.WRITING} are withheld: {'; '.join(map(str, claims))}, and this instance may not know all of them. Stop "
+        f"gitboot serve on that host, copy the files *.jsonl of its --spool to {claims[0].fetch_log} with rsync, then "
+        f"delete {files}"
     )
 
 

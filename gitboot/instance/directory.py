@@ -28,6 +28,7 @@ STATUS: Final = "status.json"
 ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted
 NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
 _LATELY: Final = 50  # accepted commits whose extent is kept
+SPOOL: Final = "spool"  # where the endpoints of this instance record fetches, unless it is told another folder
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 
 

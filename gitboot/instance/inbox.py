@@ -83,9 +83,11 @@ class Inbox:
         uptime: Callable[[], Uptime] = uptime,
         artifacts: ArtifactWatch | None = None,
         spool: ReadSpool | None = None,
+        former: Path | None = None,  # another folder where an earlier version may have left claims
     ) -> None:
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
         self._spool: ReadSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
+        self._claimed = [each for each in (folder, former) if each is not None]
         self._uptime = uptime
         self.artifacts = artifacts or NobodyLooks()
         self._lock = RLock()
@@ -102,8 +104,8 @@ class Inbox:
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
-        """Claims of 2fefe59 in the spool: other hosts may have served boots that this instance never learned of."""
-        return claims_in(self._folder) if self._folder is not None else ()
+        """Claims of 2fefe59: other hosts may have served boots that this instance never learned of."""
+        return claims_in(self._claimed, self._folder) if self._folder is not None else ()
 
     def refused(self, at: datetime) -> tuple[NotGiven, ...]:
         """What the endpoints that write to the spool have not given of late."""

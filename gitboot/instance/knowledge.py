@@ -18,6 +18,7 @@ from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile, Decision, Record
 from gitboot.status import Event
+from gitboot.stoppage import SoleClaim
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +44,7 @@ class Knowledge:
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
     sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, which no ledger keeps; None: nobody looks
+    claims: tuple[SoleClaim, ...] = ()  # of other hosts, which no ledger keeps; they withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """What plans go by; None: unknown.
@@ -160,7 +162,7 @@ class Learning:
         self.hurried: set[SystemUuid] = set()  # whose BMCs are to be asked now
         self.judged: set[SystemUuid] = set()  # whose fetches were judged by a reading
         self.known_pairs = known.known_pairs
-        self.sightings = known.sightings
+        self.sightings, self.claims = known.sightings, known.claims
         self.forgotten = False  # whether nothing that was recorded before counts
         self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
         self.new_overrides: dict[SystemUuid, dict[str, OverrideRecord]] = {}
@@ -249,6 +251,7 @@ class Learning:
             pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
             noted=self.noted,
             sightings=self.sightings,
+            claims=self.claims,
             approvals=_approvals(known.approvals, self.approved, self.used_up),
             taken=known.taken if self.taken is None else self.taken,
         )

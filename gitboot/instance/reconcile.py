@@ -127,7 +127,6 @@ class Reconciler:
             unsent=unsent,
             keeping=keeping,
             unwritable=None,
-            claims=self._inbox.claims,
         )
         self._collect(wait_all=False)
         try:
@@ -150,6 +149,7 @@ class Reconciler:
             now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
         except LedgerError as error:  # nothing of it counts, and what has come in waits
             now = replace(before, unwritable=str(error))
+        now = replace(now, knowledge=replace(now.knowledge, claims=self._inbox.claims))
         lap(Stage.WRITE)
         different = frozenset[str]()
         if (commit := now.commit) is None:
@@ -432,7 +432,7 @@ def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[S
     """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
     changed = commit.called(now.unplanned) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
-    if stop is Halt.NONE and (now.is_unasked or now.claims):
+    if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
     with uncollected():
         plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)

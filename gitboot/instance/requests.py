@@ -118,6 +118,8 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
         case "start":
             stopped = learning.facts.stoppage
             learning.facts = replace(learning.facts, stoppage=None)
+            if (claims := learning.known.claims) and stopped:
+                return f"boots that write disks are still withheld: {claims[0]}"
             return "boots are offered again" if stopped else "nothing was stopped with gitboot stop-installs"
     raise UsageError(f"this gitboot knows no request {request.what!r}")
 

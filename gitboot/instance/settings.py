@@ -10,6 +10,7 @@ from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.diff.guard import Limits
 from gitboot.evaluate.limits import Allowance
+from gitboot.instance.directory import SPOOL
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.source.keys import TrustedKeys
@@ -113,4 +114,4 @@ class Settings:
     @property
     def spool_folder(self) -> Path | None:
         """Where what was fetched is recorded, in STATE where it is served here; None: nothing can be fetched."""
-        return self.spool or (self.state / "spool" if self.listen is not None else None)
+        return self.spool or (self.state / SPOOL if self.listen is not None else None)

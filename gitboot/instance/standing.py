@@ -22,7 +22,6 @@ from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling
-from gitboot.stoppage import SoleClaim
 from gitboot.timekeeping import Keeping
 
 
@@ -79,7 +78,6 @@ class Standing:
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
     unread: str | None = None  # why the spool could not be read the last time
-    claims: tuple[SoleClaim, ...] = ()  # of other hosts; install boots are withheld while there is one
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
     conditions: tuple[Condition, ...] = ()
 

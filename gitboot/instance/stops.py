@@ -17,8 +17,8 @@ def stop_of(knowledge: Knowledge, accepted: Commit | None, orders: Orders | None
     by_hand = knowledge.facts.stoppage
     if by_hand is not None and by_hand.everything:
         return Halt.ALL
-    by_fleet = stopped_by_fleet(accepted, orders) is not None
-    return Halt.WRITING if by_hand is not None or by_fleet or not is_named(knowledge, accepted, orders) else Halt.NONE
+    is_stopped = by_hand is not None or stopped_by_fleet(accepted, orders) is not None or bool(knowledge.claims)
+    return Halt.WRITING if is_stopped or not is_named(knowledge, accepted, orders) else Halt.NONE
 
 
 def stopped_by_fleet(accepted: Commit | None, orders: Orders | None) -> str | None:

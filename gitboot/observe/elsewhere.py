@@ -18,6 +18,11 @@ class NotTaken(Exception):
     """A batch was not taken, and why."""
 
 
+def is_lease(giver: str) -> bool:
+    """Return whether a tree names the lease of a shared ledger as its giver, and not the identity of a spool."""
+    return "/" in giver
+
+
 class SpoolElsewhere(Protocol):
     """A shared fetch log. Its methods may be called from any thread."""
 

@@ -30,7 +30,8 @@ from gitboot.serve.body import end_of
 from gitboot.serve.clients import LOOPBACK, client_address, membership
 from gitboot.serve.connection import GONE
 from gitboot.serve.crowd import Crowd
-from gitboot.serve.giving import Asking, Giving, Guarded, Recorder, explained, in_comment, is_sent_on
+from gitboot.serve.forwarding import Recorder
+from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.inventories import INVENTORY_PATH, Inventories
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
@@ -186,8 +187,9 @@ class Endpoint:
             return self._counted(Answered.PAGE, await self._pushes.heard(scope, receive))
         if self.door.is_at(server):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
-        if not self._tree.is_ready:  # nor is it known who may report; an installer asks again
-            return self._counted(Answered.NOTHING, NOT_YET)
+        if not self._tree.is_ready:  # no tree states which reports are expected, so an installer has to try again
+            is_expected = path == INVENTORY_PATH or means(f"boot{path}") in REPORTS
+            return self._counted(Answered.NOTHING, NOT_YET if is_expected else NOT_ALLOWED)
         at = self._clock()
         if path == INVENTORY_PATH and INVENTORY in self._named.outputs():
             asking = _asking(scope, self._client(scope), at)

@@ -22,7 +22,7 @@ from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
 from gitboot.serve.crowd import Crowd
 from gitboot.serve.described import shown_unknown
-from gitboot.serve.giving import Recorder
+from gitboot.serve.forwarding import Recorder
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import Stranger
 from gitboot.serve.tree import PublishedTree

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from gitboot.observe.batches import ForwardedBatch, Writer, next_batch
-from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere, Unrecordable
+from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere, Unrecordable, is_lease
 from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import aside, files, identity, spent
@@ -57,8 +57,17 @@ class ForwardedRecording:
             return self._own.failure
         return f"{self._shared.name} does not take it: {self._shared.failure}"
 
+    @property
+    def withheld(self) -> str | None:
+        return self._own.withheld
+
     async def record(self, observation: Observation, giver: str | None = None) -> bool:
-        """Return whether the fetch is recorded, where it has to be."""
+        """Return whether the fetch is recorded, where it has to be.
+
+        A tree whose ``giver`` is a spool belongs to an instance without a shared ledger, which would not read it.
+        """
+        if giver is not None and not is_lease(giver):
+            return False
         kind = kind_of(observation.path)
         if observation.offer is None or (kind is not None and kind.role is Role.REPORT):
             return await self._own.record(observation)
@@ -91,6 +100,9 @@ class ForwardedRecording:
             return await asyncio.wait_for(asyncio.to_thread(ask), self._deadline_s)
         except TimeoutError as error:
             raise Unrecordable from error
+
+
+Recorder = Recording | ForwardedRecording
 
 
 class Forwarder:

@@ -6,7 +6,7 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final
 
 from gitboot.age import Keys, Unopened
 from gitboot.model.scalars import (
@@ -18,12 +18,12 @@ from gitboot.model.scalars import (
     parse_uuid,
 )
 from gitboot.observe.elsewhere import Unrecordable
-from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 from gitboot.observe.refused import WhyNot
 from gitboot.render.paths import HOP, Role
 from gitboot.render.state import Need
 from gitboot.serve.counting import Census
+from gitboot.serve.forwarding import Recorder
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.tree import PublishedTree
 
@@ -39,37 +39,6 @@ def _unrecorded(recorder: Recorder) -> Refusal:
 
 _OLDER_TREE: Final = Refusal(WhyNot.OLDER_TREE, "the tree is an older copy, and may not know what was given since")
 _SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
-
-
-class Recorder(Protocol):
-    """What fetches are recorded by, durably, before they are answered."""
-
-    @property
-    def giver(self) -> str | None:
-        """The identity of the spool, as it was at the last look."""
-
-    @property
-    def forgotten(self) -> int:
-        """How often it had forgotten something by then."""
-
-    async def record(self, observation: Observation, giver: str | None = None) -> bool:
-        """Whether it stands recorded within a deadline; what does not never will.
-
-        ``giver`` is who may give what is made once, by the tree that is answered from.
-        """
-
-    @property
-    def failure(self) -> str | None:
-        """Why nothing can be recorded; None: it can, as far as is known."""
-
-    async def settle(self) -> None:
-        """Find out whether anything can be recorded, where that is not known."""
-
-    async def given(self, server: str, offer: str, report: str | None) -> Given | None:
-        """How a boot was given, by whichever process, if its installer has not reported. Raises `Unrecordable`."""
-
-    async def reported(self, server: str, token: str) -> bool:
-        """Whether an installer has reported since its boot was given last. Raises `Unrecordable`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,8 +86,8 @@ class Giving:
     async def refusal(self, asked: Guarded, asking: Asking) -> Refusal | None:
         """Why a path is not answered with what it has; None: it is, and stands recorded where that means something.
 
-        What writes no disk is answered whether it could be recorded or not. Only a report has to be: else its sender
-        repeats it.
+        What writes no disk is answered whether it could be recorded or not. An exception is a report: its sender has to
+        repeat a report that is not recorded.
         """
         if not asked.writes_disk:
             if asked.digest is None or self._why_not_counted(asked, asking) is not None:
@@ -187,6 +156,8 @@ class Giving:
             return None
         if (stopped := self._tree.words.now) is not None:
             return Refusal(WhyNot.STOPPED, str(stopped.stoppage))
+        if self._recorder is not None and self._recorder.withheld is not None:
+            return Refusal(WhyNot.STOPPED, self._recorder.withheld)
         if (doubt := self._tree.clock.doubt) is not None:
             return Refusal(WhyNot.CLOCK, doubt)
         if asked.role in (Role.ENTRY, Role.SEALED):
@@ -222,7 +193,7 @@ class Giving:
 
     def _is_another_giver(self, recorder: Recorder) -> bool:
         """Whether only another endpoint may give what is made once; by the spool's identity at the last look."""
-        return self._tree.is_foreign or recorder.giver != self._tree.terms.giver
+        return self._tree.is_foreign or recorder.giver is None or recorder.giver != self._tree.terms.giver
 
     def _is_older(self, recorder: Recorder) -> bool:
         """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from gitboot.serve.giving import Recorder
+from gitboot.serve.forwarding import Recorder
 from gitboot.serve.tree import PublishedTree
 from gitboot.status import Event
 
@@ -34,6 +34,8 @@ def _why_not_given(tree: PublishedTree, records: Recorder | None) -> str | None:
             "this endpoint has no spool, and the Fleet names no endpoint to send machines on to: no boot that is made "
             "once is given"
         )
+    if records.withheld is not None:
+        return f"{records.withheld}: no boot that writes a disk is served"
     if records.failure is not None:
         return f"nothing can be recorded: {records.failure}: no boot that is made once is given"
     if terms.giver is not None and (tree.is_foreign or records.giver != terms.giver):

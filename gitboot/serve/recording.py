@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from functools import partial
 from typing import Final, TypeVar
 
@@ -34,17 +35,17 @@ class Recording:
         self._given = GivenBoots(spool.folder)
         self._stood_s = -math.inf  # when something was last seen to stand, by a clock that only goes forward
         self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
-        self.giver: str | None = None  # the identity of the spool at the last look; None: it may not serve boots
+        self.giver: str | None = None  # the identity of the spool, as it was at the last look
+        self.withheld: str | None = None  # why no boot that writes a disk may be served, likewise
         self.forgotten = 0  # how often it had forgotten something by then
         self.failure: str | None = None  # why nothing can be recorded; None: it can, as far as is known
 
     async def record(self, observation: Observation, giver: str | None = None) -> bool:
-        """Whether it stands recorded in time; what does not is taken back.
+        """Return whether the fetch is recorded in time, for the instance of a tree that names this ``giver``.
 
-        A tree that names another ``giver`` belongs to an instance that does not read this spool: that counts as not
-        recorded.
+        If it is not recorded in time, it is taken back. The instance of another giver does not read this spool.
         """
-        if giver is not None and self.giver is not None and giver != self.giver:
+        if giver is not None and giver != await self._identity():
             return False
         written = self._spool.record(observation)
         waited = asyncio.wrap_future(written)
@@ -55,6 +56,12 @@ class Recording:
             _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
             return False
         return self._stands(written, observation)
+
+    async def _identity(self) -> str | None:
+        if self.giver is None:  # it was not looked at yet
+            with suppress(TimeoutError, Unrecordable):
+                await self._asked("", lambda: None)
+        return self.giver
 
     async def given(self, server: str, offer: str, report: str | None) -> Given | None:
         """How a boot was given; None: it was not. Raises `Unrecordable` where that is not known in time."""
@@ -103,8 +110,8 @@ class Recording:
 
     def _look(self) -> None:
         folder = self._spool.folder
-        self.giver = identity(folder) if not claims_in(folder) else None  # another host may have served its boots
-        self.forgotten = forgotten(folder)
+        self.giver, self.forgotten = identity(folder), forgotten(folder)
+        self.withheld = next((str(claim) for claim in claims_in((folder,), folder)), None)
 
     def _try_out(self) -> None:
         self._look()
