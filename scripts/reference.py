@@ -113,9 +113,17 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
         default = "*required*"
     elif isinstance(parameter, click.Option) and parameter.is_flag:
         default = "false"
-    variables = ", ".join(f"`{each}`" for each in variables_of(parameter))
+    variables = ", ".join(f"`{each}{_form_of(parameter)}`" for each in variables_of(parameter))
     cells = (f"`{key}`", _value(parameter), default, variables, text)
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
+
+
+def _form_of(parameter: click.Parameter) -> str:
+    """Return how a variable has the two values of a parameter; "" for a parameter with one value."""
+    if parameter.nargs != 2 or not isinstance(parameter, click.Option):
+        return ""
+    separator = parameter.type.envvar_list_splitter or " "
+    return f"={separator.join((parameter.metavar or 'A B').split())}"
 
 
 def _value(parameter: click.Parameter) -> str:
