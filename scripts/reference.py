@@ -113,7 +113,7 @@ def _key_row(key: str, parameter: click.Parameter, command: click.Command) -> st
         default = "*required*"
     elif isinstance(parameter, click.Option) and parameter.is_flag:
         default = "false"
-    variables = ", ".join(f"`{each}{_form_of(parameter)}`" for each in variables_of(parameter))
+    variables = ", ".join(f"`{each}`{_form_of(parameter)}" for each in variables_of(parameter))
     cells = (f"`{key}`", _value(parameter), default, variables, text)
     return f"| {' | '.join(each.replace('|', chr(92) + '|') for each in cells)} |"
 
@@ -123,7 +123,7 @@ def _form_of(parameter: click.Parameter) -> str:
     if parameter.nargs != 2 or not isinstance(parameter, click.Option):
         return ""
     separator = parameter.type.envvar_list_splitter or " "
-    return f"={separator.join((parameter.metavar or 'A B').split())}"
+    return f" = `{separator.join((parameter.metavar or 'A B').split())}`"
 
 
 def _value(parameter: click.Parameter) -> str:
