@@ -101,7 +101,7 @@ def test_it_is_said_in_words(underway: Underway, message: str) -> None:
     assert underway.message == message == underway.facts()["message"]
 
 
-ACCEPTED: Final = {"commit": "c0ffee", "changed": []}
+ACCEPTED: Final = {"acknowledged": [], "commit": "c0ffee", "changed": []}
 
 
 def test_the_status_that_was_left_stands_and_has_how_far_it_is(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_the_page_is_used_by_keys_alone_and_prints_all_of_its_table(chromium: Br
 
 @browsers
 @pytest.mark.parametrize("how", ["from a folder", "served", "without the output"])
-def test_finding_r4_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser, how: str) -> None:
+def test_a_server_that_installs_is_shown_until_it_is_installed(chromium: Browser, how: str) -> None:
     rows = "Object.fromEntries([...document.querySelectorAll('#fleet tbody tr:not(.gap)')].map((each) => "
     rows += "[each.cells[0].innerText, [2, 5, 6].map((number) => each.cells[number].innerText)]))"
     made = site(installing_fleet(*([] if how == "without the output" else ["pages"])))
@@ -339,7 +339,7 @@ def test_the_page_shows_an_installation_that_begins_while_it_is_open(chromium: B
 
 
 @browsers
-def test_finding_r12_a_bar_is_as_long_as_the_share_that_it_shows(chromium: Browser, made: Site) -> None:
+def test_a_bar_is_as_long_as_the_share_that_it_shows(chromium: Browser, made: Site) -> None:
     chromium.open(f"file://{made.root}/{FOLDER}index.html#/changes")
     chromium.until("document.querySelector('#view svg') !== null")
     rects = "[...document.querySelectorAll('#view svg rect')]"
