@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from gitboot.instance.directory import LeftStatus
+from gitboot.plan import Cause
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA
+from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE
 from gitboot.status import ChangedArea, Heeded, Status
-from tests.fleets import at, fleet, profile, server
+from tests.fleets import at, fleet, maintenance, profile, server
 from tests.instance import Repository, git
+from tests.serving import ALWAYS, planned
 from tests.test_instance_reconcile import REPAIR, Instance, fleet_files
 
 BEFORE, AFTER = at("20T21:00"), at("21T21:00")
@@ -114,6 +117,13 @@ def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: I
         "2026-11-21T04:00:00Z",
     )
     assert [each["by"] for each in said(instance.output, "server/web01")["later"]] == ["repair", "web"]
+
+
+def test_a_change_that_comes_only_if_no_instance_runs_is_not_shown() -> None:
+    state = planned(*ALWAYS, maintenance("repair")).servers["web01"]
+    (_, unheard), *_ = state.later
+    assert unheard is not None and unheard.cause is Cause.UNHEARD
+    assert list(changes(state.plan, state.later)) == []
 
 
 def test_what_a_commit_changes_is_told_once_it_is_accepted_and_how_it_is_acknowledged_before(

@@ -9,7 +9,7 @@ from typing import Any
 from gitboot.canonical import canonical
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import format_instant
-from gitboot.plan import BootPlan
+from gitboot.plan import BootPlan, Cause
 from gitboot.render.page import DATA, SCRIPT, script_of
 from gitboot.render.tree import File
 from gitboot.resolve.written import Written
@@ -40,10 +40,13 @@ def server_file(
 def changes(
     now: BootPlan | None, later: Iterable[tuple[datetime, BootPlan | None]]
 ) -> Iterator[tuple[datetime, BootPlan | None]]:
-    """Yield the transitions after which the server boots something else, or boots it for another maintenance."""
+    """Yield the transitions after which the server boots something else, or boots it for another maintenance.
+
+    Leave out what is served only if no instance renders the server again until then.
+    """
     before = _boots(now)
     for since, plan in later:
-        if _boots(plan) != before:
+        if _boots(plan) != before and (plan is None or plan.cause is not Cause.UNHEARD):
             before = _boots(plan)
             yield since, plan
 
