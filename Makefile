@@ -19,7 +19,7 @@ help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand --tabs=18
 
 run: $(READY) ## watch gitboot work on the example fleet, on this machine only
-	scripts/run-example
+	@scripts/run-example
 
 test: $(READY) ## run all tests but those that boot real firmware or install packages
 	$(PYTEST) $(BOOTS) $(SEARCH)

@@ -35,9 +35,12 @@ SETTINGS = {"user.name": "You", "user.email": "you@example.net", "commit.gpgsign
 
 # The servers of the acts, and the change that is held.
 INSTALLED, BATCH, MAINTAINED = "fra1-w09", "ams2-b01", "fra1-w04"
-NEXT_IMAGE = "sed -i '/current:/s/4230.2.4/4459.2.4/' streams/flatcar-stable.yaml"
+NEXT_IMAGE = """\
+sed -i -e '/current:/s/4230.2.4/4459.2.4/' -e '/rollout:/,/selector:/d' \\
+    streams/flatcar-stable.yaml"""
+INSTALLS_S = 20  # long enough to be seen on the page
 
-LAST_LINE = "Ctrl-C ends it."
+LAST_LINE = "Ctrl-C ends it. The page: {}/"
 JUDGED = "--judged"  # how the hook of the fleet's repository calls this script
 
 PATIENCE_S = 5  # with what is asked to end, before it is killed
@@ -281,6 +284,7 @@ def _double(stack: ExitStack, scratch: Path, base: str) -> tuple[str, IO[str]]:
     )
     (scratch / "bmcs").mkdir()
     command = [PYTHON, "-m", "tests.redfish", "--port", "0", *systems, "--fetch", base, "--post", "3"]
+    command += ["--work", str(INSTALLS_S), "--hold", str(scratch / "hold")]
     if shutil.which("openssl"):  # makes the authority of the BMCs' certificates; without it they speak plain HTTP
         command += ["--tls", str(scratch / "bmcs")]
     process = _start(stack, [*command, "--credentials", str(scratch / "credentials")], stdout=subprocess.PIPE)
@@ -402,7 +406,7 @@ def _banner(scratch: Path, base: str, digest: str, guards: list[str]) -> str:
     return f"""
 gitboot runs on the example fleet: 30 servers in a Git repository, with
 simulated machines and BMCs. This terminal shows what happens. Operators also
-see it on the page, which reloads itself every 15 seconds:
+see it on the page, which reloads itself every 5 seconds:
 
 {base}/
 
@@ -418,7 +422,8 @@ through its BMC:
 
   gitboot bmc power reset {INSTALLED} --force --reason 'First boot'
 
-This terminal shows Attempted, Started and Provisioned for {INSTALLED}. After
+This terminal shows Attempted, Started and, {INSTALLS_S} seconds later, Provisioned for
+{INSTALLED}. Meanwhile the page shows that {INSTALLED} is installing. After
 Provisioned, look at what happened to the server:
 
   gitboot events --server {INSTALLED} -o text
@@ -451,26 +456,33 @@ After OverrideConfirmed for {INSTALLED}, let the machine install the next image:
 
   gitboot bmc power reset {INSTALLED} --force --reason 'Next image'
 
-4. A maintenance window opens in 10 seconds and closes 90 seconds later. In
-the window gitboot restarts {MAINTAINED}, which boots a BIOS update once, and
-then its disk again. The last command shows when the window opens and closes:
+4. A maintenance window opens in 10 seconds and closes 60 seconds later. In
+the window {MAINTAINED} boots a memory test, and gitboot restarts it for that.
+The last command shows when the window opens and closes. It reads from the
+published tree what gitboot knows of each server:
 
   echo "
   apiVersion: gitboot.dev/v1alpha1
   kind: Maintenance
-  metadata: {{name: bios-now}}
+  metadata: {{name: memory-test-now}}
   spec:
     select: {{servers: [{MAINTAINED}]}}
     window:
       start: {in_seconds(10)}
-      end: {in_seconds(100)}
-    profile: bios-update
-    networkBoot: Once
+      end: {in_seconds(70)}
+    profile: memory-test
+    networkBoot: Always
     power: Restart
-    reason: BIOS 2.22" > maintenances/bios-now.yaml
+    reason: Memory errors" > maintenances/memory-test-now.yaml
   git add maintenances
-  git commit -qm 'Update the BIOS of {MAINTAINED}'
-  gitboot plan --timeline {MAINTAINED} --records adopt
+  git commit -qm 'Test the memory of {MAINTAINED}'
+  gitboot plan --timeline {MAINTAINED} --records ../output/ops/records
+
+This terminal shows `Phase  {MAINTAINED}: Disk → Maintenance` when the window
+opens, and `Phase  {MAINTAINED}: Maintenance → Disk` when it closes. After that
+{MAINTAINED} boots its disk again:
+
+  gitboot bmc power reset {MAINTAINED} --force --reason 'Memory is fine'
 
 5. The page shows all of it: the servers under Servers, the window under
 Timeline, the commits under Changes. The same as JSON:
@@ -483,7 +495,7 @@ the state of gitboot
 This terminal cuts long lines. The log has them in full:
 {log}
 
-{LAST_LINE}
+{LAST_LINE.format(base)}
 """
 
 

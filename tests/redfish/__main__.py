@@ -10,8 +10,10 @@ With ``--tls DIR`` by HTTPS: ``curl --cacert DIR/ca.pem …``.
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
 
 _TICK_S = 0.25
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_ENDING = {signal.SIGINT, signal.SIGTERM}
 
 
 def main() -> None:
@@ -41,9 +43,11 @@ def main() -> None:
     tls = Authority(arguments.tls).server_context(f"IP:{arguments.host}") if arguments.tls else None
     with RedfishServer(service, tls=tls, host=arguments.host, port=arguments.port) as server:
         _say(f"Redfish: {server.url}/redfish/v1/ with {len(machines)} systems")
-        while signal.sigtimedwait(_ENDING, _TICK_S) is None:
+        while not signal.sigpending() & _ENDING:  # sigtimedwait also returns after SIGCONT
+            time.sleep(_TICK_S)
             for machine in machines:
                 machine.advance(_TICK_S)
+        os._exit(0)  # at once: a client may keep a connection, or a handshake, open for long
 
 
 def _arguments() -> argparse.Namespace:
@@ -57,6 +61,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tls", type=Path, metavar="DIR", help="HTTPS, by an authority that is made there: DIR/ca.pem")
     parser.add_argument("--fetch", metavar="BASEURL", help="fetch what a machine would from there, and run it")
     parser.add_argument("--work", type=float, default=5, metavar="SECONDS", help="how long an installer works")
+    parser.add_argument("--hold", type=Path, metavar="FILE", help="no installer ends while this file exists")
     return parser.parse_args()
 
 
@@ -77,7 +82,7 @@ def _boots(machine: Machine, mac: str, arguments: argparse.Namespace) -> Callabl
         _say(f"{machine.name} {line}")
 
     base = arguments.fetch.rstrip("/") if arguments.fetch else None
-    network = Network(machine, mac, base, arguments.work, say) if base else None
+    network = Network(machine, mac, base, arguments.work, say, arguments.hold) if base else None
 
     def boots(boot: Boot) -> None:
         say(f"boots {boot.uri or boot.target.replace('None', 'its disk')}")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urljoin, urlsplit
 
 import httpx
@@ -34,6 +35,7 @@ class Network:
     base: str  # the URL from which loaders fetch
     work_s: float  # how long an installer or an update works
     say: Callable[[str], None]
+    hold: Path | None = None  # no installer ends while this file exists
 
     def begin(self, boot: Boot) -> None:
         """Boot in a thread, so that other machines go on."""
@@ -72,6 +74,8 @@ class Network:
             return
         self.say(f"works for {self.work_s:g} s")
         time.sleep(self.work_s)
+        while self.hold is not None and self.hold.exists():
+            time.sleep(0.1)
         if self.machine.resets != resets or self.machine.power != "On":
             return  # somebody has reset it meanwhile
         if report is not None:
