@@ -113,6 +113,18 @@ def test_a_one_time_boot_is_served_by_one_of_several_hosts(hosts: Hosts) -> None
             assert [path for path in LOOKUPS if DISK not in get(each.url + path).text] == [], each
 
 
+def test_while_no_instance_has_the_ledger_no_one_time_boot_is_served_by_any_tree(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    path = postgres_server.ledger(tmp_path)
+    address = address_beside(path)
+    assert address is not None
+    with site(None) as tree, open_ledger(path):
+        tree.publish(FLEET, giver="")  # as a tree that was only rendered
+        with Hosts(tree, address, "").host("other") as other:
+            assert DISK in get(other.url + ENTRY).text
+
+
 def test_without_the_ledger_a_one_time_boot_is_withheld_with_the_reason(hosts: Hosts) -> None:
     with hosts.host("other", NOWHERE) as other:
         text = get(other.url + ENTRY).text
