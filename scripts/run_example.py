@@ -29,6 +29,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+PARENT = os.getppid()
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 SETTINGS = {"user.name": "You", "user.email": "you@example.net", "commit.gpgsign": "false"}  # of the fleet's repository
@@ -76,6 +77,8 @@ def main() -> int:
                     signal.signal(number, _end)
                 # Were make killed, nobody would be left to end this.
                 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+                if os.getppid() != PARENT:  # it ended before the kernel watched it
+                    raise Ended
                 threading.Thread(target=_end_with_terminal, daemon=True).start()
                 scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gitboot-example-")))
             return _run(stack, scratch, port, base)
