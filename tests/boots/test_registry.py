@@ -51,7 +51,7 @@ def test_a_server_boots_from_a_registry(
             fleet["fleet.yaml"] = fleet["fleet.yaml"].replace(written, json.dumps(artifact))
         repository.push(fleet)
         with running(repository.bare, tmp_path, *LISTEN, records="fresh") as instance:
-            assets("mirror", repository.work, "--out", tmp_path / "output" / "boot", *asked)
+            assets("download", repository.work, "--out", tmp_path / "output" / "boot", *asked)
             until_condition(instance, "ArtifactsPresent", status=True, reason="Present")  # it has seen them come
             guests = {GUEST.name: GUEST}
             site = Site(
