@@ -568,7 +568,8 @@ import os, signal
 from click.testing import CliRunner
 from gitboot.cli import cli
 from gitboot.ledger import moving
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # who is started by nohup is deaf to it
+for each in (signal.SIGUSR1, signal.SIGHUP):  # nohup, or a test before this one, may have it ignored
+    signal.signal(each, signal.SIG_DFL)
 finish = moving._finish
 def wake(new):
     for each in (signal.SIGUSR1, signal.SIGHUP):
