@@ -368,12 +368,15 @@ def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
 def left(say: Callable[..., Result], take: tuple[str | Path, ...], country: Country) -> str:
     """What comes of a request while the instance runs, which takes it up."""
     found: list[Result] = []
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which the command wakes the process that runs the instance
-    thread = Thread(target=lambda: found.append(say(*take)))
-    thread.start()
-    while thread.is_alive():
-        country.turn()
-        thread.join(0.2)
+    handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # the command wakes the process that runs the instance
+    try:
+        thread = Thread(target=lambda: found.append(say(*take)))
+        thread.start()
+        while thread.is_alive():
+            country.turn()
+            thread.join(0.2)
+    finally:
+        signal.signal(signal.SIGUSR1, handler)
     return found[0].output or str(found[0].exception)
 
 
