@@ -238,6 +238,19 @@ def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None
             keeper.check()
 
 
+def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    """As it does when it restarts: an override that was recorded is set, and nobody has to be asked about it."""
+    with held(path, ONE) as (ledger, _):
+        assert ledger.database.lease is not None
+        with LeaseKeeper(ledger.database.lease, PostgresRenewing(address(path)), lambda: None) as keeper:
+            keeper.check()
+            others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+            postgres_server.sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+            keeper.check()
+
+
 def change(ledger: Store, revision: str) -> None:
     """Something that a backup must have, to be as good."""
     with ledger.writing() as tx:

@@ -251,12 +251,15 @@ class PostgresRenewing:
         self._connection: psycopg.Connection[Row] | None = None
 
     def renew(self, held: HeldLease) -> None:
+        used_before = self._connection is not None
         try:
             held.renewed(_renew(self._live(), held))
-        except (psycopg.Error, LedgerError) as error:
-            if isinstance(error, LeaseLost):
-                raise
+        except LeaseLost:
+            raise
+        except (psycopg.Error, LedgerError):
             self.close()
+            if used_before:  # the server may have restarted since then
+                self.renew(held)
 
     def other_than(self, holder: Holder) -> str | None:
         """Where the instance is that has the lease, if that is not ``holder``; None: it can be taken.
