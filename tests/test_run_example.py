@@ -91,6 +91,17 @@ class Run:
 Start = Callable[..., Run]
 
 
+@pytest.fixture(autouse=True)
+def signals_of_a_new_session() -> Iterator[None]:
+    """What a run inherits: nohup has its children ignore SIGHUP, and a shell has its background jobs ignore SIGINT."""
+    ignored = [each for each in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(each) is signal.SIG_IGN]
+    for each in ignored:
+        signal.signal(each, signal.SIG_DFL)
+    yield
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
+
+
 @contextmanager
 def running(folder: Path, *command: str, terminal: int | None = None) -> Iterator[Run]:
     """A demonstration in 80 columns; with a terminal, events go there. The context kills all that it has started."""
