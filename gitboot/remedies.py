@@ -16,6 +16,7 @@ _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
+_FETCHES: Final = "gitboot secret confirm SERVERS --state STATE --reason '…'  # after gitboot secret fetches SERVERS"
 _ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
 
@@ -55,6 +56,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "UnknownServers": _RECORD,
     },
     "RunsStarted": {"Overdue": "git grep -n 'kind: Maintenance'  # a higher run boots it once more"},
+    "SecretsPrivate": {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
     "Serving": {"Restarting": "gitboot events --state STATE | tail"},
     "SourceReady": {
         "SourceTooLarge": "fetch-memory = MIB  # in the file of --config; or take the large file out of the history",

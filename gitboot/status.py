@@ -124,6 +124,7 @@ class Status:
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers
+    secret_fetches: tuple[Mapping[str, Any], ...] = ()  # of the servers whose secrets were fetched last
     stages: Mapping[str, Any] = field(default_factory=dict)  # how long what takes, as histograms
     conditions: tuple[Condition, ...] = ()
 
@@ -159,6 +160,7 @@ class Status:
             "drift": dict(sorted(self.drift.items())),
             "bmcs": dict(sorted(self.bmcs.items())),
             "belowMinimumVersion": dict(sorted(self.below_minimum_version.items())),
+            "secretFetches": list(self.secret_fetches),
             "stages": dict(sorted(self.stages.items())),
             "conditions": facts(self.conditions),
         }

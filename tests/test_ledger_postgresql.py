@@ -22,13 +22,14 @@ from gitboot.cli import cli
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.instance.directory import has_ledger
-from gitboot.ledger import events, evidence, facts, moving, overrides, records, requests
+from gitboot.ledger import events, evidence, facts, moving, overrides, records, requests, secret_fetches
 from gitboot.ledger.database import Database
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
 from gitboot.ledger.postgresql import PostgresRenewing, arguments
 from gitboot.ledger.store import Transaction
+from gitboot.ledger.tables import POSTGRESQL_MIGRATIONS, VERSION
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.status import Event
@@ -89,6 +90,24 @@ def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: P
     postgres_server.sql(f"UPDATE {schema}.ledger_version SET number = 99")
     with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d; use a newer"):
         open_ledger(path)
+
+
+def test_a_ledger_of_the_first_version_is_looked_at_as_it_is_and_then_gone_on_with(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    schema = address.url.rpartition("%3D")[2]
+    postgres_server.sql(
+        f"DROP TABLE {schema}.secret_fetches; UPDATE {schema}.ledger_version SET number = {min(POSTGRESQL_MIGRATIONS)}"
+    )
+    before = described(path)
+    assert before.rows["secret_fetches"] == 0
+    for _ in range(2):
+        with open_ledger(path) as ledger:
+            assert (facts.read(ledger).identity, secret_fetches.read(ledger)) == (before.identity, {})
+            assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
 
 
 def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:

@@ -72,7 +72,9 @@ class Hosts:
                 uptime=lambda: Uptime(name, self.tree.now.timestamp()),
             )
             tree = PublishedTree(self.tree.root, lambda: self.tree.now, compared=clock)
-            recording = ForwardedRecording(Recording(spool, 20), shared, deadline_s)
+            own = Recording(spool, 20)
+            stack.callback(own.end)
+            recording = ForwardedRecording(own, shared, deadline_s)
             endpoint = Endpoint(self.tree.root, tree, lambda: self.tree.now, recording, Clients())
             listening = listen_at("127.0.0.1:0")
             stack.enter_context(EndpointServer(endpoint, listening))
@@ -168,6 +170,20 @@ def test_a_report_is_recorded_here_and_arrives_once(hosts: Hosts) -> None:
         other.forwarder.send()
         assert files(other.spool) == []
     assert hosts.arrived() == []
+
+
+def test_finding_s5_repeated_fetches_at_several_hosts_arrive_as_counts(hosts: Hosts) -> None:
+    data = next(path for path in FLEET.boot_files if "/data/" in path)
+    with hosts.host("east") as east, hosts.host("west") as west:
+        for each in (east, west):
+            assert {get(each.url + data).status_code for _ in range(30)} == {200}
+            each.forwarder.send()
+        found = hosts.arrived()
+        assert [each.times for each in found] == [1] * 22
+    for name in ("east", "west"):
+        with hosts.host(name) as again:
+            again.forwarder.send()
+    assert [each.times for each in hosts.arrived()] == [19, 19]
 
 
 def test_a_report_to_one_host_ends_the_boot_at_all_even_before_it_is_sent(hosts: Hosts) -> None:

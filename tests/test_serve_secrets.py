@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import pytest
 from pyrage.x25519 import Identity
 
@@ -22,7 +25,8 @@ from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running
 from tests.preloaded import captured
-from tests.serving import BEFORE, ENTRY, MAC, Fleet, Site, get, planned, site
+from tests.rack import typed
+from tests.serving import BEFORE, ENTRY, LOADER, MAC, Fleet, Site, get, planned, site
 from tests.test_serve_supervise import served
 
 PLAIN: Final = "token: kubeadm-hunter2-çé\n"
@@ -387,3 +391,119 @@ def test_gitboot_serve_opens_them_too_and_refuses_to_start_without_a_key(here: S
         assert get(url + path).text == PLAIN
     refused = captured("serve", "--out", here.root, "--secret-keys", here.root / "no")
     assert refused.returncode == Exit.USAGE and "no cannot be read: No such file" in refused.stderr
+
+
+# Who fetched it
+
+
+STRANGER: Final = "127.0.0.66"
+
+
+def from_address(instance: Instance, address: str, path: str, times: int = 1) -> set[int]:
+    """Fetch a path again and again from an address of this host; return the statuses."""
+    transport = httpx.HTTPTransport(local_address=address, verify=False)
+    with httpx.Client(base_url=instance.url, transport=transport, headers=LOADER, timeout=60) as client:
+        return {client.get(path).status_code for _ in range(times)}
+
+
+def private(instance: Instance) -> dict[str, Any] | None:
+    """The condition that a secret was fetched by nobody else; None: it holds."""
+    return next((each for each in instance.status()["conditions"] if each["type"] == "SecretsPrivate"), None)
+
+
+def fetched_secrets(instance: Instance) -> list[str]:
+    """Who fetched the secret, as the events have it."""
+    told = [each for each in instance.events if each["type"] == "SecretFetched"]
+    return [each["client"] for each in told if each["secret"] == "secrets/join"]
+
+
+def shown_fetches(folder: Path) -> dict[str, int]:
+    """What `gitboot secret fetches` shows of the secret."""
+    shown = typed("secret", "fetches", "web01", "--state", folder / "state", "-o", "json")
+    (found,) = (each for each in shown.json["items"] if each["secret"] == "secrets/join")
+    others = {"others": found["others"]["times"]} if found["others"] is not None else {}
+    return {each["address"]: each["times"] for each in found["addresses"]} | others
+
+
+@pytest.fixture
+def served_secret(tmp_path: Path, sealed: Sealed) -> tuple[Repository, tuple[str, ...]]:
+    """A fleet whose secret machines of this host may fetch, and how an instance serves it."""
+    pushed = Repository.create(tmp_path / "git")
+    allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.0/8]}")
+    pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
+    return pushed, ("--secret-keys", str(sealed.file))
+
+
+def install(instance: Instance) -> str:
+    """Let the machine, at 127.0.0.1, boot and fetch its user data and its secret; return the secret's path."""
+    entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
+    data = next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2]
+    path = path_of(instance.get(path_of(data)).json()["x"]["join"])
+    assert instance.get(path).text == PLAIN
+    eventually(lambda: fetched_secrets(instance) == ["127.0.0.1"])
+    return path
+
+
+def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition(
+    tmp_path: Path, served_secret: tuple[Repository, tuple[str, ...]]
+) -> None:
+    pushed, arguments = served_secret
+    with running(pushed.bare, tmp_path, *arguments, records="fresh") as instance:
+        path = install(instance)
+        assert private(instance) is None
+        assert from_address(instance, STRANGER, path, 12) == {200}  # gitboot withholds nothing
+        found = eventually(lambda: private(instance))
+        assert (found["status"], found["reason"]) == (False, "SecondAddress")
+        assert "web01: the secret join was fetched" in found["message"] and STRANGER in found["message"]
+        assert found["remedy"].startswith("gitboot secret confirm web01 --state STATE")
+        eventually(lambda: shown_fetches(tmp_path).get(STRANGER, 0) > 10)
+        assert fetched_secrets(instance) == ["127.0.0.1", STRANGER]
+
+        confirmed = typed("secret", "confirm", "web01", "--state", tmp_path / "state", "--reason", "INC-4711")
+        assert confirmed.code == 0, confirmed.err
+        eventually(lambda: private(instance) is None)
+
+        assert from_address(instance, STRANGER, path, 300) == {200}
+        lines = [line for file in (tmp_path / "state/spool").glob("*.jsonl") for line in file.read_text().splitlines()]
+        assert sum(STRANGER in line for line in lines) < 100, "repeats are counted in place"
+    with running(pushed.bare, tmp_path, *arguments) as instance:  # the endpoint left its count when it ended
+        assert eventually(lambda: private(instance))["reason"] == "ManyFetches"
+        assert shown_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
+        assert not fetched_secrets(instance)
+
+
+def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
+    tmp_path: Path, served_secret: tuple[Repository, tuple[str, ...]]
+) -> None:
+    pushed, arguments = served_secret
+    with running(pushed.bare, tmp_path, *arguments, "--workers", "2", records="fresh") as instance:
+        path = install(instance)
+        for number in range(60, 120):
+            from_address(instance, f"127.0.0.{number}", path)
+        found = eventually(lambda: found if len(found := shown_fetches(tmp_path)) == 17 else None)
+        assert found["127.0.0.1"] == 1
+        assert len(fetched_secrets(instance)) == 17
+        shown = [each for each in instance.status()["secretFetches"] if each["secret"] == "secrets/join"]
+        assert [(each["server"], each["unexpected"], len(each["addresses"])) for each in shown] == [("web01", True, 16)]
+        assert [each["type"] for each in instance.events].count("SecretsFetchedAgain") <= 2
+        with closing(sqlite3.connect(tmp_path / "state/ledger.sqlite")) as ledger:
+            ((rows, size),) = ledger.execute("SELECT count(*), max(length(facts)) FROM secret_fetches")
+        assert rows == 1 and size < 10_000
+
+
+def test_finding_s5_a_client_that_counts_for_nothing_is_noted_too(tmp_path: Path, sealed: Sealed) -> None:
+    """User data is for who knows its URL; a fetch from elsewhere is no evidence, and leaves a trace."""
+    pushed = Repository.create(tmp_path / "git")
+    allowed = documents(of_fleet="provisioning: {evidence: Reported, clients: [127.0.0.1/32]}")
+    pushed.push({"fleet.yaml": "---\n".join(allowed), **sealed.files})
+    with running(pushed.bare, tmp_path, "--secret-keys", str(sealed.file), records="fresh") as instance:
+        entry = eventually(lambda: "(Network)" in (found := instance.get(ENTRY).text) and found)
+        data = path_of(next(word for word in entry.split() if "ignition.config.url=" in word).partition("=")[2])
+        eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Attempted")
+        assert from_address(instance, STRANGER, data) == {200}
+        told = eventually(lambda: [each for each in instance.events if each["type"] == "SecretFetched"])
+        assert [each["client"] for each in told] == [STRANGER]
+        assert instance.get("/api/v1/servers/web01").json()["step"] == "Attempted"
+        instance.get(data)
+        eventually(lambda: private(instance))
+        eventually(lambda: instance.get("/api/v1/servers/web01").json()["step"] == "Started")

@@ -65,8 +65,8 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
         yield None
         return
     spooled = Spool(spool)
+    own = Recording(spooled, DEADLINE_S)
     try:
-        own = Recording(spooled, DEADLINE_S)
         if shared is None:
             yield own
             return
@@ -76,6 +76,7 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
         with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
             yield ForwardedRecording(own, fetches, DEADLINE_S)
     finally:
+        own.end()
         spooled.close()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
 from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.choosing import meant_by, selector_option
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, output_option
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option, reason_option, state_option
 from gitboot.errors import UsageError
 from gitboot.phrases import count
 
@@ -121,3 +122,83 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     click.echo(f"{count(len(files), 'secret')}, {len(closed)} closed to these keys", err=True)
     if closed:
         sys.exit(Exit.INVALID)
+
+
+@command.command("fetches", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@output_option("text", "json")
+@bounded
+def fetches(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
+    """Show who fetched the secrets of SERVERS, or of all.
+
+    The command shows the newest installation of each server, user data included. It names up to 16 addresses for each
+    secret, or /64 networks of IPv6, and counts the fetches of all others together.
+    """
+    from gitboot.cli.instance import chosen, looked_at
+    from gitboot.cli.table import table
+
+    with looked_at(state, now()) as look:
+        names = chosen(servers, look, selector)
+        known = {
+            machine.name: look.knowledge.secret_fetches.get(uuid) for uuid, machine in look.commit.machines.items()
+        }
+    items = [
+        {"server": name, **facts}
+        for name, each in sorted(known.items(), key=lambda item: item[0])
+        if each is not None and (names is None or name in names)
+        for facts in each.facts()
+    ]
+    for output in outputs:
+        if output.format == "json":
+            output.write(document(items=items))
+        else:
+            output.write(table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), _rows(items)))
+
+
+def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """A line for each address that fetched a secret, and one for all that are not told apart."""
+    return [
+        (
+            item["server"],
+            item["secret"],
+            each.get("address", "others"),
+            str(each["times"]),
+            each["first"],
+            each["last"],
+            "confirm" if item["unexpected"] else "",
+        )
+        for item in items
+        for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
+    ]
+
+
+@command.command("confirm", context_settings=_SETTINGS)
+@click.argument("servers", nargs=-1)
+@selector_option
+@state_option
+@reason_option
+@bounded
+def confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
+    """Confirm that the fetches of the secrets of SERVERS are right.
+
+    Look at them first with `gitboot secret fetches`. If a stranger fetched a secret, change the secret. The condition
+    SecretsPrivate holds again until another address fetches a secret, or until ten more fetches.
+    """
+    from gitboot.cli.instance import looked_at, request
+    from gitboot.instance.requests import SECRET_FETCHES
+
+    with looked_at(state, now()) as look:
+        known = {
+            name: (decision.uuid, look.knowledge.secret_fetches.get(decision.uuid))
+            for name, decision in meant_by(look, servers, selector).items()
+        }
+    if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
+        raise UsageError(f"no fetch of a secret of {lacking[0]} is recorded; gitboot secret fetches lists the servers")
+    items = [
+        {"uuid": uuid, "server": name, "seen": {secret: list(found.seen) for secret, found in each.secrets.items()}}
+        for name, (uuid, each) in known.items()
+        if each is not None
+    ]
+    click.echo(request(state, SECRET_FETCHES, {"items": items, "reason": reason}))

@@ -9,7 +9,19 @@ from pathlib import Path
 from gitboot.errors import UsageError
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge, News
-from gitboot.ledger import events, evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
+from gitboot.ledger import (
+    events,
+    evidence,
+    facts,
+    known_bmcs,
+    machines,
+    overrides,
+    pins,
+    records,
+    requests,
+    secret_fetches,
+    switches,
+)
 from gitboot.ledger.entries import Facts, Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
@@ -62,6 +74,7 @@ def known(store: Store) -> Knowledge:
         known_pairs=known_bmcs.read(store),
         pending=pending,
         noted=evidence.last_noted(store),
+        secret_fetches=secret_fetches.read(store),
         approvals=facts.approvals(store),
         taken=evidence.taken(store),
     )
@@ -86,6 +99,7 @@ def _write(tx: Transaction, news: News) -> None:
     overrides.write(tx, news.overrides)
     switches.write(tx, news.switches)
     pins.write(tx, news.pins.items())
+    secret_fetches.write(tx, news.secret_fetches)
     if news.known_pairs is not None:
         known_bmcs.write(tx, news.known_pairs)
     evidence.note(tx, news.pending)

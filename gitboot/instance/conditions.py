@@ -23,6 +23,7 @@ from gitboot.instance.trust import behind, unkept
 from gitboot.model.fleet import NOBODY
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
+from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more
 from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
@@ -64,6 +65,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_notices(standing.unsent, at),
         *_of_targets(standing.following, at),
         *_of_what_was_asked_for(standing, at),
+        *_of_secrets(standing, at),
     ]
     given = _given(standing) if not all(each.status for each in found) else {}
     told = (each if each.status else replace(each, remedy=_remedy(each, standing, at, given)) for each in found)
@@ -103,6 +105,8 @@ def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mappi
             named = {name for servers in unproven.values() for name in servers}
         case "RecordsKnown":
             named = standing.plans.unknown
+        case "SecretsPrivate":
+            named = unexpected_fetches(standing)
         case "LedgerNamed" if (accepted := standing.attempt.accepted) is not None and accepted.site is not None:
             return f"ledger: {given['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if named:
@@ -203,6 +207,46 @@ def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Conditi
     if (found := refused.first_of(standing.refused)) is not None:
         reason, message = found
         yield _condition("BootsGiven", False, reason, message, at)
+
+
+def _of_secrets(standing: Standing, at: datetime) -> Iterator[Condition]:
+    """Whether a secret was fetched by more than one address, or more than ten times, in a server's installation."""
+    if not (found := unexpected_fetches(standing)):
+        return
+    worst = {name: max(each.secrets.items(), key=_urgency) for name, each in found.items()}
+    is_second = any(each.seen[0] > each.confirmed[0] for _, each in worst.values())
+    message = "; ".join(
+        f"{name}: {_fetched(secret, each)}" for name, (secret, each) in sorted(worst.items())[:_MOST_SECRETS]
+    )
+    others = f" {more(len(worst) - _MOST_SECRETS, 'server')}".rstrip()
+    yield _condition("SecretsPrivate", False, "SecondAddress" if is_second else "ManyFetches", f"{message}{others}", at)
+
+
+_MOST_SECRETS: Final = 3  # that a message names
+
+
+def unexpected_fetches(standing: Standing) -> dict[str, InstallationFetches]:
+    """Return the fetches of secrets that a person should look at, by server."""
+    accepted = standing.attempt.accepted
+    if accepted is None:
+        return {}
+    return {
+        accepted.machines[uuid].name: each
+        for uuid, each in standing.knowledge.secret_fetches.items()
+        if each.is_unexpected and uuid in accepted.machines
+    }
+
+
+def _urgency(item: tuple[str, SecretFetches]) -> tuple[bool, int, int, str]:
+    name, each = item
+    return (each.is_unexpected, *each.seen, name)
+
+
+def _fetched(secret: str, fetches: SecretFetches) -> str:
+    addresses, times = fetches.seen
+    names = ", ".join(sorted(fetches.addresses)[:_MOST_SECRETS])
+    unnamed = f" {more(addresses - _MOST_SECRETS, 'address')}".rstrip()
+    return f"{described(secret)} was fetched {count(times, 'time')} by {names}{unnamed}"
 
 
 def _of_the_ledger(standing: Standing, at: datetime) -> Iterator[Condition]:
@@ -530,6 +574,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case "BootsGiven", _:
             return "BootNotGiven" if before is None or before.reason != condition.reason else None  # not with each
+        case "SecretsPrivate", _:  # once: a stranger who fetches all the time changes the message each time
+            return "SecretsFetchedAgain" if before is None or before.reason != condition.reason else None
         case type, reason if type.startswith("Bmc/"):
             return f"Override{'Stalled' if reason in set(OperatorCondition) else reason}"
     return None
@@ -548,6 +594,8 @@ def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, 
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "BootsProven":
             return {"servers": sorted({name for servers in _unproven(standing, at).values() for name in servers})}
+        case "SecretsPrivate":
+            return {"servers": sorted(unexpected_fetches(standing))}
         case type if type.startswith("Bmc/"):
             return {"server": type.removeprefix("Bmc/")}
     return {}

@@ -22,6 +22,7 @@ from gitboot.instance.provisioning import (
     record_step,
     record_taken_back,
 )
+from gitboot.instance.secret_fetches import begin_installation, note_fetch
 from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
@@ -72,6 +73,9 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
 
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
     offer, observation = fetch.offer, fetch.observation
+    note_fetch(learning, offer, observation, at)
+    if not observation.is_evidence:
+        return
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
     if observation.is_report or observation.is_failure:
@@ -86,6 +90,7 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
         asks_bmc |= has_bmc and kind is fleet.Evidence.PROGRESS
         if not (asks_bmc and fetch.noted):
             record_step(learning, offer, observation, at)
+        begin_installation(learning, offer)
     if asks_bmc:
         _keep(learning, fetch)
     else:

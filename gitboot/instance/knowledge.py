@@ -16,6 +16,7 @@ from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid
+from gitboot.observe.secret_fetches import InstallationFetches
 from gitboot.plan import BootFile, Decision, Record
 from gitboot.status import Event
 from gitboot.stoppage import SoleClaim
@@ -37,6 +38,7 @@ class Knowledge:
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
     known_pairs: frozenset[Pair] = frozenset()  # which BMCs may be sent which credentials, if nothing else says so
     pending: Mapping[SystemUuid, tuple[Pending, ...]] = field(default_factory=dict)  # to be judged by their BMCs
+    secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
     noted: int = 0  # the number of the observation that was noted last
     approvals: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
@@ -94,6 +96,7 @@ class News:
     overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
     switches: tuple[tuple[SystemUuid, SwitchRecord], ...]
     pins: Mapping[SystemUuid, Pinned]
+    secret_fetches: Mapping[SystemUuid, InstallationFetches | None]  # None: of an installation that is over
     known_pairs: frozenset[Pair] | None  # None: as before
     pending: tuple[Pending, ...]  # noted now, or with marks now
     verdicts: Mapping[int, str]  # by the number of an observation
@@ -109,6 +112,7 @@ class News:
         lists: Iterable[Collection[object]] = (
             *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
             *(self.approved, self.outcomes, self.events, self.switches, self.dropped, self.departed),
+            self.secret_fetches,
         )
         singles = (
             *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
@@ -169,6 +173,7 @@ class Learning:
         self.switches = LearntSwitches(known.switches)
         self.new_pins: dict[SystemUuid, Pinned] = {}
         self.new_pending: dict[SystemUuid, tuple[Pending, ...]] = {}
+        self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
         self._stored: dict[tuple[SystemUuid, str], OverrideRecord] = {}  # of the new overrides, those to be written
         self._noted: dict[int, Pending] = {}
         self._verdicts: dict[int, str] = {}
@@ -204,6 +209,17 @@ class Learning:
     def pin(self, uuid: SystemUuid, pinned: Pinned) -> None:
         if pinned != self.pinned(uuid):
             self.new_pins[uuid] = pinned
+
+    def secret_fetches_of(self, uuid: SystemUuid) -> InstallationFetches | None:
+        """Return who fetched the secrets of a server in its newest installation; None: nothing is known of that."""
+        if uuid in self.new_secret_fetches:
+            return self.new_secret_fetches[uuid]
+        return self.known.secret_fetches.get(uuid)
+
+    def note_secret_fetches(self, uuid: SystemUuid, fetches: InstallationFetches | None) -> None:
+        """Replace the fetches of a server's secrets; None: another installation begins."""
+        if fetches is not None or self.secret_fetches_of(uuid) is not None:
+            self.new_secret_fetches[uuid] = fetches
 
     def pending_of(self, uuid: SystemUuid) -> tuple[Pending, ...]:
         return self.new_pending.get(uuid, self.known.pending.get(uuid, ()))
@@ -249,12 +265,19 @@ class Learning:
             pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
             known_pairs=self.known_pairs,
             pending=replaced(known.pending, self.new_pending, judged) if self.new_pending else known.pending,
+            secret_fetches=self._secret_fetches(),
             noted=self.noted,
             sightings=self.sightings,
             claims=self.claims,
             approvals=_approvals(known.approvals, self.approved, self.used_up),
             taken=known.taken if self.taken is None else self.taken,
         )
+
+    def _secret_fetches(self) -> Mapping[SystemUuid, InstallationFetches]:
+        if not self.new_secret_fetches:
+            return self.known.secret_fetches
+        new = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
+        return replaced(self.known.secret_fetches, new, self.new_secret_fetches.keys() - new.keys())
 
     def news(self, at: datetime) -> News:
         """What of it the ledger is to store."""
@@ -271,6 +294,7 @@ class Learning:
             overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
             switches=tuple((uuid, record) for (uuid, _), record in self.switches.unstored.items()),
             pins=self.new_pins,
+            secret_fetches=self.new_secret_fetches,
             known_pairs=self.known_pairs if self.known_pairs != self.known.known_pairs else None,
             pending=tuple(self._noted[number] for number in sorted(self._noted)),
             verdicts=self._verdicts,

@@ -16,6 +16,7 @@ from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import check_trusted, set_records
+from gitboot.instance.secret_fetches import confirm_fetches
 from gitboot.instance.switching import settle_switches
 from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Suspension
@@ -38,6 +39,8 @@ POWER: Final = "power"  # {"action", "servers": [names], "reason"}; the command 
 POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: what came of it
 BACK: Final = "back"  # {"uuid", "server", "reason"}: what was switched is in service again
 CLOCK: Final = "clock"  # {"reason"}
+# {"items": [{"uuid", "server", "seen": {secret: [addresses, fetches]}}], "reason"}
+SECRET_FETCHES: Final = "secret-fetches"  # noqa: S105 - the name of a request
 BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
 APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
 SUSPEND: Final = "suspend"  # {"reason", "until"}
@@ -86,6 +89,9 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
         case "clock":
             accept_clock(learning, at)
             return f"the clock is right: it is {format_instant(at)} ({facts['reason']})"
+        case "secret-fetches":
+            names = confirm_fetches(learning, facts["items"])
+            return f"the fetches of the secrets of {', '.join(names)} are confirmed ({facts['reason']})"
         case "retry":
             uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
             learning.hurried.update(uuids)
@@ -140,6 +146,7 @@ def _set_records(learning: Learning, request: Request) -> str:
     set_records(learning, items)
     for uuid, _, record in items:
         if record.provision is None:  # what was set before says nothing of the boot that is asked for now
+            learning.note_secret_fetches(uuid, None)
             _settle(learning, uuid, State.WITHDRAWN, _is_provision)
             settle_switches(learning, uuid, SwitchState.REFUSED, lambda each: each.reason.startswith("provision/"))
     reason = f" ({facts['reason']})" if facts.get("reason") else ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from heapq import nlargest
+from typing import Any, Final
 
 from gitboot.instance.accept import Attempt
 from gitboot.instance.commit import Commit
@@ -126,8 +128,17 @@ class Standing:
             drift=self.plans.counted("drift"),
             bmcs=self.schedule.outcomes,
             below_minimum_version=self.plans.below_minimum(),
+            secret_fetches=tuple(self._secret_fetches()),
             conditions=self.conditions,
         )
+
+    def _secret_fetches(self) -> Iterator[dict[str, Any]]:
+        """Yield who fetched which secret: of the servers that a person should look at first, then of the latest."""
+        machines = self.attempt.accepted.machines if self.attempt.accepted is not None else {}
+        here = [(uuid, each) for uuid, each in self.knowledge.secret_fetches.items() if uuid in machines]
+        shown = nlargest(_MOST_SHOWN, here, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
+        for name, each in sorted(((machines[uuid].name, each) for uuid, each in shown), key=lambda item: item[0]):
+            yield from ({"server": name, **facts} for facts in each.facts())
 
     def overdue(self, at: datetime) -> dict[str, InstallAttempt]:
         """The installations of which nothing was seen for too long, by server."""
@@ -169,6 +180,9 @@ class Standing:
             ),
         )
         return min((due for due in dues if due is not None), default=None)
+
+
+_MOST_SHOWN: Final = 50  # servers in a status that is written at each reconcile: some 50 KB
 
 
 def goes_by(knowledge: Knowledge, commit: Commit) -> bool:

@@ -51,12 +51,23 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
 
 def counted_rows(database: Database) -> dict[str, int]:
     """How many rows each table has."""
-    return {table: database.execute(f"SELECT count(*) FROM {_whole(table)}")[0][0] for table in TABLES}  # noqa: S608
+    return {
+        table: database.execute(f"SELECT count(*) FROM {_whole(table)}")[0][0] if _is_there(database, table) else 0  # noqa: S608
+        for table in TABLES
+    }
 
 
 def _rows(database: Database, table: str) -> list[Row]:
     """All rows of a table, in an order that does not depend on the database."""
+    if not _is_there(database, table):
+        return []
     return sorted(database.whole(f"SELECT * FROM {_whole(table)}"), key=repr)  # noqa: S608
+
+
+def _is_there(database: Database, table: str) -> bool:
+    """Return whether a database has a table: one of an older version that is only read lacks the newest."""
+    query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
+    return bool(database.execute(query, (table,))[0][0])
 
 
 def _whole(table: str) -> str:

@@ -92,7 +92,9 @@ class SharedFetches:
             return run("SELECT line FROM fetches WHERE server = %s OR offer = %s ORDER BY id", (server, offer))
 
         found = (parse(line.encode()) for (line,) in self._asked(ask))
-        return [each for each in found if isinstance(each, Observation) and each.digest is not None]
+        return [
+            each for each in found if isinstance(each, Observation) and each.digest is not None and each.is_evidence
+        ]
 
     def _look(self, run: _Run, how: str = "") -> str | None:
         """Who may give now."""

@@ -8,7 +8,18 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gitboot.ledger import evidence, facts, known_bmcs, machines, overrides, pins, records, requests, switches
+from gitboot.ledger import (
+    evidence,
+    facts,
+    known_bmcs,
+    machines,
+    overrides,
+    pins,
+    records,
+    requests,
+    secret_fetches,
+    switches,
+)
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.lease import Holder, Leased
@@ -104,7 +115,7 @@ def _lease(database: Database) -> Leased | None:
 
 def check(store: Store) -> None:
     """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
-    for book in (facts, machines, records, overrides, switches, pins, known_bmcs, requests):
+    for book in (facts, machines, records, overrides, switches, pins, known_bmcs, requests, secret_fetches):
         book.read(store)
     evidence.pending(store)
 

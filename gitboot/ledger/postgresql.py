@@ -21,7 +21,7 @@ from gitboot.ledger.leaving import NOBODY, check_is_used, left
 from gitboot.ledger.manyrows import PostgresRows, marked, storable
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.ledger.sqlite import too_new
-from gitboot.ledger.tables import NUMBERED, POSTGRESQL, SHARED, VERSION
+from gitboot.ledger.tables import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
 from gitboot.phrases import in_one_line
 
 try:
@@ -201,7 +201,7 @@ def _check_schema(connection: psycopg.Connection[Row], name: str) -> None:
 
 
 def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
-    """Make the tables where there are none; who comes second finds them made."""
+    """Make the tables, or bring those of an older version to this one; who comes second finds that done."""
     with connection.transaction():
         connection.execute(_ONE_WRITER)
         (there,) = connection.execute("SELECT to_regclass('ledger_version')").fetchone() or (None,)
@@ -214,8 +214,11 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
             connection.execute("INSERT INTO facts VALUES ('identity', %s)", (str(uuid4()),))
             return
         (version,) = connection.execute("SELECT number FROM ledger_version").fetchone() or (0,)
-    if version > VERSION:
-        raise too_new(name, version)
+        if version > VERSION:
+            raise too_new(name, version)
+        for number in range(version, VERSION):
+            connection.execute(POSTGRESQL_MIGRATIONS[number])
+            connection.execute("UPDATE ledger_version SET number = %s", (number + 1,))
 
 
 def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> float:

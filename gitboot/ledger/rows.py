@@ -20,6 +20,7 @@ from gitboot.canonical import canonical
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
+from gitboot.observe.secret_fetches import AddressFetches, InstallationFetches, SecretFetches
 from gitboot.plan import Offer, Phase, Record, Run
 from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run
 
@@ -271,3 +272,35 @@ def observation(at: str, plan: str, text: str) -> tuple[Observation, Marks | Non
     facts = json_value(text)
     marks = facts.pop("marks", None)
     return Observation(**facts, digest=Digest(plan), at=instant(at)), Marks(**marks) if marks is not None else None
+
+
+# Who fetched secrets
+
+
+def of_secret_fetches(fetches: InstallationFetches) -> str:
+    secrets = {
+        name: {
+            "addresses": {address: found.facts() for address, found in each.addresses.items()},
+            "others": each.others.facts() if each.others is not None else None,
+            "confirmed": list(each.confirmed),
+        }
+        for name, each in fetches.secrets.items()
+    }
+    return json_of({"key": fetches.key, "attempt": fetches.attempt, "number": fetches.number, "secrets": secrets})
+
+
+def secret_fetches(text: str) -> InstallationFetches:
+    facts = json_value(text)
+    secrets = {
+        name: SecretFetches(
+            addresses={address: _address_fetches(found) for address, found in each["addresses"].items()},
+            others=_address_fetches(each["others"]) if each["others"] is not None else None,
+            confirmed=(each["confirmed"][0], each["confirmed"][1]),
+        )
+        for name, each in facts["secrets"].items()
+    }
+    return InstallationFetches(key=facts["key"], attempt=facts["attempt"], number=facts["number"], secrets=secrets)
+
+
+def _address_fetches(facts: Mapping[str, Any]) -> AddressFetches:
+    return AddressFetches(instant(facts["first"]), instant(facts["last"]), facts["times"])

@@ -94,10 +94,17 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE overrides ADD COLUMN data_medium TEXT;
     """,
+    """
+    CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
+    """,
 )
 VERSION: Final = len(MIGRATIONS)
 
-# A PostgreSQL knows no version before the fifth. The columns stand in the order that SQLite has them in.
+# What brings the tables of a PostgreSQL from one version to the next, by the version that they have. The first was 5.
+POSTGRESQL_MIGRATIONS: Final = {
+    5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
+}
+# New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
 POSTGRESQL: Final = """
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
     CREATE TABLE records (
@@ -147,6 +154,7 @@ POSTGRESQL: Final = """
     CREATE TABLE spool (file TEXT PRIMARY KEY, taken BIGINT NOT NULL);
     CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
     CREATE TABLE known_bmcs (address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials));
+    CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
     CREATE TABLE ledger_version (number INTEGER NOT NULL);
 """
 # Of hosts that share a ledger; none of it is copied with that. What the endpoints of each record comes in here.
@@ -166,6 +174,6 @@ SHARED: Final = """
 """
 TABLES: Final = (
     *("facts", "records", "runs", "overrides", "switches", "events", "machines", "offers", "versions"),
-    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs"),
+    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches"),
 )
 NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself

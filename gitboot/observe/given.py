@@ -48,7 +48,7 @@ class _File:
         for offset, line in whole_lines(path, self.offset):
             self.offset = offset + len(line)
             match parse(line):
-                case Observation() as found if found.digest is not None:
+                case Observation() as found if found.digest is not None and found.is_evidence:
                     for name in {found.server, found.offer or found.server}:
                         self.observations.setdefault(name, {})[self.base + offset] = found
                 case int(taken_back):

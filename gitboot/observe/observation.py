@@ -46,6 +46,8 @@ class Observation:
     modified: int | None = None  # when the file that was sent was published, in seconds since 1970
     offer: Digest | None = None  # what was given by it, where that is given once
     log: str | None = None  # the last lines that an installer sent with its report
+    times: int = 1  # how many fetches of a secret, by clients of one network, it stands for
+    is_evidence: bool = True  # whether the client counts as a machine; if not, only who fetched a secret is noted
     up: Uptime | None = field(default=None, compare=False)  # how long the kernel ran by whose clock it was seen
 
     def __post_init__(self) -> None:

@@ -37,6 +37,7 @@ _FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
 _LONGEST_UP_S: Final = 2**33  # which no kernel has run
+_MOST_TIMES: Final = 2**32  # fetches in a minute, which no endpoint answers
 
 _T = TypeVar("_T")
 
@@ -237,6 +238,8 @@ def line_of(observation: Observation) -> bytes:
         "offer": observation.offer,
         "log": observation.log,
         "up": observation.up,
+        "times": observation.times if observation.times > 1 else None,
+        "isEvidence": None if observation.is_evidence else False,
     }
     facts = {
         "at": format_instant(observation.at),
@@ -367,7 +370,7 @@ def parse(line: bytes) -> Observation | int | None:
                 **more,
             }:
                 digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
-                offer, up = more.get("offer"), more.get("up")
+                offer, up, times = more.get("offer"), more.get("up"), more.get("times")
                 return Observation(
                     server=server,
                     path=path,
@@ -378,6 +381,8 @@ def parse(line: bytes) -> Observation | int | None:
                     offer=Digest(offer) if isinstance(offer, str) else None,
                     log=log if isinstance(log, str) else None,
                     up=_uptime(up),
+                    times=times if isinstance(times, int) and 1 <= times < _MOST_TIMES else 1,
+                    is_evidence=more.get("isEvidence") is not False,
                 )
     except (ValueError, RecursionError):
         pass

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
@@ -71,9 +72,13 @@ class ForwardedRecording:
         kind = kind_of(observation.path)
         if observation.offer is None or (kind is not None and kind.role is Role.REPORT):
             return await self._own.record(observation)
-        with suppress(Unrecordable):
-            await self._in_time(partial(self._shared.record, observation, giver))
+        repeated = self._own.repeated
+        if (counted := repeated.take(observation, time.monotonic())) is None:
             return True
+        with suppress(Unrecordable):
+            await self._in_time(partial(self._shared.record, counted, giver))
+            return True
+        repeated.put_back(counted)
         return False
 
     async def given(self, server: str, offer: str, report: str | None) -> Given | None:

@@ -90,7 +90,7 @@ class Giving:
         repeat a report that is not recorded.
         """
         if not asked.writes_disk:
-            if asked.digest is None or self._why_not_counted(asked, asking) is not None:
+            if asked.digest is None or (asked.role is not Role.DATA and self._why_not_counted(asked, asking)):
                 return None
             is_recorded = await self._recorded(asked, asking)
             is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
@@ -180,9 +180,8 @@ class Giving:
         if self._is_another_giver(recorder):
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
-            counts = self._why_not_counted(asked, asking) is None
-            stands = not counts or asking.only_looks or await self._recorded(asked, asking)
-            return None if stands else _NOT_RECORDED
+            is_recorded = asking.only_looks or await self._recorded(asked, asking)
+            return None if is_recorded or self._why_not_counted(asked, asking) is not None else _NOT_RECORDED
         if self._is_older(recorder):
             return _OLDER_TREE
         if given is not None and not given.again(asking.at, self._tree.clock.up):
@@ -213,6 +212,7 @@ class Giving:
             at=asking.at,
             log=log,
             up=self._tree.clock.up,
+            is_evidence=asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None,
         )
         return await recorder.record(observation, self._tree.terms.giver)
 

@@ -204,6 +204,33 @@ class LinksItem(_Model):
     history: str
 
 
+class FetchesItem(_Model):
+    """Fetches of one secret."""
+
+    first: datetime
+    last: datetime
+    times: int
+
+
+class AddressFetchesItem(FetchesItem):
+    """Fetches of one secret by one address."""
+
+    address: str  # of IPv6 the /64 network
+
+
+class SecretFetchesItem(_Model):
+    """Who fetched one secret, or one file of user data, in the newest installation of a server."""
+
+    server: str
+    installation: str  # its provision key
+    attempt: int
+    secret: str  # secrets/NAME or user-data/FILE
+    unexpected: bool  # whether a person should look: gitboot secret confirm
+    times: int
+    addresses: tuple[AddressFetchesItem, ...]  # at most 16
+    others: FetchesItem | None  # by all further addresses
+
+
 class InstanceStatus(_Document):
     """An instance at a glance."""
 
@@ -226,6 +253,7 @@ class InstanceStatus(_Document):
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]
     below_minimum_version: Mapping[str, int] = Field(default_factory=dict)  # servers by stream
+    secret_fetches: tuple[SecretFetchesItem, ...] = ()  # of at most 50 servers: those to look at, and the latest
     stages: Mapping[str, StageItem] = Field(default_factory=dict)  # by what takes its time; those that ran
     conditions: tuple[ConditionItem, ...]
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.given import Given, GivenBoots
 from gitboot.observe.observation import Observation
+from gitboot.observe.repeated_fetches import RepeatedFetches
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
 
@@ -33,6 +34,7 @@ class Recording:
     def __init__(self, spool: Spool, deadline_s: float) -> None:
         self._spool, self._deadline_s = spool, deadline_s
         self._given = GivenBoots(spool.folder)
+        self.repeated = RepeatedFetches()
         self._stood_s = -math.inf  # when something was last seen to stand, by a clock that only goes forward
         self._trial: tuple[float, Future[None]] | None = None  # since when something is tried out
         self.giver: str | None = None  # the identity of the spool, as it was at the last look
@@ -43,10 +45,19 @@ class Recording:
     async def record(self, observation: Observation, giver: str | None = None) -> bool:
         """Return whether the fetch is recorded in time, for the instance of a tree that names this ``giver``.
 
-        If it is not recorded in time, it is taken back. The instance of another giver does not read this spool.
+        If it is not recorded in time, it is taken back. The instance of another giver does not read this spool. A
+        fetch of a secret that is one of many by its client is counted, and recorded within a minute.
         """
         if giver is not None and giver != await self._identity():
             return False
+        if (counted := self.repeated.take(observation, time.monotonic())) is None:
+            return True
+        if not (is_recorded := await self._written(counted)):
+            self.repeated.put_back(counted)
+        return is_recorded
+
+    async def _written(self, observation: Observation) -> bool:
+        """Return whether an observation was written in time."""
         written = self._spool.record(observation)
         waited = asyncio.wrap_future(written)
         waited.add_done_callback(_retrieve)
@@ -88,6 +99,7 @@ class Recording:
     def look(self) -> None:
         """See whether anything could be recorded, where that is not known from what was; it is not waited for."""
         now_s = time.monotonic()
+        self._leave(self.repeated.due(now_s))
         if self._trial is None:
             if self.failure is not None or now_s - self._stood_s >= _TRIED_EVERY_S:
                 self._trial = now_s, self._spool.call(self._try_out)
@@ -98,6 +110,18 @@ class Recording:
             self._note(trial.exception())
         elif now_s - since_s > self._deadline_s:
             self._note(TimeoutError())
+
+    def end(self) -> None:
+        """Leave to the spool what was only counted until now."""
+        self._leave(self.repeated.rest())
+
+    def _leave(self, counted: Iterable[Observation]) -> None:
+        for each in counted:
+            self._spool.record(each).add_done_callback(partial(self._left, each))
+
+    def _left(self, observation: Observation, written: Future[None]) -> None:
+        if written.exception() is not None:
+            self.repeated.put_back(observation)
 
     async def settle(self) -> None:
         """Look, and wait within the deadline for what that shows."""

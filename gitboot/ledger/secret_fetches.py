@@ -1,0 +1,27 @@
+"""The book of secret fetches: who fetched the secrets of each server in its newest installation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gitboot.ledger import rows
+from gitboot.ledger.store import Store, Transaction
+from gitboot.model.scalars import SystemUuid
+from gitboot.observe.secret_fetches import InstallationFetches
+
+
+def read(store: Store) -> dict[SystemUuid, InstallationFetches]:
+    """Return the fetches of secrets by the server's UUID."""
+    with store.reading():
+        found = store.rows("SELECT uuid, facts FROM secret_fetches ORDER BY uuid")
+        return {SystemUuid(uuid): rows.secret_fetches(facts) for uuid, facts in found}
+
+
+def write(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
+    """Replace the fetches of these servers; None deletes them.
+
+    A backup without them is as good: they change no plan.
+    """
+    tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
+    written = [(uuid, rows.of_secret_fetches(each)) for uuid, each in fetches.items() if each is not None]
+    tx.replace("secret_fetches", ("uuid",), written)
