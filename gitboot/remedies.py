@@ -45,6 +45,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
+    "OutputClosed": {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},
     "PowerWaves": {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
     "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},

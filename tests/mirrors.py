@@ -23,7 +23,13 @@ class Mirror(NamedTuple):
 
 @contextmanager
 def nginx(
-    boot: Path, serve: Path, folder: Path, address: str = LOOPBACK, port: int | None = None, ipv6: str | None = None
+    boot: Path,
+    serve: Path,
+    folder: Path,
+    address: str = LOOPBACK,
+    port: int | None = None,
+    ipv6: str | None = None,
+    user: str = "root",  # the tree of a test is for its user only
 ) -> Iterator[Mirror]:
     """Serve ``boot`` by the configuration in ``serve``, with whatever nginx writes in ``folder``; at ``ipv6``, too."""
     port, log = port or free_port(), folder / "gitboot.log"
@@ -40,9 +46,9 @@ def nginx(
     temporary = "".join(
         f"{each}_temp_path {folder}/{each};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
-    user = "user root;" if os.geteuid() == 0 else ""  # the tree of a test is for its user only
+    as_user = f"user {user};" if os.geteuid() == 0 else ""
     (folder / "nginx.conf").write_text(
-        f"daemon off; {user} pid {folder}/pid; error_log {folder}/error.log; events {{}}"
+        f"daemon off; {as_user} pid {folder}/pid; error_log {folder}/error.log; events {{}}"
         f"http {{ {temporary} include {folder}/site.conf; }}"
     )
     command = [program("nginx", "nginx"), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]

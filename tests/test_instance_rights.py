@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import grp
+import json
 import os
 import shutil
 import stat
@@ -14,10 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from gitboot.instance.rights import check_spool_rights, private
+from tests import plain
 from tests.fleets import SEED
-from tests.instance import Repository, running
+from tests.instance import Repository, eventually, running
+from tests.mirrors import nginx
+from tests.rack import typed
 from tests.test_run import fleet_files
 
 NOBODY = 65534
@@ -83,7 +89,7 @@ def test_t7_what_an_instance_keeps_is_its_own_whatever_the_umask(folder: Path, u
             if path != spool and spool not in path.parents:
                 with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
                     assert not mode(path) & 0o077, path
-        assert mode(folder / "output") == 0o755, "what is published is for everybody"
+        assert mode(folder / "output") == 0o750, "what is published is for the group"
 
 
 @needs_root
@@ -176,3 +182,71 @@ def test_t7_nothing_is_unpickled() -> None:
     for path in root.rglob("*.py"):
         lines = {line.strip() for line in path.read_text().splitlines()}
         assert not {"import pickle", "import marshal", "import shelve"} & lines, path
+
+
+# OUTPUT
+
+
+READ = """
+import os, sys
+for folder, _, files in os.walk(sys.argv[1]):
+    for name in files:
+        try:
+            open(os.path.join(folder, name)).close()
+        except PermissionError:
+            continue
+        print(os.path.join(folder, name))
+"""
+WEB_SERVER = "www-data"  # of Debian
+
+
+def closes_output(folder: Path) -> bool:
+    """Whether the instance says that others cannot read OUTPUT."""
+    found = json.loads((folder / "state/status.json").read_bytes())["conditions"]
+    return all(each["status"] for each in found if each["type"] == "OutputClosed")
+
+
+@needs_root
+@pytest.mark.parametrize("group", [None, WEB_SERVER])
+def test_finding_s6_another_user_of_the_host_reads_nothing_in_output(folder: Path, group: str | None) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    (folder / "output").mkdir(mode=0o755)  # as an operator makes it
+    option = ("--output-group", group) if group is not None else ()
+    with running(repository.bare, folder, *option, records="fresh"):
+        repository.push(fleet_files(*SEED) | {"README.md": "A later commit."})
+        eventually(lambda: mode(folder / "output/ops/status.json"))
+        done = as_nobody(READ, folder / "output")
+        assert done.stdout == "" and done.returncode == 0, done
+        every = [path for path in (folder / "output").rglob("*") if path.name != "lock"]
+        gid = grp.getgrnam(group).gr_gid if group is not None else os.getegid()
+        for path in [folder / "output", *every]:
+            with suppress(FileNotFoundError):  # what is written beside a file has taken its place by now
+                assert mode(path) == (0o750 if path.is_dir() else 0o640), path
+                assert path.stat().st_gid == gid, path
+        assert closes_output(folder)
+
+
+@needs_root
+def test_finding_s6_nginx_serves_output_as_another_user_by_its_group(folder: Path) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    answered = {}
+    for group in (None, WEB_SERVER):
+        option = ("--output-group", group) if group is not None else ()
+        with running(repository.bare, folder, *option, records="fresh" if group is None else None):
+            published, made = folder / "output", folder / f"nginx-{group}"
+            made.mkdir()
+            with nginx(published / "boot", published / "ops/serve", made, user=WEB_SERVER) as mirror:
+                answered[group] = plain.get(f"{mirror.url}/boot.ipxe").status_code
+    assert answered == {None: 404, WEB_SERVER: 200}, "the published configuration answers 404 for what it cannot read"
+
+
+@needs_root
+def test_finding_s6_a_group_that_does_not_exist_ends_the_start(folder: Path) -> None:
+    repository = Repository.create(folder / "git")
+    repository.push(fleet_files(*SEED))
+    places = ("--out", folder / "output", "--state", folder / "state")
+    done = typed("run", repository.bare, *places, "--output-group", "no-such-group", "--once")
+    assert done.code == Exit.USAGE
+    assert "--output-group no-such-group: this machine has no group of that name" in done.err

@@ -8,8 +8,12 @@ with a second server. web01 had just fetched its boot script. web02 had not.
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import shutil
 import sqlite3
+import stat
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -74,6 +78,37 @@ def test_a_second_run_finds_nothing_to_do(left: Path) -> None:
     before = boot_files(left)
     once(left)
     assert boot_files(left) == before
+
+
+def modes(output: Path) -> set[int]:
+    """The permissions of a published tree, but for the publisher's lock."""
+    found = [path for path in [output, *output.rglob("*")] if path.name != "lock"]
+    return {stat.S_IMODE(path.stat().st_mode) for path in found}
+
+
+def output_condition(left: Path) -> bool:
+    """Whether the instance says that others cannot read OUTPUT."""
+    conditions = json.loads((left / "state/status.json").read_bytes())["conditions"]
+    return all(each["status"] for each in conditions if each["type"] == "OutputClosed")
+
+
+def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:
+    """A web server may read it, as another user."""
+    assert once(left).code == 0
+    assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
+    shown = typed("doctor", "--state", left / "state", "--out", left / "output")
+    assert "everybody who has a login on this host can read" in shown.out
+    assert once(left, "--output-group", os.getegid()).code == 0
+    assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True)
+    assert once(left).code == 0
+    assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True), "the ledger keeps it closed"
+
+
+def test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody(left: Path) -> None:
+    once(left)
+    shutil.rmtree(left / "output")
+    once(left)
+    assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
 
 
 # 2fefe59

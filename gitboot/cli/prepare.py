@@ -30,6 +30,7 @@ _NICE: Final = 10  # whatever else the host does goes first
 @click.option("--state", required=True, type=click.Path(path_type=Path))
 @click.option("--spool", type=click.Path(path_type=Path))
 @click.option("--site")
+@click.option("--output-group")
 @click.option("--looks/--looks-not", default=True, help="Whether the instance looks at artifacts.")
 @click.option("--parent", type=int, required=True, help="The process that started this, and holds STATE.")
 @allowance_options
@@ -38,6 +39,7 @@ def command(
     state: Path,
     spool: Path | None,
     site: str | None,
+    output_group: str | None,
     looks: bool,
     parent: int,
     commit_seconds: int | None,
@@ -52,7 +54,7 @@ def command(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
     os.nice(_NICE)
     tell_what_is_logged()
-    place = StandbyPlace(output=output, state=state, spool=spool, site=site, looks=looks)
+    place = StandbyPlace(output=output, state=state, spool=spool, site=site, looks=looks, output_group=output_group)
     allowance = Allowance(seconds=commit_seconds, mebibytes=commit_memory, workers=commit_workers)
     try:
         done = prepare(place, allowance=allowance, clock=_clock, warn=_warn)
@@ -86,6 +88,7 @@ def preparing(settings: Settings) -> list[str]:
     options = {
         "--spool": settings.spool.absolute() if settings.spool is not None else None,
         "--site": settings.site,
+        "--output-group": settings.output_group,
         "--commit-seconds": allowance.seconds,
         "--commit-memory": allowance.mebibytes,
         "--commit-workers": allowance.workers,

@@ -80,6 +80,12 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     help="The directory that is published: OUTPUT/boot for machines, OUTPUT/ops for operators.",
 )
 @click.option(
+    "--output-group",
+    metavar="GROUP",
+    help="The group that may read OUTPUT, such as the group of a web server which serves it. Default: gitboot's own "
+    "group; with a ledger that an earlier version made, everybody.",
+)
+@click.option(
     "--state",
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
@@ -562,8 +568,8 @@ def _exit_of(status: Status) -> Exit:
         return Exit.HELD
     if not status.condition("CommitAccepted"):
         return Exit.INVALID
-    if not all(condition.status for condition in status.conditions):
-        return Exit.PARTIAL
+    if not all(condition.status for condition in status.conditions if condition.type != "OutputClosed"):
+        return Exit.PARTIAL  # an OUTPUT that others may read takes nothing from what the pass did
     return Exit.FINE
 
 

@@ -26,6 +26,8 @@ from gitboot.ledger.entries import Facts, Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
+from gitboot.publish.manifest import MANIFEST
+from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import token_in
 from gitboot.status import Event
@@ -46,6 +48,24 @@ def looked_around(
     if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
             facts.note_surroundings(tx, now)
+
+
+def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
+    """Return the permissions of what is published, and note in the ledger from when on others may not read it.
+
+    A new ledger closes OUTPUT. One that an earlier version made leaves OUTPUT as it is until somebody names a group. So
+    does a new one that takes over what an earlier ledger published for everybody.
+    Raises `UsageError` for a group that gitboot may not give files to.
+    """
+    about, number = facts.read(store), group_of(group) if group is not None else None
+    is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
+    takes_over = (output / MANIFEST).exists() and is_open(output)
+    if not about.closes_output and number is None and (takes_over or not is_new):
+        return OPEN
+    if not about.closes_output:
+        with store.writing() as tx:
+            facts.close_output(tx)
+    return closed(number)
 
 
 def _of_another_site(about: Facts, site: str | None) -> str:

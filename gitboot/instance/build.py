@@ -23,7 +23,7 @@ from gitboot.forge import Project
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
-from gitboot.instance.bookkeeping import known, looked_around, write, write_events
+from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
@@ -65,6 +65,7 @@ from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS, UNKNOWN
+from gitboot.publish.modes import OPEN
 from gitboot.publish.recorded import records_in
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve.records import ahead
@@ -103,6 +104,7 @@ class Outside:
     owner: str | None = None  # the ledger whose tree lies there
     records: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what that tree knows of servers
     observes: bool = True  # whether fetches reach the instance
+    is_output_open: bool = False  # whether everybody on this host may read what is published
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
     artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
@@ -200,6 +202,7 @@ def assembled(
         longest_step=timedelta(minutes=settings.step_minutes),
         opened=store.progress[1],
         was_left=knowledge.facts.gap,
+        is_output_open=outside.is_output_open,
     )
     if outside.bookmark is not None and outside.resumes:
         standing = outside.bookmark.resumed(standing)
@@ -267,7 +270,9 @@ def running(
         left = state.LeftStatus(settings.state, clock)
         listener = WorkListener(partial(_told_how_far, left, tell, clock))
         heir_of, told = (lambda: facts.read(store).heir_of), listener.of(Work.PUBLISH)
-        tree = stack.enter_context(Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told))
+        modes = output_modes(store, settings.output, settings.output_group)
+        opened = Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told, modes=modes)
+        tree = stack.enter_context(opened)
         owner = tree.stamp.ledger if tree.stamp is not None else None
         records = records_in(settings.output)
         _doubt_without_marks(store, settings, owner)
@@ -304,6 +309,7 @@ def running(
             owner=owner,
             records=records,
             observes=settings.observes,
+            is_output_open=modes is OPEN,
             keys=keys_of(settings.state, store, tell, clock),
             trust=trust_of(settings.trust, source, settings.state / _KEYS),
         )

@@ -66,6 +66,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_targets(standing.following, at),
         *_of_what_was_asked_for(standing, at),
         *_of_secrets(standing, at),
+        *_of_the_output(standing, at),
     ]
     given = _given(standing) if not all(each.status for each in found) else {}
     told = (each if each.status else replace(each, remedy=_remedy(each, standing, at, given)) for each in found)
@@ -207,6 +208,15 @@ def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Conditi
     if (found := refused.first_of(standing.refused)) is not None:
         reason, message = found
         yield _condition("BootsGiven", False, reason, message, at)
+
+
+def _of_the_output(standing: Standing, at: datetime) -> Iterator[Condition]:
+    if standing.is_output_open:
+        message = (
+            "everybody who has a login on this host can read OUTPUT, and so the tokens of installations: an earlier "
+            "version made this ledger. Name the group that may read OUTPUT, such as that of the web server"
+        )
+        yield _condition("OutputClosed", False, "ReadableByAll", message, at)
 
 
 def _of_secrets(standing: Standing, at: datetime) -> Iterator[Condition]:

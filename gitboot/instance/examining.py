@@ -18,6 +18,7 @@ from gitboot.ledger.lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head
+from gitboot.publish.modes import is_open
 from gitboot.remedies import remedy
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve import Decisions
@@ -128,6 +129,9 @@ def of_output(output: Path, state: Path, *, servers: int) -> Examination:
         yield _doubtful("output", f"{output} holds nothing that was published", f"gitboot run … --out {output}")
     except (OSError, ValueError) as error:
         yield _wrong("output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {output / MANIFEST}")
+    if is_open(output):
+        message = f"everybody who has a login on this host can read {output}, and so the tokens of installations"
+        yield _doubtful("output", message, remedy("OutputClosed", "ReadableByAll"))
     yield from _of_room(output, files=_FILES * servers)
 
 

@@ -20,7 +20,7 @@ from gitboot.evaluate.limits import Allowance
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Attempt
 from gitboot.instance.acting import is_of
-from gitboot.instance.bookkeeping import known, looked_around
+from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.bookmark import WORTH, Bookmark
 from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import Evaluation
@@ -56,6 +56,7 @@ class StandbyPlace:
     spool: Path | None = None  # None: no fetch reaches it
     site: str | None = None  # for whose servers; None: for all
     looks: bool = True  # whether it looks at artifacts
+    output_group: str | None = None  # who may read OUTPUT besides this user
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +87,8 @@ def prepare(
             raise NotYetDone("the ledger has no keys of tokens")
         restored(copy, lines)
         at = _no_earlier(clock(), about)
-        directory = stack.enter_context(Directory.open(place.output, ledger=about.identity))
+        modes = output_modes(store, place.output, place.output_group)
+        directory = stack.enter_context(Directory.open(place.output, ledger=about.identity, modes=modes))
         tree = _StandbyTree(directory, store, _undated(store, at, about))
         bookmark = Bookmark(place.state / state.PLANNED, tree, None, warn, place.site)
         standing = bookmark.resumed(

@@ -89,6 +89,7 @@ class Settings:
     bmc: BmcSettings = BmcSettings()
     allowance: Allowance = field(default_factory=Allowance)  # what evaluating one commit may take
     limits: Limits = field(default_factory=Limits)
+    output_group: str | None = None  # who may read OUTPUT besides this user; None: this process's own group
     site: str | None = None  # whose servers alone it acts for; None: all
     listen: str | None = None  # HOST:PORT; None: nothing is served
     workers: int = 1  # processes that serve

@@ -77,6 +77,7 @@ class Standing:
     following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
     opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
+    is_output_open: bool = False  # whether everybody on this host may read what is published
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
     unread: str | None = None  # why the spool could not be read the last time

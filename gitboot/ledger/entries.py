@@ -84,6 +84,7 @@ class Facts:
     output: str | None = None  # where its instance publishes
     spool: str | None = None  # where its endpoints record fetches
     site: str | None = None  # for whose servers alone its instance acts; "": for all; None: none has run on it yet
+    closes_output: bool = False  # whether what it publishes is for the owner and the group alone
     published: bool = False  # whether it has ever published there
     keyed: bool = False  # and with tokens by a key that only its instance has
     heartbeat: Heartbeat | None = None

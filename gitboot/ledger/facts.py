@@ -32,6 +32,7 @@ def read(store: Store) -> Facts:
             output=found.get("output"),
             spool=found.get("spool"),
             site=found.get("site"),
+            closes_output="closesOutput" in found,
             published="published" in found,
             keyed=found.get("published") == _KEYED,
             heartbeat=_heartbeat(found.get("heartbeat")),
@@ -98,6 +99,11 @@ def note_surroundings(tx: Transaction, about: Facts) -> None:
     _put(tx, "output", about.output)
     _put(tx, "spool", about.spool)
     _put(tx, "site", about.site)
+
+
+def close_output(tx: Transaction) -> None:
+    """Note that what its instance publishes is for the owner and the group alone, from now on."""
+    _put(tx, "closesOutput", "yes")
 
 
 def note_published(tx: Transaction) -> None:

@@ -21,6 +21,7 @@ from gitboot.publish.durable import staged
 from gitboot.publish.filling import fill
 from gitboot.publish.fresh import finish
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
+from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, left_in_index, now_named
 from gitboot.publish.room import check_room, check_room_for
@@ -63,19 +64,28 @@ class Directory:
 
     @classmethod
     def open(
-        cls, root: Path, *, ledger: str, heir_of: Callable[[], str | None] = lambda: None, told: Told = unheard
+        cls,
+        root: Path,
+        *,
+        ledger: str,
+        heir_of: Callable[[], str | None] = lambda: None,
+        told: Told = unheard,
+        modes: TreeModes = OPEN,
     ) -> Directory:
         """The directory at ``root``, made where it is missing, for the instance that has this ledger.
 
         ``heir_of`` tells whose tree it may take over: another ledger's, once a person has said so. ``told`` is called
-        as a publication goes on. Raises LockedByAnother where another process publishes, PublishError where it cannot
-        be written.
+        as a publication goes on. ``modes`` are those of all that is written, and of what stands there already, unless
+        they are `OPEN`: that leaves what stands there as it is. Raises LockedByAnother where another process publishes,
+        PublishError where it cannot be written.
         """
-        make_root(root)
-        disk = Disk(root)
+        make_root(root, modes)
+        disk = Disk(root, modes)
         try:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(f"{root}: {holder} publishes there (stop it, or choose another directory)")
+            if modes is not OPEN:
+                disk.adapt()
             disk.remove(staged(PENDING))
             finish(disk)
             return cls(disk, ledger=ledger, heir_of=heir_of, told=told)
@@ -226,8 +236,8 @@ class Directory:
 
     def _begin_anew(self) -> None:
         """Go by what lies at the root by now."""
-        make_root(self._disk.root)
-        disk = Disk(self._disk.root)
+        make_root(self._disk.root, self._disk.modes)
+        disk = Disk(self._disk.root, self._disk.modes)
         self._disk.close()
         self._disk, self._left = disk, b""  # no manifest: another tree is here until this one is known
         if holder := disk.lock(LOCK):

@@ -18,6 +18,7 @@ from typing import Concatenate, Final, NamedTuple, ParamSpec, TypeGuard, TypeVar
 from gitboot.files import take
 from gitboot.publish.durable import Unsynced, refused, split, staged
 from gitboot.publish.folders import Folders
+from gitboot.publish.modes import OPEN, TreeModes, adapt
 
 NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 # link(2): a file has as many names as its file system allows, the file system has no links, or begins at a mount point.
@@ -50,10 +51,10 @@ class _Written(NamedTuple):
 class Disk:
     """The files below ``root``, until ``close``."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+        self.root, self.modes = root, modes
         try:
-            self.folders = Folders(root)
+            self.folders = Folders(root, modes)
             self.folder = os.fstat(self.folders.root)  # that was opened, whatever stands at ``root`` by now
         except OSError as error:
             raise refused(root, error) from error
@@ -87,6 +88,13 @@ class Disk:
             if stands is not None and os.path.samestat(os.fstat(self._lock), stands):
                 return ""
             os.close(self._lock)  # its holder has just removed it
+
+    def adapt(self) -> None:
+        """Bring what stands there to the permissions of what is written; raises PublishError."""
+        try:
+            adapt(self.root, self.modes)
+        except OSError as error:
+            raise refused(self.root, error) from error
 
     @_named
     def look(self, path: str) -> os.stat_result | None:
@@ -152,9 +160,9 @@ class Disk:
         mtime, beside = self.dated(path, at), staged(name)
         alike = self._latest if self._latest is not None and self._latest[:2] == (like, mtime) else None
         if alike is None or not _linked(self.folders.root, alike, beside, parent):
-            fd = _created(beside, parent)
+            fd = _created(beside, parent, self.modes.file)
             try:
-                os.fchmod(fd, 0o644)
+                self.modes.give_file(fd)
                 rest = memoryview(content)
                 while rest:
                     rest = rest[os.write(fd, rest) :]
@@ -196,13 +204,13 @@ def _all_of(fd: int) -> bytes:
     return b"".join(parts)
 
 
-def _created(name: str, folder: int) -> int:
+def _created(name: str, folder: int, mode: int) -> int:
     """A new file of this name, opened; never one that stands there, which may be another's as well."""
     try:
-        return os.open(name, NEW, 0o644, dir_fd=folder)
+        return os.open(name, NEW, mode, dir_fd=folder)
     except FileExistsError:
         os.unlink(name, dir_fd=folder)
-        return os.open(name, NEW, 0o644, dir_fd=folder)
+        return os.open(name, NEW, mode, dir_fd=folder)
 
 
 def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
@@ -220,12 +228,16 @@ def _linked(root: int, written: _Written, name: str, folder: int) -> bool:
     return False
 
 
-def make_root(root: Path) -> None:
-    """Make the directory that files are to stand in, readable to all, where it is missing."""
+def make_root(root: Path, modes: TreeModes) -> None:
+    """Make the directory that files are to stand in where it is missing, for those who may read the files."""
     if not root.exists():
         try:
-            root.mkdir(parents=True)
-            root.chmod(0o755)
+            root.mkdir(mode=modes.folder, parents=True)
+            fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                modes.give_folder(fd)
+            finally:
+                os.close(fd)
         except OSError as error:
             raise refused(root, error) from error
 

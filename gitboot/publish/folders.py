@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
+from gitboot.publish.modes import OPEN, TreeModes
 
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
@@ -31,8 +32,8 @@ class Folders:
     Raises OSError, and InTheWay.
     """
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, modes: TreeModes = OPEN) -> None:
+        self._root, self._modes = root, modes
         self._way = [_Folder("", os.open(root, os.O_RDONLY | os.O_DIRECTORY))]
         self.filesystems: dict[int, int] = {}  # device -> a folder on it: any folder may be a mount point
         self.changed: set[str] = set()  # folders in which others were made or removed
@@ -93,10 +94,10 @@ class Folders:
         except FileNotFoundError:
             if not make:
                 raise
-            os.mkdir(name, 0o755, dir_fd=above.fd)
+            os.mkdir(name, self._modes.folder, dir_fd=above.fd)
             self.changed.add(above.path)
             fd = os.open(name, _FLAGS, dir_fd=above.fd)
-            os.fchmod(fd, 0o755)
+            self._modes.give_folder(fd)
         except OSError as error:
             if error.errno in (errno.ENOTDIR, errno.ELOOP):
                 raise InTheWay(self._root, path) from error

@@ -30,7 +30,6 @@ READY: Final = f"{OWN}/ready"
 _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
 
 _BOOT, _IN_BOOT = "boot", "o"
-_MODE: Final = 0o644
 _LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ELSEWHERE: Final = frozenset({errno.EXDEV, errno.EBUSY})  # what is renamed to, or its place, is a mount point's
@@ -45,7 +44,7 @@ def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
     """
     with _own_folder(disk) as own:
         with _refusing(disk):
-            os.mkdir(_FRESH, 0o755, dir_fd=own)
+            os.mkdir(_FRESH, disk.modes.folder, dir_fd=own)
         try:
             with _refusing(disk):
                 can_be_moved = _can_be_moved(own, disk.folders.root)
@@ -119,7 +118,7 @@ def _can_be_moved(own: int, root: int) -> bool:
         folder, name = root, _BOOT
         with suppress(FileNotFoundError):
             folder, name = stack.enter_context(_opened(_BOOT, root)), _IN_BOOT
-        os.mkdir(name, 0o755, dir_fd=fresh)
+        os.mkdir(name, 0o700, dir_fd=fresh)
         try:
             os.rename(name, name, src_dir_fd=fresh, dst_dir_fd=folder)
         except OSError as error:
@@ -147,9 +146,9 @@ class Fresh:
     """A folder that nobody else knows, in which each file is written once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
-        self._disk, self._folder, self._mtime = disk, folder, mtime
+        self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
         self._made = {""}  # folders, by their path
-        self._is_masked = True  # whether files are made with other permissions than are asked for
+        self._is_masked = True  # whether files are made with other permissions, or another group, than are asked for
 
     def add(self, files: Files) -> int:
         """Write one server's files, or those of none; return at how many paths there was nothing yet.
@@ -188,11 +187,13 @@ class Fresh:
     def _write(self, path: str, content: bytes) -> None:
         try:
             self._make(split(path)[0])
-            fd = os.open(path, NEW, _MODE, dir_fd=self._folder)
+            fd = os.open(path, NEW, self._modes.file, dir_fd=self._folder)
             try:
                 if self._is_masked:
-                    self._is_masked = S_IMODE(os.fstat(fd).st_mode) != _MODE
-                    os.fchmod(fd, _MODE)
+                    found = os.fstat(fd)
+                    is_in_group = self._modes.group in (None, found.st_gid)
+                    self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
+                    self._modes.give_file(fd)
                 rest = memoryview(content)
                 while rest:
                     rest = rest[os.write(fd, rest) :]
@@ -218,6 +219,7 @@ class Fresh:
     def _make(self, folder: str) -> None:
         if folder not in self._made:
             self._make(split(folder)[0])
-            os.mkdir(folder, 0o755, dir_fd=self._folder)
-            os.chmod(folder, 0o755, dir_fd=self._folder)  # noqa: S103 - who serves it may be anybody; under any umask
+            os.mkdir(folder, self._modes.folder, dir_fd=self._folder)
+            with _opened(folder, self._folder) as fd:
+                self._modes.give_folder(fd)
             self._made.add(folder)
