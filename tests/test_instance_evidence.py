@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -137,6 +137,21 @@ def test_a_fetch_that_was_judged_is_not_judged_anew_when_the_spool_is_read_twice
         site.wait(30)
         passes(site)
     assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
+
+
+def test_finding_s5_a_client_that_fetches_a_boot_all_the_time_waits_once_for_the_bmc(site: Site) -> None:
+    decide(site, "Fetched")
+    plan = passes(site)
+    site.bmc.fault(Drop(applied=False), times=1)
+    for _ in range(30):
+        site.bench.now += timedelta(milliseconds=10)
+        site.bench.fetch(plan, client="10.0.0.99")
+        site.bench.fetch(plan)
+    passes(site, 1)
+    (waiting,) = site.bench.knowledge.pending.values()
+    assert [each.observation.client for each in waiting] == ["10.0.0.99", "10.0.0.7"]
+    ((rows,),) = site.bench.ledger.rows("SELECT count(*) FROM observations")
+    assert rows == 2
 
 
 @pytest.mark.parametrize("which", ["before", "after"])

@@ -12,6 +12,7 @@ import pytest
 
 from gitboot.instance.installing import attempted, started, taken_back
 from gitboot.instance.offers import offer_of
+from gitboot.ledger import events
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Seen
@@ -226,6 +227,27 @@ def test_a_failure_that_something_else_has_overtaken_is_an_event(web01: Installi
     said = [each for each in web01.events if each.type == "ReportOvertaken"]
     assert [(each.warning, each.facts["log"]) for each in said] == [(True, "no disk found")]
     assert "an installer of provision/1 (flatcar-1) says that it has failed: no disk found" in said[0].message
+
+
+def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web01: Installing) -> None:
+    """Who knows the token of an installation could else fill the ledger."""
+    web01.entry(web01.install(evidence="Reported"))
+    token = web01.decisions.servers["web01"].token
+    web01.install(evidence="Reported", provision=2)
+    report = Observation(
+        server="web01",
+        path=f"boot/v1/boot/{MAC}/failed/{token}",
+        digest=Digest(str(token)),
+        client=NIC,
+        at=web01.now,
+        log="no disk found",
+    )
+    for number in range(60):
+        client = NIC if number < 20 else f"10.0.1.{number}"
+        web01.observe(replace(report, client=client, at=web01.now + timedelta(seconds=number)))
+    web01.reconcile()
+    assert [each["type"] for each in events.read(web01.ledger)].count("ReportOvertaken") == 17
+    assert web01.condition("SecretsPrivate") is None
 
 
 @pytest.mark.parametrize("fails", [True, False])

@@ -154,6 +154,16 @@ def test_fetches_that_nobody_recorded_cannot_be_confirmed(learnt: Learnt) -> Non
         learnt.confirm(secrets_join=[1, 1])
 
 
+def test_reports_are_counted_and_are_neither_an_event_nor_a_condition(learnt: Learnt) -> None:
+    for _ in range(6):
+        learnt.fetch("10.0.0.1", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
+        learnt.fetch("10.0.0.2", f"boot/v1/boot/{MAC}/failed/{TOKEN}")
+    assert learnt.events == [] and not learnt.is_unexpected
+    found = learnt.knowledge.secret_fetches[WEB01]
+    assert found.facts() == []
+    assert found.secrets["reports/failed"].seen == (2, 12)
+
+
 NEXT = [{"attempt": 2}, {"key": "provision/2", "number": 2}]
 
 

@@ -41,7 +41,8 @@ def fetch(client: str, path: str = PATH, server: str = "web01") -> Observation:
         ("boot/ignition/4c4c4544-0042-4410-8056-b4c04f4a3132", "user-data/config.ign"),
         ("boot/nocloud/4c4c4544-0042-4410-8056-b4c04f4a3132/user-data", "user-data/user-data"),
         ("boot/v1/boot/52-54-00-12-34-56/boot.ipxe", None),
-        (f"boot/v1/boot/52-54-00-12-34-56/provisioned/{TOKEN}", None),
+        (f"boot/v1/boot/52-54-00-12-34-56/provisioned/{TOKEN}", "reports/provisioned"),
+        (f"boot/v1/boot/52-54-00-12-34-56/failed/{TOKEN}", "reports/failed"),
         ("boot/o/abc/user-data", None),
     ],
 )

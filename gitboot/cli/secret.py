@@ -197,7 +197,7 @@ def confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason:
     if lacking := [name for name, (_, each) in known.items() if each is None and name in servers]:
         raise UsageError(f"no fetch of a secret of {lacking[0]} is recorded; gitboot secret fetches lists the servers")
     items = [
-        {"uuid": uuid, "server": name, "seen": {secret: list(found.seen) for secret, found in each.secrets.items()}}
+        {"uuid": uuid, "server": name, "seen": {secret: list(found.seen) for secret, found in each.fetched.items()}}
         for name, (uuid, each) in known.items()
         if each is not None
     ]

@@ -223,7 +223,7 @@ def _of_secrets(standing: Standing, at: datetime) -> Iterator[Condition]:
     """Whether a secret was fetched by more than one address, or more than ten times, in a server's installation."""
     if not (found := unexpected_fetches(standing)):
         return
-    worst = {name: max(each.secrets.items(), key=_urgency) for name, each in found.items()}
+    worst = {name: max(each.fetched.items(), key=_urgency) for name, each in found.items()}
     is_second = any(each.seen[0] > each.confirmed[0] for _, each in worst.values())
     message = "; ".join(
         f"{name}: {_fetched(secret, each)}" for name, (secret, each) in sorted(worst.items())[:_MOST_SECRETS]

@@ -73,17 +73,18 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
 
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
     offer, observation = fetch.offer, fetch.observation
-    note_fetch(learning, offer, observation, at)
-    if not observation.is_evidence:
-        return
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
     if observation.is_report or observation.is_failure:
         before = learning.record(offer.uuid)
         if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
             _take_report(learning, fetch, at)
-        if learning.record(offer.uuid) is before and not fetch.noted:
+        is_overtaken = learning.record(offer.uuid) is before and not fetch.noted
+        if is_overtaken and note_fetch(learning, offer, observation, at):
             learning.events.append(_changes_nothing(fetch, at))
+        return
+    note_fetch(learning, offer, observation, at)
+    if not observation.is_evidence:
         return
     asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid)))
     if offer.phase is not Phase.MAINTENANCE:
@@ -131,9 +132,19 @@ def _prove(learning: Learning, offer: Offer, observation: Observation, kind: fle
 
 def _keep(learning: Learning, fetch: Fetch) -> None:
     """Keep it until the machine's BMC was read."""
-    again = any(each.observation == fetch.observation for each in learning.pending_of(fetch.offer.uuid))
-    if not fetch.noted and not again:
+    if not fetch.noted and not any(_waits_alike(each, fetch) for each in learning.pending_of(fetch.offer.uuid)):
         learning.note(Pending(learning.noted + 1, fetch.observation, fetch.offer))
+
+
+def _waits_alike(pending: Pending, fetch: Fetch) -> bool:
+    """Whether the same was fetched before by the same client: the next reading judges both, or neither was the machine.
+
+    A client that fetches a boot all the time would else fill the ledger until its BMC answers.
+    """
+    if pending.marks is not None:
+        return pending.observation == fetch.observation
+    before, now = pending.observation, fetch.observation
+    return (before.path, before.client, pending.offer.plan) == (now.path, now.client, fetch.offer.plan)
 
 
 def trust_unasked(learning: Learning, unasked: Iterable[SystemUuid], commit: Commit, at: datetime) -> None:

@@ -16,6 +16,7 @@ from gitboot.observe.secret_fetches import (
     InstallationFetches,
     SecretFetches,
     described,
+    is_report,
     network_of,
     secret_of,
 )
@@ -23,25 +24,26 @@ from gitboot.plan import Offer, Phase
 from gitboot.status import Event
 
 
-def note_fetch(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
-    """Count a fetch of a secret in its installation; each address that is new there is an event.
+def note_fetch(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> bool:
+    """Count a fetch of a secret, or a report that changes nothing, in its installation; return whether it is new there.
 
-    What was offered for an earlier installation counts in the newest one: its paths may lead to the same secrets.
+    A fetch is new if its address is. All addresses beyond `MOST_ADDRESSES` are new once together. A secret that a new
+    address fetched is an event. What was offered for an earlier installation counts in the newest one: its paths may
+    lead to the same secrets.
     """
     if offer.phase is Phase.MAINTENANCE or (secret := secret_of(observation.path)) is None:
-        return
+        return False
     before = learning.secret_fetches_of(offer.uuid)
     if before is None or _is_newer(offer, before):
         before = InstallationFetches(key=_key(offer), attempt=max(offer.attempt, 1), number=offer.number)
     fetches, address = before.secrets.get(secret, SecretFetches()), network_of(observation.client)
-    if (
-        not before.has_fetched(address, secret)
-        and (event := _told(offer, secret, fetches, observation, at)) is not None
-    ):
-        learning.events.append(event)
+    is_new = fetches.others is None and not before.has_fetched(address, secret)
+    if is_new and not is_report(secret):
+        learning.events.append(_told(offer, secret, fetches, observation, at))
     now = fetches.fetched(address, observation.at, observation.times)
     number = max(before.number, offer.number) if _key(offer) == before.key else before.number
     learning.note_secret_fetches(offer.uuid, replace(before, number=number, secrets={**before.secrets, secret: now}))
+    return is_new
 
 
 def begin_installation(learning: Learning, offer: Offer) -> None:
@@ -81,10 +83,8 @@ def _is_newer(offer: Offer, before: InstallationFetches) -> bool:
     return offer.number > before.number
 
 
-def _told(offer: Offer, secret: str, fetches: SecretFetches, observation: Observation, at: datetime) -> Event | None:
-    """Return the event for an address that is new; None for one of those that are only counted."""
-    if fetches.others is not None:
-        return None
+def _told(offer: Offer, secret: str, fetches: SecretFetches, observation: Observation, at: datetime) -> Event:
+    """Return the event for an address that is new."""
     number, client = len(fetches.addresses) + 1, observation.client
     which = (
         "" if number == 1 else f"; {number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"

@@ -1,4 +1,4 @@
-"""Fetches of secrets: which paths have a secret, and which address fetched it how often."""
+"""Fetches of secrets: which paths have or need a secret, and which address fetched them how often."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final, NamedTuple
 
 from gitboot.model.scalars import format_instant
-from gitboot.render.paths import Role, means
+from gitboot.render.paths import FAILED, Role, means
 
 MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation
 MOST_FETCHES: Final = 10  # of one secret in one installation, until a person should look
 OTHERS: Final = "others"  # stands for every address beyond MOST_ADDRESSES
 _USER_DATA: Final = "user-data/"
+_REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
 _IPV6_NETWORK: Final = 64  # RFC 4291: an interface chooses the other half itself
 
@@ -23,13 +24,21 @@ _IPV6_NETWORK: Final = 64  # RFC 4291: an interface chooses the other half itsel
 def secret_of(path: str) -> str | None:
     """Return the secret that a path below the output directory has: ``secrets/NAME`` or ``user-data/FILE``.
 
-    User data counts as a secret: it has the tokens by which an installer reports and fetches its secrets.
+    User data counts as a secret: it has the tokens by which an installer reports and fetches its secrets. The paths of
+    reports, ``reports/provisioned`` and ``reports/failed``, are such secrets themselves, and are counted likewise.
     """
     kind = means(path)
-    if kind is None or kind.role not in (Role.DATA, Role.SEALED):
+    if kind is None or kind.role not in (Role.DATA, Role.SEALED, Role.REPORT):
         return None
+    if kind.role is Role.REPORT:
+        return f"{_REPORT}{'failed' if kind is FAILED else 'provisioned'}"
     name = path.rpartition("/")[2] if "{name}" in kind.text else "config.ign"
     return f"{_ENCRYPTED if kind.role is Role.SEALED else _USER_DATA}{name}"
+
+
+def is_report(secret: str) -> bool:
+    """Return whether a secret is the path of a report: that is an event of its own, and no condition."""
+    return secret.startswith(_REPORT)
 
 
 def described(secret: str) -> str:
@@ -101,8 +110,13 @@ class InstallationFetches:
     secrets: Mapping[str, SecretFetches] = field(default_factory=dict)  # by `secret_of`
 
     @property
+    def fetched(self) -> dict[str, SecretFetches]:
+        """The fetches of secrets and user data, without the reports."""
+        return {name: each for name, each in self.secrets.items() if not is_report(name)}
+
+    @property
     def is_unexpected(self) -> bool:
-        return any(each.is_unexpected for each in self.secrets.values())
+        return any(each.is_unexpected for name, each in self.secrets.items() if not is_report(name))
 
     @property
     def last(self) -> datetime:
@@ -111,7 +125,7 @@ class InstallationFetches:
 
     def has_fetched(self, address: str, secret: str) -> bool:
         """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
-        group = secret if secret.startswith(_ENCRYPTED) else _USER_DATA
+        group = _USER_DATA if secret.startswith(_USER_DATA) else secret
         return any(address in each.addresses for name, each in self.secrets.items() if name.startswith(group))
 
     def facts(self) -> list[dict[str, Any]]:
@@ -128,7 +142,7 @@ class InstallationFetches:
                 ],
                 "others": each.others.facts() if each.others is not None else None,
             }
-            for name, each in sorted(self.secrets.items())
+            for name, each in sorted(self.fetched.items())
         ]
 
 
