@@ -79,8 +79,9 @@ def ask(
     body: Mapping[str, Any] | None = None,
     timeout_s: float = 10,
     method: str | None = None,
+    most_bytes: int = _MOST_BYTES,
 ) -> WebAnswer:
-    """GET ``url``, or POST ``body`` as JSON to it, or by another method.
+    """GET ``url``, or POST ``body`` as JSON to it, or by another method; of the answer ``most_bytes`` are read.
 
     Raises `HostUnreachable` where no answer comes that can be used.
     """
@@ -89,7 +90,7 @@ def ask(
     if data is not None:
         sent["Content-Type"] = "application/json"
     with opened(opener, url, headers=sent, data=data, method=method, timeout_s=timeout_s) as answer:
-        return _reply(answer.status, answer.headers, answer.read(_MOST_BYTES + 1))
+        return _reply(answer.status, answer.headers, answer.read(most_bytes + 1), most_bytes)
 
 
 class WebStream:
@@ -135,9 +136,9 @@ def _unreachable(host: str, error: OSError | HTTPException) -> HostUnreachable:
     return HostUnreachable(f"{host}: {reason}")
 
 
-def _reply(status: int, headers: Message, content: bytes) -> WebAnswer:
+def _reply(status: int, headers: Message, content: bytes, most_bytes: int) -> WebAnswer:
     try:
-        found = json.loads(content) if len(content) <= _MOST_BYTES else None
+        found = json.loads(content) if len(content) <= most_bytes else None
     except (ValueError, RecursionError):
         found = None
     after = headers.get("Retry-After") or ""

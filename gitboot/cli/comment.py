@@ -1,63 +1,260 @@
-"""`gitboot comment`: a review as one comment of its pull request."""
+"""`gitboot comment`: a review as one comment of its pull request or merge request."""
 
 from __future__ import annotations
 
 import os
+import stat
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import click
 
 from gitboot.errors import ForgeRefused, UsageError
 
+_MAX_REVIEW_BYTES: Final = 65_536  # GitHub takes as many characters; `gitboot diff` writes at most 60,000 bytes
+# A note of GitLab has up to 1,000,000 characters (its "Instance limits"), and JSON may need six bytes for each.
+_COMMENTS_PER_PAGE: Final = 10
+_MAX_ANSWER_BYTES: Final = 64 << 20
+_MAX_PAGES: Final = 1000  # GitLab takes 5000 notes, GitHub 2500 comments
+_NOT_OURS: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+
+
+def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
+    from gitboot.source.subpath import parse_subpath
+
+    return parse_subpath(text) if text else ""
+
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False, exists=True))
-def command(file: Path) -> None:
-    """Show FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--commit", required=True, metavar="COMMIT", help="The commit that the CI job is for: 40 hex digits.")
+@click.option(
+    "--subpath",
+    envvar="GITBOOT_SUBPATH",
+    metavar="FOLDER",
+    callback=_folder,
+    help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
+)
+def command(file: Path, commit: str, subpath: str) -> None:
+    """Post FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
 
-    It is made once, then kept up to date. Where it goes stands in the variables of GitHub Actions or of GitLab CI.
-    GitHub needs GITHUB_TOKEN with the permission pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access
-    token with the scope api: a job's own token may not write notes. Run it in a job that runs no code of the branch.
+    gitboot makes the comment once, and replaces its text after that. It finds the comment by the first line of FILE,
+    and edits only a comment of its own account. FILE has to be a regular file whose first two lines name the fleet's
+    folder and COMMIT. If FILE is missing or another file, the comment says that the review failed, and the exit code is
+    64. If the pull request has a newer commit than COMMIT, gitboot posts nothing: the job of that commit does.
+
+    The variables of GitHub Actions or of GitLab CI name the pull request. GitHub needs GITHUB_TOKEN with the permission
+    pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the scope api: a job's own token may
+    not write notes. Run it in a job that runs no code of the branch.
     """
-    body = file.read_text(encoding="utf-8")
-    marker = body.partition("\n")[0]  # an HTML comment, by which the comment is found again
-    url, headers, change = _place()
-    if not any(headers.values()):
+    from gitboot.review.markdown import failed_review, marker
+
+    thread = _thread_of_job()
+    if not thread.token:
         click.echo("no GITBOOT_TOKEN: nothing is commented")
         return
-    page, found = 1, None
-    while found is None and (comments := _call("GET", f"{url}?per_page=100&page={page}", headers)):
-        found = next((comment["id"] for comment in comments if comment["body"].startswith(marker)), None)
-        page += 1
-    if found is None:
-        _call("POST", url, headers, body)
-    else:
-        one = url if change == "PUT" else f"{url.rpartition('/issues/')[0]}/issues/comments"
-        _call(change, f"{one}/{found}", headers, body)
-    click.echo("commented" if found is None else "the comment is up to date")
-
-
-def _place() -> tuple[str, dict[str, str], str]:
-    """Where the comments are, what authorizes, and how one is changed."""
+    if (newest := thread.newest_commit()) != commit:
+        click.echo(f"nothing is commented: the newest commit is {newest[:12]!r} by now, not {commit[:12]!r}")
+        return
+    fault = None
     try:
-        if os.environ.get("GITLAB_CI"):
-            project, request = os.environ["CI_PROJECT_ID"], os.environ["CI_MERGE_REQUEST_IID"]
-            url = f"{os.environ['CI_API_V4_URL']}/projects/{project}/merge_requests/{request}/notes"
-            return url, {"PRIVATE-TOKEN": os.environ.get("GITBOOT_TOKEN", "")}, "PUT"
-        number = os.environ["GITHUB_REF"].split("/")[2]  # refs/pull/NUMBER/merge
-        url = f"{os.environ['GITHUB_API_URL']}/repos/{os.environ['GITHUB_REPOSITORY']}/issues/{number}/comments"
-    except (KeyError, IndexError) as error:
-        raise UsageError(f"this is no CI job of a pull request or a merge request: {error} is not set") from None
-    token = os.environ.get("GITHUB_TOKEN", "")
-    return url, {"Authorization": f"Bearer {token}"} if token else {}, "PATCH"
+        body = _read_review(file, subpath, commit)
+    except UsageError as error:
+        fault, body = error, failed_review(subpath, commit, thread.log)
+    click.echo(thread.post(marker(subpath), body))
+    if fault is not None:
+        raise fault
 
 
-def _call(method: str, url: str, headers: dict[str, str], text: str | None = None) -> Any:
-    from gitboot.web import ask, opener
+def _read_review(file: Path, subpath: str, commit: str) -> str:
+    """Return a review that `gitboot diff` wrote for this folder and commit; raise `UsageError` for any other file."""
+    from gitboot.review.markdown import commit_marker, marker
 
-    body = {"body": text} if text is not None else None
-    answer = ask(opener(), url, headers=headers, body=body, timeout_s=30, method=method)
-    if not 200 <= answer.status < 300 or answer.json is None:
-        raise ForgeRefused(f"{method} {url}: {answer.status} {answer.detail}")
-    return answer.json
+    try:
+        content = _read_regular(file)
+        lines = content.decode().split("\n", 2)
+    except FileNotFoundError:
+        raise UsageError(f"{file} does not exist: the review failed; see the log of the job that reviews") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not a review: {error}") from None
+    for number, expected in enumerate((marker(subpath), commit_marker(commit))):
+        if lines[number : number + 1] != [expected]:
+            raise UsageError(
+                f"{file} is not the review of {commit[:12]}: expected {expected!r} in line {number + 1}; "
+                "write the file with `gitboot diff -o markdown=FILE`"
+            )
+    return content.decode()
+
+
+def _read_regular(file: Path) -> bytes:
+    """Read a regular file without following a symlink, be it the file or its folder; raises OSError."""
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # O_NONBLOCK: a FIFO opens at once
+        fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with os.fdopen(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is not a regular file")
+        if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
+            raise OSError(f"it has more than {_MAX_REVIEW_BYTES:,} bytes")
+        return content
+
+
+class _Thread(ABC):
+    """The comments of the pull request or merge request that a CI job is for."""
+
+    edits_by: ClassVar[str]  # HTTP method
+
+    def __init__(self, token: str, headers: Mapping[str, str], *, comments: str, request: str, log: str) -> None:
+        self.token, self._headers = token, headers
+        self._comments, self._request = comments, request  # URLs
+        self.log = log  # URL of the job's log, for people
+
+    @abstractmethod
+    def newest_commit(self) -> str:
+        """Return the commit that the pull request has now, as the forge says."""
+
+    @abstractmethod
+    def own_account(self) -> str | int | None:
+        """Return what identifies the token's account in `author_of`; None if the forge does not say."""
+
+    @abstractmethod
+    def author_of(self, comment: Mapping[str, Any]) -> str | int | None:
+        """Return what identifies the account that wrote a comment."""
+
+    @abstractmethod
+    def url_of(self, comment: Mapping[str, Any]) -> str: ...
+
+    def post(self, marker: str, body: str) -> str:
+        """Replace the text of this account's newest comment with the marker, or make one; say which."""
+        own = self.own_account()
+        ours = [each for each in self._every_comment() if own is not None and self.author_of(each) == own]
+        marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
+        if marked:
+            status, detail = self._ask(self.edits_by, self.url_of(max(marked, key=_number)), {"body": body})[:2]
+            if 200 <= status < 300:
+                return "the comment is up to date"
+            if status not in _NOT_OURS:
+                raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
+        self._answer("POST", self._comments, {"body": body})
+        return "commented"
+
+    def _every_comment(self) -> Iterator[Mapping[str, Any]]:
+        for page in range(1, _MAX_PAGES + 1):
+            found = self._answer("GET", f"{self._comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
+            if not isinstance(found, list) or not found:
+                return
+            yield from (each for each in found if isinstance(each, dict))
+        raise ForgeRefused(f"{self._comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
+
+    def _answer(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return what the forge answers; raises `ForgeRefused` if it refuses or answers no JSON."""
+        status, detail, answer = self._ask(method, url, body)
+        if not 200 <= status < 300 or answer is None:
+            raise ForgeRefused(f"{method} {url}: {status} {detail}")
+        return answer
+
+    def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
+        """Return status, error text and JSON of an answer."""
+        from gitboot.web import ask, opener
+
+        answer = ask(
+            opener(), url, headers=self._headers, body=body, timeout_s=30, method=method, most_bytes=_MAX_ANSWER_BYTES
+        )
+        return answer.status, answer.detail, answer.json
+
+
+class _GitHubThread(_Thread):
+    """A pull request of GitHub, by the variables of GitHub Actions."""
+
+    edits_by = "PATCH"
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        api, repository = variables["GITHUB_API_URL"], variables["GITHUB_REPOSITORY"]
+        number = int(variables["GITHUB_REF"].split("/")[2])  # refs/pull/NUMBER/merge
+        token = variables.get("GITHUB_TOKEN", "")
+        super().__init__(
+            token,
+            {"Authorization": f"Bearer {token}"},
+            comments=f"{api}/repos/{repository}/issues/{number}/comments",
+            request=f"{api}/repos/{repository}/pulls/{number}",
+            log=f"{variables['GITHUB_SERVER_URL']}/{repository}/actions/runs/{variables['GITHUB_RUN_ID']}",
+        )
+        self._one, self._user = f"{api}/repos/{repository}/issues/comments", f"{api}/user"
+        self._graphql = variables.get("GITHUB_GRAPHQL_URL", "")
+
+    def newest_commit(self) -> str:
+        return str(_field(self._answer("GET", self._request), "head", "sha"))
+
+    def own_account(self) -> str | None:
+        # A job's own token is that of an app, for which GET /user is forbidden; GraphQL names its bot.
+        status, _, found = self._ask("GET", self._user)
+        if status != HTTPStatus.OK and self._graphql:
+            _, _, answer = self._ask("POST", self._graphql, {"query": "{viewer{login}}"})
+            found = _field(answer, "data", "viewer")
+        login = _field(found, "login")
+        return str(login) if login else None
+
+    def author_of(self, comment: Mapping[str, Any]) -> str | None:
+        login = _field(comment, "user", "login")  # null: an account that was deleted
+        return str(login) if login else None
+
+    def url_of(self, comment: Mapping[str, Any]) -> str:
+        return f"{self._one}/{_number(comment)}"
+
+
+class _GitLabThread(_Thread):
+    """A merge request of GitLab, by the variables of GitLab CI."""
+
+    edits_by = "PUT"
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        project, number = int(variables["CI_PROJECT_ID"]), int(variables["CI_MERGE_REQUEST_IID"])
+        request = f"{variables['CI_API_V4_URL']}/projects/{project}/merge_requests/{number}"
+        token = variables.get("GITBOOT_TOKEN", "")
+        super().__init__(
+            token,
+            {"PRIVATE-TOKEN": token},
+            comments=f"{request}/notes",
+            request=request,
+            log=variables["CI_PIPELINE_URL"],
+        )
+        self._user = f"{variables['CI_API_V4_URL']}/user"
+
+    def newest_commit(self) -> str:
+        return str(_field(self._answer("GET", self._request), "sha"))
+
+    def own_account(self) -> int | None:
+        own = _field(self._answer("GET", self._user), "id")
+        return int(own) if own else None
+
+    def author_of(self, comment: Mapping[str, Any]) -> int | None:
+        author = _field(comment, "author", "id")
+        return int(author) if author and not comment.get("system") else None
+
+    def url_of(self, comment: Mapping[str, Any]) -> str:
+        return f"{self._comments}/{_number(comment)}"
+
+
+def _thread_of_job() -> _Thread:
+    try:
+        return _GitLabThread(os.environ) if os.environ.get("GITLAB_CI") else _GitHubThread(os.environ)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
+
+
+def _number(comment: Mapping[str, Any]) -> int:
+    return int(comment["id"])
+
+
+def _field(value: Any, *names: str) -> Any:
+    """Return a field of nested JSON objects; None if there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value

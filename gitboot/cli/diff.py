@@ -93,7 +93,7 @@ def command(
     )
     result = dataclasses.replace(result, signers=found.signers)
     for output in outputs:
-        output.write(_written(output.format, result, path))
+        output.write(_written(output.format, result, path, range))
     if result.outcome is ReviewOutcome.INVALID:
         sys.exit(Exit.INVALID)
     if result.outcome is ReviewOutcome.HELD:
@@ -112,8 +112,9 @@ def _flags(given: Mapping[str, object]) -> list[str]:
     return found
 
 
-def _written(format: str, result: Review, path: Path) -> str:
-    """The review of the fleet at ``path`` in one format."""
+def _written(format: str, result: Review, path: Path, range: str) -> str:
+    """The review of ``range`` of the fleet at ``path`` in one format."""
+    from gitboot.source.compare import head_commit
     from gitboot.source.snapshot import folder_around
 
     prefix = prefix_of(path)
@@ -128,5 +129,5 @@ def _written(format: str, result: Review, path: Path) -> str:
         case "json":
             return as_json(result)
         case "markdown":
-            return as_markdown(result, folder_around(path))
+            return as_markdown(result, folder_around(path), head_commit(path, range))
     return FORMATS[format](as_problems(result), prefix)

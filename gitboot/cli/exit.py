@@ -7,6 +7,7 @@ from typing import Final, Self
 
 from gitboot.errors import (
     AssetError,
+    ForgeRefused,
     GitbootError,
     HostUnreachable,
     InvalidRepository,
@@ -64,6 +65,7 @@ _EXITS: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
     (SourceTooLarge, Exit.SOURCE),
     (HostUnreachable, Exit.SOURCE),
     (RegistryRefused, Exit.SOURCE),
+    (ForgeRefused, Exit.SOURCE),
     (StaleDigest, Exit.STALE),
     (PublishError, Exit.PARTIAL),
     (NotYetDone, Exit.PARTIAL),

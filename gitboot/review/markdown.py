@@ -33,10 +33,33 @@ def marker(folder: str) -> str:
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
-def as_markdown(review: Review, folder: str = "") -> str:
-    """The comment, of the fleet in a folder: what matters most first, and as many groups as there is room for."""
+def commit_marker(commit: str) -> str:
+    """Return the second line, which names the commit that a review is about."""
+    return f"<!-- gitboot commit {commit} -->"
+
+
+def failed_review(folder: str, commit: str, log: str) -> str:
+    """Return the comment of a commit without a review; ``log`` is the URL of the CI job's log."""
+    return "\n".join(
+        (
+            marker(folder),
+            commit_marker(commit),
+            f"## gitboot diff{f' of {code(folder)}' if folder else ''}: the review failed",
+            "",
+            f"There is no review of {code(commit[:12])}, so it is unknown what this change does. Read the log: {log}",
+            "",
+        )
+    )
+
+
+def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> str:
+    """The comment, of the fleet in a folder: what matters most first, and as many groups as there is room for.
+
+    ``commit`` is the commit that the review is about, for `gitboot comment`; None: a work tree.
+    """
+    markers = (marker(folder), commit_marker(commit)) if commit is not None else (marker(folder),)
     begin = "\n".join(
-        (marker(folder), *_verdict(review, folder), *_blast_radius(review), *_guards(review), *_dangers(review))
+        (*markers, *_verdict(review, folder), *_blast_radius(review), *_guards(review), *_dangers(review))
     )
     end = "\n".join((*_when(review), *_documents(review), *_problems(review), *_next(review)))
     room = LIMIT - len(begin.encode()) - len(end.encode()) - 200

@@ -90,6 +90,15 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         )
 
 
+def head_commit(path: Path, text: str) -> Revision | None:
+    """Return the commit that HEAD of the range ``text`` names, before any merge; None if HEAD is the work tree."""
+    _, found, head = text.replace("...", "..").partition("..")
+    if not found or head == WORKTREE:
+        return None
+    with containing(path.resolve()) as repository:
+        return commit_at(repository, head or "HEAD", str(path)) if repository is not None else None
+
+
 def _parted(text: str, accepted: str | None = None) -> tuple[str, str, str]:
     """BASE, dots and HEAD; one revision alone is compared with the work tree."""
     dots = "..." if "..." in text else ".."
