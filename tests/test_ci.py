@@ -5,32 +5,38 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import socket
-from threading import Thread
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from gitboot import __version__
 from gitboot.cli import cli
-from gitboot.cli.init import CI, ci_path, seed
+from gitboot.cli.init import CI, PACKAGES, seed
 from gitboot.load import load
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.records import exported
 from gitboot.source import open_snapshot
+from tests.ci_jobs import (
+    PIPELINE,
+    CommentHost,
+    Fleet,
+    comment_host,
+    fill_hashes,
+    fresh,
+    on_github,
+    on_gitlab,
+    programs_of,
+    shell,
+)
 from tests.fleets import server
 from tests.preloaded import for_shells
-from tests.repositories import ENVIRONMENT, Work
 from tests.signers import Minisign
 
 ROOT = Path(__file__).parent.parent
@@ -40,63 +46,10 @@ REINSTALLS = {"servers/web01.yaml": ("provision: 1", "provision: 2")}
 INVALID = {"servers/web01.yaml": ("spec:\n", "spec:\n  kernelArgument: [debug]\n")}
 
 
-@dataclass
-class Host:
-    """The part of GitHub's and GitLab's API that comments go through."""
-
-    url: str = ""
-    comments: list[dict[str, Any]] = field(default_factory=list)
-    tokens: set[str | None] = field(default_factory=set)
-
-    def answer(self, method: str, path: str, body: str) -> Any:
-        parts = urlsplit(path)
-        lists = ("/repos/acme/fleet/issues/7/comments", "/projects/3/merge_requests/7/notes")
-        if method == "GET" and parts.path in lists:
-            query = parse_qs(parts.query)
-            page, size = int(query["page"][0]), int(query["per_page"][0])
-            return self.comments[(page - 1) * size : page * size]
-        if method == "POST" and parts.path in lists:
-            self.comments.append({"id": len(self.comments), "body": body})
-            return self.comments[-1]
-        one, _, number = parts.path.rpartition("/")
-        assert (method, one) in (("PATCH", "/repos/acme/fleet/issues/comments"), ("PUT", lists[1]))
-        self.comments[int(number)]["body"] = body
-        return self.comments[int(number)]
-
-
 @pytest.fixture
-def host() -> Iterator[Host]:
-    host = Host()
-
-    class Handler(BaseHTTPRequestHandler):
-        def handle_any(self) -> None:
-            length = int(self.headers.get("Content-Length") or 0)
-            body = json.loads(self.rfile.read(length))["body"] if length else ""
-            host.tokens.add(self.headers.get("Authorization") or self.headers.get("PRIVATE-TOKEN"))
-            answer = json.dumps(host.answer(self.command, self.path, body)).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
-
-        do_GET = do_POST = do_PATCH = do_PUT = handle_any  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Quietly."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        host.url = f"http://127.0.0.1:{server.server_address[1]}"
+def host() -> Iterator[CommentHost]:
+    with comment_host() as host:
         yield host
-        server.shutdown()
-
-
-def programs_of(folder: Path, gitboot: str) -> Path:
-    """A folder for PATH: this Python, and this gitboot."""
-    (folder / "gitboot").write_text(gitboot)
-    (folder / "gitboot").chmod(0o755)
-    (folder / "python").symlink_to(sys.executable)
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -111,156 +64,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return programs_of(tmp_path_factory.mktemp("installed"), f"#!/bin/sh\n{command}\n")
 
 
-class Fleet:
-    """What `gitboot init` writes, on a remote with main and a branch, and a clone as a CI job has it."""
-
-    def __init__(self, folder: Path, subpath: str = "") -> None:
-        self.work, self.subpath = Work(folder / "work"), subpath
-        below = ["--subpath", subpath] if subpath else []
-        cli.main(["init", str(self.work.path), *below], prog_name="gitboot", standalone_mode=False)
-        self.work.commit(message="Begin")
-        self.remote = self.work.bare(folder / "remote.git")
-        self.work.git("switch", "--quiet", "--create", "change")
-        self.job = folder / "job"
-
-    def edit(self, edits: dict[str, tuple[str, str]]) -> None:
-        for name, (old, new) in edits.items():
-            path = self.work.path / self.subpath / name
-            assert old in path.read_text()
-            path.write_text(path.read_text().replace(old, new, 1))
-
-    def change(self, edits: dict[str, tuple[str, str]], message: str = "Change") -> None:
-        self.edit(edits)
-        self.work.commit(message=message)
-
-    def checkout(self, *, merged: bool) -> None:
-        """Push both branches, and clone as GitHub (``merged``) or GitLab do for a job."""
-        self.work.git("push", "--quiet", "--force", "origin", "main", "change")
-        shutil.rmtree(self.job, ignore_errors=True)
-        self.work.git("clone", "--quiet", str(self.remote), str(self.job))
-        if merged:
-            self.git("merge", "--quiet", "--no-ff", "--message=Merge", "origin/change")
-        else:
-            self.git("checkout", "--quiet", "--detach", "origin/change")
-
-    def git(self, *arguments: str) -> str:
-        command = ["git", *arguments]
-        ran = subprocess.run(command, cwd=self.job, env=ENVIRONMENT, capture_output=True, text=True, check=True)
-        return ran.stdout.strip()
-
-
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return Fleet(tmp_path)
-
-
-@dataclass(frozen=True)
-class Ran:
-    codes: dict[str, int]  # by step
-    out: str
-
-    @property
-    def failed(self) -> dict[str, int]:
-        return {step: code for step, code in self.codes.items() if code}
-
-
-def shell(folder: Path, script: str, environment: dict[str, str]) -> tuple[int, str]:
-    """Run a step as a runner does: bash that ends at the first command that fails."""
-    ran = subprocess.run(
-        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-        cwd=folder,
-        env={**ENVIRONMENT, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    return ran.returncode, ran.stdout
-
-
-def kept(fleet: Fleet) -> Path:
-    """The folder of the second job: nothing but what the first one has left."""
-    folder = fleet.job.parent / "kept"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for path in fleet.job.glob("gitboot.*"):
-        shutil.copy(path, folder)
-    return folder
-
-
-def on_github(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys: str = "") -> Ran:
-    """The workflow's steps on a pull request, the later ones where they are to run always."""
-    fleet.checkout(merged=True)
-    workflow = yaml.safe_load((fleet.job / ci_path(CI[0], fleet.subpath)).read_text())
-    environment = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "GITHUB_BASE_REF": "main",
-        "GITHUB_REF": "refs/pull/7/merge",
-        "GITHUB_REPOSITORY": "acme/fleet",
-        "GITHUB_API_URL": host.url,
-        "GITHUB_STEP_SUMMARY": str(fleet.job.parent / "summary.md"),
-        "GITBOOT_SUBPATH": workflow["env"]["GITBOOT_SUBPATH"],
-    }
-    expressions = {
-        "github.event.pull_request.head.sha": fleet.work.head,
-        "github.token": "secret",
-        "vars.GITBOOT_ACCEPTED": accepted,
-        "vars.GITBOOT_IMAGE_KEYS": keys,
-    }
-    own = fleet.subpath.replace("/", "_").upper()
-    expressions |= {f"{name}_{own}": value for name, value in expressions.items()}
-    codes: dict[str, int] = {}
-    told = ""
-    for job in ("review", "comment"):
-        at = fleet.job if job == "review" else kept(fleet)
-        failed = False
-        for step in workflow["jobs"][job]["steps"]:
-            if "run" not in step or step["name"] == "Install":
-                continue
-            condition = step.get("if", "")
-            if failed and "always()" not in condition:
-                continue
-            if not all(expressions[name] for name in re.findall(r"^vars\.\w+", condition)):
-                continue
-            files = re.findall(r"hashFiles\('([^']+)'\) != ''", condition)
-            if not all((at / name).exists() for name in files):
-                continue
-            given = {
-                name: re.sub(r"\$\{\{ (.+?) \}\}", lambda match: expressions[match[1]], value)
-                for name, value in step.get("env", {}).items()
-            }
-            codes[step["name"]], out = shell(at, step["run"], environment | given)
-            failed |= codes[step["name"]] != 0
-            told += out
-    return Ran(codes, told)
-
-
-def on_gitlab(fleet: Fleet, host: Host, programs: Path, accepted: str = "", keys: str = "", **more: str) -> Ran:
-    """The jobs on a merge request; before_script installs gitboot, which is there."""
-    fleet.checkout(merged=False)
-    jobs = yaml.safe_load((fleet.job / ci_path(CI[1], fleet.subpath)).read_text())
-    job = ci_path(CI[1], fleet.subpath).removeprefix(".gitlab/").removesuffix(".yml") if fleet.subpath else "gitboot"
-    environment = {
-        "PATH": f"{programs}:{os.environ['PATH']}",
-        "GITLAB_CI": "true",
-        "CI_API_V4_URL": host.url,
-        "CI_PROJECT_ID": "3",
-        "CI_MERGE_REQUEST_IID": "7",
-        "CI_MERGE_REQUEST_TARGET_BRANCH_NAME": "main",
-        "CI_COMMIT_SHA": fleet.work.head,
-        "GITBOOT_TOKEN": "secret",
-        "GITBOOT_ACCEPTED": accepted,
-        "GITBOOT_IMAGE_KEYS": keys,
-        "GITBOOT_SUBPATH": jobs[job]["variables"]["GITBOOT_SUBPATH"],
-        **more,
-    }
-    before = [line for line in jobs[job]["before_script"] if "pip" not in line]
-    codes = {}
-    codes["script"], told = shell(fleet.job, "\n".join([*before, *jobs[job]["script"]]), environment)
-    if environment["GITBOOT_TOKEN"]:  # as its rule says
-        codes["note"], out = shell(kept(fleet), "\n".join(jobs[f"{job}:note"]["script"]), environment)
-        told += out
-    return Ran(codes, told)
 
 
 JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab")]
@@ -270,7 +76,7 @@ JOBS = [pytest.param(on_github, id="GitHub"), pytest.param(on_gitlab, id="GitLab
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     ran = job(fleet, host, programs)
     assert ran.failed == {}, ran.out
@@ -278,10 +84,13 @@ def test_a_change_passes_and_is_commented(job: Any, fleet: Fleet, host: Host, pr
     assert comment["body"].startswith("<!-- gitboot diff -->")
     assert "1 server" in comment["body"] and "debug" in comment["body"]
     assert host.tokens in ({"Bearer secret"}, {"secret"})
+    assert (ran.kept / ("review.md" if job is on_github else f"{PIPELINE}.md")).read_text() == comment["body"]
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_second_push_changes_the_comment_and_nobody_elses(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+def test_a_second_push_changes_the_comment_and_nobody_elses(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
     host.comments += [{"id": number, "body": "LGTM"} for number in range(120)]  # more than a page
     for argument in ("debug", "verbose"):
         fleet.change(HARMLESS if argument == "debug" else {"servers/web01.yaml": ("[debug]", "[verbose]")})
@@ -293,7 +102,7 @@ def test_a_second_push_changes_the_comment_and_nobody_elses(job: Any, fleet: Fle
 
 @pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
 def test_what_a_guard_holds_fails_until_the_line_that_is_shown_is_in_the_commit(
-    job: Any, step: str, fleet: Fleet, host: Host, programs: Path
+    job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(REINSTALLS)
     ran = job(fleet, host, programs)
@@ -304,22 +113,28 @@ def test_what_a_guard_holds_fails_until_the_line_that_is_shown_is_in_the_commit(
     assert job(fleet, host, programs).failed == {}
 
 
-@pytest.mark.parametrize(("job", "step"), [(on_github, "Validate"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
-def test_what_is_invalid_fails_at_its_line(job: Any, step: str, fleet: Fleet, host: Host, programs: Path) -> None:
+@pytest.mark.parametrize(
+    ("job", "steps"),
+    [pytest.param(on_github, ("Validate", "Diff"), id="GitHub"), pytest.param(on_gitlab, ("script",), id="GitLab")],
+)
+def test_what_is_invalid_fails_at_its_line(
+    job: Any, steps: tuple[str, ...], fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
     fleet.change(INVALID)
     ran = job(fleet, host, programs)
-    assert ran.failed == {step: 3}
+    assert ran.failed == dict.fromkeys(steps, 3)
     assert re.search(r"^servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
-    assert host.comments == []
+    (comment,) = host.comments
+    assert "invalid: 1 error" in comment["body"] and "GB1022" in comment["body"]
     if job is on_github:
         assert re.search(r"^::error file=servers/web01\.yaml,line=\d+,col=3,title=GB1022::", ran.out, re.MULTILINE)
-        assert '"GB1022"' in (fleet.job / "gitboot.sarif").read_text()
+        assert '"GB1022"' in (ran.kept / "problems.sarif").read_text()
     else:
-        assert 'classname="GB1022"' in (fleet.job / "gitboot.xml").read_text()
+        assert 'classname="GB1022"' in (ran.kept / f"{PIPELINE}.xml").read_text()
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: Host, programs: Path) -> None:
+def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     fleet.work.git("switch", "--quiet", "main")
     fleet.work.commit({"servers/web02.yaml": server("web02", "role: web")}, "Meanwhile")
@@ -331,7 +146,7 @@ def test_only_what_the_merge_brings_is_compared(job: Any, fleet: Fleet, host: Ho
 
 @pytest.mark.parametrize(("job", "step"), [(on_github, "Diff"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
 def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
-    job: Any, step: str, fleet: Fleet, host: Host, programs: Path, tmp_path: Path
+    job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "output" / "ops").mkdir(parents=True)
     stamp = Stamp(commit=fleet.work.head, gitboot=__version__, ledger="0" * 32)
@@ -352,7 +167,7 @@ def test_e19_ci_judges_what_the_instance_has_not_accepted_yet_too(
 
 @pytest.mark.parametrize(("job", "step"), [(on_github, "Signatures"), (on_gitlab, "script")], ids=["GitHub", "GitLab"])
 def test_an_image_that_nobody_has_signed_fails_where_the_runner_has_keys(
-    job: Any, step: str, fleet: Fleet, host: Host, programs: Path, tmp_path: Path
+    job: Any, step: str, fleet: Fleet, host: CommentHost, programs: Path, tmp_path: Path
 ) -> None:
     keys = tmp_path / "keys"
     keys.mkdir()
@@ -364,29 +179,31 @@ def test_an_image_that_nobody_has_signed_fails_where_the_runner_has_keys(
     assert job(fleet, host, programs, keys=str(keys)).failed == {}
     fleet.change({path: ("version: ", "version: 1")})
     ran = job(fleet, host, programs, keys=str(keys))
-    assert ran.failed == {step: 3}
+    assert ran.failed[step] == 3, ran.out
     assert "GB4006" in ran.out
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_an_endpoint_that_does_not_answer_is_no_reason_to_pass(
-    job: Any, fleet: Fleet, host: Host, programs: Path
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
 ) -> None:
     fleet.change(HARMLESS)
     with socket() as unused:
         unused.bind(("127.0.0.1", 0))
         ran = job(fleet, host, programs, accepted=f"http://127.0.0.1:{unused.getsockname()[1]}")
-    assert list(ran.failed.values()) == [6]
+    assert list(ran.failed.values()) == [6, 64]
     assert "Connection refused" in ran.out
+    (comment,) = host.comments
+    assert "the review failed" in comment["body"]
 
 
-def test_github_shows_the_comment_as_the_summary_too(fleet: Fleet, host: Host, programs: Path) -> None:
+def test_github_shows_the_comment_as_the_summary_too(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     on_github(fleet, host, programs)
     assert (fleet.job.parent / "summary.md").read_text() == host.comments[0]["body"]
 
 
-def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: Host, programs: Path) -> None:
+def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     fleet.change(HARMLESS)
     ran = on_gitlab(fleet, host, programs, GITBOOT_TOKEN="")
     assert (ran.failed, host.comments) == ({}, [])
@@ -396,10 +213,15 @@ def test_gitlab_without_a_token_comments_nothing(fleet: Fleet, host: Host, progr
 
 @pytest.mark.parametrize("job", JOBS)
 def test_each_fleet_of_a_repository_has_a_comment_of_its_own(
-    job: Any, tmp_path: Path, host: Host, programs: Path
+    job: Any, tmp_path: Path, host: CommentHost, programs: Path
 ) -> None:
     fleet = Fleet(tmp_path, "infra/boot")
+    fleet.work.git("switch", "--quiet", "main")
     cli.main(["init", str(fleet.work.path), "--subpath", "other"], prog_name="gitboot", standalone_mode=False)
+    fill_hashes(fleet.work.path / "other" / PACKAGES)
+    fleet.work.commit(message="Another fleet")
+    fleet.work.git("branch", "--quiet", "--force", "change")
+    fleet.work.git("switch", "--quiet", "change")
     fleet.change(HARMLESS)
     assert job(fleet, host, programs).failed == {}
     fleet.subpath = "other"
@@ -411,7 +233,7 @@ def test_each_fleet_of_a_repository_has_a_comment_of_its_own(
     fleet.subpath = "infra/boot"
     fleet.change(INVALID)
     ran = job(fleet, host, programs)
-    assert list(ran.failed.values()) == [3]
+    assert set(ran.failed.values()) == {3}
     assert re.search(r"^infra/boot/servers/web01\.yaml:\d+:3: GB1022: ", ran.out, re.MULTILINE)
 
 
@@ -428,19 +250,27 @@ spec:
 
 
 def rollout_jobs(fleet: Fleet, environment: dict[str, str], *, on_github: bool) -> Iterator[tuple[int, str]]:
-    """The first job in its checkout, then the second in a fresh one, with what the first has left."""
-    fleet.checkout(merged=True)
+    """The first job, then the second in a fresh folder, with what the first has left."""
+    temporary = fresh(fleet.job.parent / "temporary")
+    environment = {**environment, "RUNNER_TEMP": str(temporary), "CI_COMMIT_SHA": fleet.work.git("rev-parse", "main")}
+    fleet.begin_job()
     if on_github:
-        jobs = yaml.safe_load((fleet.job / CI[3]).read_text())["jobs"]
-        scripts = [jobs["advance"]["steps"][3]["run"], jobs["propose"]["steps"][2]["run"]]
+        jobs = yaml.safe_load((fleet.work.path / CI[3]).read_text())["jobs"]
+        first, second = ([each["run"] for each in jobs[name]["steps"] if "run" in each] for name in jobs)
+        scripts = ["\n".join(each for each in first if "pip" not in each), *second]
+        fleet.checkout(merged=True)
+        bundle = temporary / "gitboot" / "rollout.bundle"
     else:
-        jobs = yaml.safe_load((fleet.job / CI[1]).read_text())
+        jobs = yaml.safe_load((fleet.work.path / CI[1]).read_text())
         scripts = ["\n".join(jobs[name]["script"]) for name in ("gitboot:rollout", "gitboot:propose")]
+        bundle = fleet.job / "rollout" / f"{PIPELINE}.bundle"
     yield shell(fleet.job, scripts[0], environment)
-    bundle = fleet.job / "gitboot.bundle"
     kept = bundle.read_bytes() if bundle.exists() else None
-    fleet.checkout(merged=True)
     if kept is not None:
+        fleet.begin_job()
+        if on_github:
+            fleet.checkout(merged=True)
+        fresh(bundle.parent)
         bundle.write_bytes(kept)
         yield shell(fleet.job, scripts[1], environment)
 
@@ -478,6 +308,8 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
             zip(("CI_SERVER_PROTOCOL", "CI_SERVER_HOST", "CI_SERVER_PORT"), ("https", "x.test", "443"), strict=True)
         ),
         "CI_PROJECT_PATH": "acme/fleet",
+        "CI_PIPELINE_ID": PIPELINE,
+        "CI_REPOSITORY_URL": str(fleet.remote),
         "GITBOOT_TOKEN": "secret",
         "CI_DEFAULT_BRANCH": "main",
         "GIT_CONFIG_COUNT": "1",
@@ -502,10 +334,8 @@ def test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot(
 
 def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
     jobs = yaml.safe_load(seed(CI[3]))["jobs"]
-    assert (jobs["advance"]["permissions"], jobs["advance"]["steps"][0]["with"]["persist-credentials"]) == (
-        {"contents": "read"},
-        False,
-    )
+    (checkout,) = (each for each in jobs["advance"]["steps"] if "actions/checkout" in str(each.get("uses")))
+    assert (jobs["advance"]["permissions"], checkout["with"]["persist-credentials"]) == ({"contents": "read"}, False)
     assert "token" not in str(jobs["advance"]).lower()
     assert not any("pip" in str(step) or "gitboot rollout" in str(step) for step in jobs["propose"]["steps"])
     of_gitlab = yaml.safe_load(seed(CI[1]))
@@ -518,7 +348,7 @@ def test_t13_only_the_job_that_runs_no_gitboot_may_push_a_rollout() -> None:
 
 @pytest.mark.parametrize("job", JOBS)
 def test_t13_nothing_of_the_branch_runs_where_the_token_is(
-    job: Any, fleet: Fleet, host: Host, installed: Path, tmp_path: Path
+    job: Any, fleet: Fleet, host: CommentHost, installed: Path, tmp_path: Path
 ) -> None:
     """The branch brings programs under every name that a job might call by its folder, and modules to be imported."""
     found = tmp_path / "found"
@@ -545,17 +375,24 @@ def test_t13_only_the_job_without_the_branch_may_write() -> None:
     review, comment = workflow["jobs"]["review"], workflow["jobs"]["comment"]
     assert (workflow["permissions"], review["permissions"]) == ({}, {"contents": "read"})
     assert not any("token" in str(step).lower() for step in review["steps"])
-    assert review["steps"][0]["with"]["persist-credentials"] is False
-    assert not any("checkout" in str(step.get("uses")) for step in comment["steps"])
-    assert not comment["permissions"].keys() & {"contents"}
+    (checkout,) = (step for step in review["steps"] if "actions/checkout" in str(step.get("uses")))
+    assert checkout["with"]["persist-credentials"] is False
+    (checkout,) = (step for step in comment["steps"] if "actions/checkout" in str(step.get("uses")))
+    assert (checkout["with"]["ref"], checkout["with"]["sparse-checkout"], checkout["with"]["persist-credentials"]) == (
+        "${{ github.event.repository.default_branch }}",
+        PACKAGES,
+        False,
+    )
+    assert comment["permissions"]["contents"] == "read"
     jobs = yaml.safe_load(seed(CI[1]))
     assert jobs["gitboot"]["before_script"][0] == "unset GITBOOT_TOKEN"
-    assert jobs["gitboot:note"]["variables"]["GIT_STRATEGY"] == "none"
+    assert {job["variables"]["GIT_STRATEGY"] for job in jobs.values() if "script" in job} == {"empty"}
 
 
-def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: Host, programs: Path) -> None:
+def test_main_is_validated_and_compared_with_nothing(fleet: Fleet, host: CommentHost, programs: Path) -> None:
     ran = on_gitlab(fleet, host, programs, CI_MERGE_REQUEST_IID="")
-    assert ran.failed == {} and not (fleet.job / "gitboot.md").exists()
+    assert ran.failed == {}, ran.out
+    assert [path.name for path in ran.kept.iterdir()] == [f"{PIPELINE}.xml"]
 
 
 # pre-commit
@@ -608,10 +445,10 @@ def test_every_step_of_the_workflow_is_run_here_but_those_of_others() -> None:
     jobs = yaml.safe_load(seed(CI[0]))["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"] if "run" in step]
     assert [step.get("name") for step in steps] == [
-        *("Install", "Validate", "Signatures", "Diff", "Summary"),
+        *("Folder", "Install", "Validate", "Signatures", "Diff", "Summary"),
         *("Install", "Comment"),
     ]
-    assert max(len(step.get("run", "").splitlines()) for step in steps) == 1  # none is a script of its own
+    assert max(len(step.get("run", "").splitlines()) for step in steps) <= 5  # none is a program of its own
 
 
 def test_dot_files_are_no_part_of_a_fleet() -> None:

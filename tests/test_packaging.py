@@ -92,15 +92,15 @@ def test_a_configuration_sets_what_there_is(name: str, folder: str) -> None:
     assert found and found <= {option.removeprefix("--") for option in options(name)}
 
 
-@pytest.mark.parametrize("name", ["requirements", "build"])
-def test_each_library_that_is_packed_is_named_with_its_digests(name: str) -> None:
+@pytest.mark.parametrize("path", ["gitboot/cli/requirements.txt", "packaging/python/build.txt"])
+def test_each_library_that_is_packed_is_named_with_its_digests(path: str) -> None:
     """`scripts/lock` writes these files; what gitboot requires of each library is what is locked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = {
         "build": project["build-system"]["requires"],
         "requirements": [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["s3"]],
-    }[name]
-    text = (ROOT / "packaging" / "python" / f"{name}.txt").read_text()
+    }[Path(path).stem]
+    text = (ROOT / path).read_text()
     locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
     for requirement in map(Requirement, wanted):
         assert locked[requirement.name.lower()] in requirement.specifier, f"{requirement}: run scripts/lock"

@@ -24,6 +24,8 @@ CI: Final = (  # dot-files, so that they are no part of the fleet
 )
 THIS_VERSION: Final = f"gitboot=={__version__}"
 SCHEMAS: Final = ".gitboot/schemas"  # a dot-folder, so that it is no part of the fleet
+PACKAGES: Final = ".gitboot/requirements.txt"  # of the CI jobs that hold a token, with hashes
+_NEEDED: Final = Path(__file__).with_name("requirements.txt")  # by gitboot, with hashes: `scripts/lock` writes it
 
 
 @click.command()
@@ -59,7 +61,8 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
         left = [name for name, text in _files(known or THIS_VERSION, folder) if not _written(directory / name, text)]
     except OSError as error:
         raise UsageError(f"{directory} cannot be written: {error.strerror}") from error
-    click.echo(_NEXT.format(directory=fleet, quoted=shlex.quote(str(fleet))))
+    hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
+    click.echo(_NEXT.format(directory=fleet, quoted=shlex.quote(str(fleet)), hashes=hashes))
     for name in left:
         click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
     if known is None:
@@ -88,6 +91,7 @@ def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
             yield ci_path(name, subpath) if name in CI else f"{below}{name}", seed(name, gitboot, subpath)
     for name, text in schemas().items():
         yield f"{below}{SCHEMAS}/{name}", text
+    yield f"{below}{PACKAGES}", packages(gitboot, subpath)
     if subpath:
         yield _GITLAB, f"include: [{{local: {ci_path(_GITLAB, subpath)}}}]\n"
 
@@ -109,11 +113,29 @@ def seed(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     for token, value in (
         ("@GITBOOT@", json.dumps(gitboot)[1:-1]),
         ("@SUBPATH@", json.dumps(subpath)[1:-1]),
+        ("@PACKAGES@", json.dumps(f"{subpath}/{PACKAGES}" if subpath else PACKAGES)[1:-1]),
         ("@SLUG@", place["slug"]),
         ("@BELOW@", f" {shlex.quote(subpath)}" if subpath else ""),
     ):
         text = text.replace(token, value)
     return text
+
+
+def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
+    """Return the file from which CI jobs that hold a token install ``gitboot`` and all that it needs, by hashes.
+
+    A requirement that ends in ``#sha256=DIGEST`` has its hash. For any other one, MISSING stands in place of the hash,
+    and the jobs refuse to run until a person has run the command above that line.
+    """
+    path = f"{subpath}/{PACKAGES}" if subpath else PACKAGES
+    requirement, _, digest = gitboot.partition("#sha256=")
+    if "git+" in requirement:
+        hint = _NO_HASH_OF_GIT
+    else:
+        hint = _NO_HASH.format(requirement=shlex.quote(requirement), path=shlex.quote(path))
+    needed = (line for line in _NEEDED.read_text().splitlines() if not line.lstrip().startswith("#"))
+    line = f"{requirement} --hash=sha256:{digest or 'MISSING'}"
+    return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))
 
 
 def _place_of(subpath: str) -> dict[str, str]:
@@ -124,6 +146,19 @@ def _place_of(subpath: str) -> dict[str, str]:
 
 _VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT)\b")
 
+_PACKAGES: Final = """\
+# What pip installs in the CI jobs that hold a token: gitboot and all that it needs, each package with its hash.
+# These jobs read this file from the default branch. Write it anew when you upgrade gitboot.
+"""
+_NO_HASH: Final = """\
+# The hash of gitboot is missing, so these jobs refuse to run. Run this at the top of the repository, and commit the file:
+#   d=$(mktemp -d) && pip download --no-deps --only-binary :all: --dest "$d" {requirement} && sed -i "/^gitboot/s,MISSING,$(sha256sum "$d"/*.whl | cut -c -64)," {path}
+"""  # noqa: E501 - one line to paste
+_NO_HASH_OF_GIT: Final = """\
+# The hash of gitboot is missing, so these jobs refuse to run. pip checks no hash of a Git repository. Build a wheel
+# with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
+"""
+
 _NEXT: Final = """\
 {directory} is a fleet of one server now. Next:
 
@@ -132,7 +167,10 @@ _NEXT: Final = """\
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 
-Then commit, and see README.md; what pip installs in CI stands in .github/ and .gitlab-ci.yml.\
+Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what pip installs in CI.{hashes}\
+"""
+_HASH_MISSING: Final = f"""
+The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
 """
 
 _LEFT: Final = "{name} is there already, and left as it is{hint}"
