@@ -10,6 +10,7 @@ import pyrage
 from pyrage import x25519
 
 from gitboot.errors import UsageError
+from gitboot.files import create_output_file
 
 _COMMENT = "#"
 
@@ -77,14 +78,8 @@ def make_key(file: Path) -> str:
     """Write a new key where nothing stands yet, for its owner alone; return what files are encrypted to."""
     key = x25519.Identity.generate()
     public = str(key.to_public())
-    try:
-        fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be made: {error.strerror}") from None
-    with os.fdopen(fd, "wb") as opened:
-        opened.write(f"# public key: {public}\n{key}\n".encode())
-        opened.flush()
-        os.fsync(fd)
+    if not create_output_file(file, f"# public key: {public}\n{key}\n".encode(), mode=0o600):
+        raise UsageError(f"{file} exists already: name a file that does not exist yet")
     return public
 
 

@@ -1,17 +1,20 @@
-"""Files that are replaced whole, and locks that name the process that holds them."""
+"""Files that are replaced whole, files that users name, and locks that name the process that holds them."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
+import secrets
 import stat
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Final, NamedTuple
 
 from gitboot.errors import LockedByAnother, UsageError
 
@@ -127,3 +130,301 @@ def read_private(file: Path) -> bytes:
     if mode & _FOR_OTHERS:
         raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {file}")
     return content
+
+
+# Output files and folders, and fleets that users name. A checkout can contain symlinks that a stranger committed.
+
+_STREAMS: Final = {"/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTOR: Final = re.compile(r"/(?:dev|proc/self)/fd/([0-9]{1,6})")  # bash names process substitution /dev/fd/63
+_MAX_SYMLINKS: Final = 40  # on the way to one path, as in Linux (path_resolution(7))
+_NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _NO_FOLLOW  # Linux has O_PATH
+_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+_NOT_REGULAR: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+def write_output_file(
+    path: Path, content: Iterable[bytes], *, mode: int | None = None, make_folders: bool = False, sync: bool = False
+) -> None:
+    """Write a file that a user named, and replace the file that is there.
+
+    If ``content`` or the system raises an error, the old file stays. ``mode`` is exact. Without ``mode``, an existing
+    file keeps its permissions, and a new file gets 0666 less the umask. With ``sync``, wait until the disk has the
+    content. If the path is a descriptor that the caller of gitboot opened (/dev/stdout, /dev/stderr, /dev/fd/N,
+    /proc/self/fd/N), write to that.
+
+    Raises:
+        UsageError: The path leads through a symlink as in `output_folder`, or names a symlink, a directory, a device,
+            a named pipe or a socket, or the system refuses to write.
+    """
+    with _usage_error_for(path):
+        if (descriptor := _descriptor_of_caller(path)) is not None:
+            _write_to_descriptor(descriptor, content)
+            return
+        with output_folder(path.parent, make=make_folders) as folder:
+            old = _regular_file_at(path, folder)
+            new = f".gitboot-{secrets.token_hex(8)}.new"
+            fd = os.open(new, _NEW, 0o666, dir_fd=folder)
+            try:
+                with os.fdopen(fd, "wb") as file:
+                    _set_permissions(fd, old, mode)
+                    file.writelines(content)
+                    file.flush()
+                    if sync:
+                        os.fsync(fd)
+                os.rename(new, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                with suppress(OSError):  # the first error says more
+                    os.unlink(new, dir_fd=folder)
+                raise
+
+
+def create_output_file(path: Path, content: bytes, *, mode: int = 0o666, make_folders: bool = False) -> bool:
+    """Create a file that a user named, and wait until the disk has it; return False if there is something already.
+
+    The umask applies to ``mode``. Raises `UsageError` as `write_output_file` does.
+    """
+    with _usage_error_for(path), output_folder(path.parent, make=make_folders) as folder:
+        try:
+            fd = os.open(path.name, _NEW, mode, dir_fd=folder)
+        except FileExistsError:
+            return False
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(fd)
+        except BaseException:
+            with suppress(OSError):  # the first error says more
+                os.unlink(path.name, dir_fd=folder)
+            raise
+        return True
+
+
+def read_output_file(path: Path) -> bytes | None:
+    """Return the content of a file below a folder that a user named for output; None if there is no such file.
+
+    Raises `UsageError` as `write_output_file` does, so that a symlink, a device or a pipe is never read.
+    """
+    with _usage_error_for(path, "read"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
+        if _regular_file_at(path, folder) is not None:
+            fd = os.open(path.name, os.O_RDONLY | os.O_NONBLOCK | _NO_FOLLOW, dir_fd=folder)
+            with os.fdopen(fd, "rb") as file:
+                return file.read()
+    return None
+
+
+def remove_output_file(path: Path) -> None:
+    """Remove a file below a folder that a user named, if the file exists; raises `UsageError`."""
+    with _usage_error_for(path, "removed"), suppress(FileNotFoundError), output_folder(path.parent) as folder:
+        os.unlink(path.name, dir_fd=folder)
+
+
+def check_output_folder(path: Path) -> None:
+    """Raise `UsageError` if a folder that a user named, and that may be missing, cannot be an `output_folder`."""
+    with _usage_error_for(path), suppress(FileNotFoundError), output_folder(path):
+        pass
+
+
+@contextmanager
+def output_folder(path: Path, *, make: bool = False) -> Iterator[int]:
+    """Open a folder that a user named, and yield a descriptor for `dir_fd`; with ``make``, create missing folders.
+
+    The function follows a symlink only if the symlink lies outside of the current directory and outside of every Git
+    work tree. Otherwise it raises `UsageError`. Raises OSError.
+    """
+    with _Walk(path, guards_current=True) as walk:
+        walk.enter_all(make=make)
+        yield walk.folders[-1].fd
+
+
+def fleet_root(path: Path) -> Path:
+    """Return the absolute path of a fleet, without symlinks.
+
+    Raises `UsageError` if the path leads through a symlink in a Git work tree: an instance reads folders from commits,
+    and a symlink in a commit is not a folder.
+    """
+    with _Walk(path, guards_current=False) as walk:
+        try:
+            walk.enter_all(make=False)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+            # Whoever reads the fleet reports a path that is missing, or that this user may not enter.
+        return walk.reached()
+
+
+class _Folder(NamedTuple):
+    """A folder on the way, which is open."""
+
+    path: str
+    fd: int
+    is_guarded: bool  # whether a symlink in the folder may come from a stranger
+
+
+class _Walk:
+    """The folders from / to a path. Each is opened in the one above, so that a symlink is seen before it is followed.
+
+    With ``guards_current``, symlinks below the current directory count as a stranger's even without Git: a CI system
+    may unpack a commit as an archive. The root directory guards nothing, since everything is below it.
+    """
+
+    def __init__(self, path: Path, *, guards_current: bool) -> None:
+        current = os.getcwd()
+        self._asked = path
+        self._guard = os.stat(current) if guards_current and current != "/" else None
+        self._names = [*reversed(Path(current, path).parts[1:])]  # that are still to be entered, the last one first
+        self._symlinks = 0
+        self.folders: list[_Folder] = []
+
+    def __enter__(self) -> _Walk:
+        self._add("/", os.open("/", _FOLDER))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self.folders:
+            os.close(self.folders.pop().fd)
+
+    def reached(self) -> Path:
+        """Return the path of the last folder that was entered, and below it what could not be entered."""
+        return Path(os.path.normpath(Path(self.folders[-1].path, *reversed(self._names))))
+
+    def enter_all(self, *, make: bool) -> None:
+        """Enter one folder after the other; raises OSError, and `UsageError` for a symlink that is not followed."""
+        while self._names:
+            name, here = self._names[-1], self.folders[-1]
+            if name == "..":
+                if len(self.folders) > 1:  # the root directory is its own parent
+                    os.close(self.folders.pop().fd)
+            elif (fd := self._enter(name, here, make=make)) is not None:
+                self._add(os.path.join(here.path, name), fd)
+            else:
+                self._follow(name, here)
+                continue
+            self._names.pop()
+
+    def _enter(self, name: str, here: _Folder, *, make: bool) -> int | None:
+        """Open a folder; None if the name is a symlink."""
+        try:
+            return os.open(name, _FOLDER, dir_fd=here.fd)
+        except FileNotFoundError:
+            if not make:
+                raise
+            with suppress(FileExistsError):  # another process may have created the folder
+                os.mkdir(name, dir_fd=here.fd)
+            return os.open(name, _FOLDER, dir_fd=here.fd)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP) and _is_symlink(name, here.fd):
+                return None
+            raise
+
+    def _follow(self, name: str, here: _Folder) -> None:
+        """Put what a symlink contains in the place of its name."""
+        target = os.readlink(name, dir_fd=here.fd)
+        if here.is_guarded:
+            raise UsageError(_planted(self._asked, Path(here.path, name), target))
+        self._symlinks += 1
+        if self._symlinks > _MAX_SYMLINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        self._names.pop()
+        parts = [each for each in target.split("/") if each not in ("", ".")]
+        self._names += reversed(parts)
+        if target.startswith("/"):
+            while len(self.folders) > 1:
+                os.close(self.folders.pop().fd)
+
+    def _add(self, path: str, fd: int) -> None:
+        is_guarded = bool(self.folders) and self.folders[-1].is_guarded
+        is_current = self._guard is not None and os.path.samestat(os.fstat(fd), self._guard)
+        self.folders.append(_Folder(path, fd, is_guarded or is_current or _has_git(fd)))
+
+
+def _has_git(folder: int) -> bool:
+    """Return whether a folder is the top of a Git work tree."""
+    try:
+        os.stat(".git", dir_fd=folder, follow_symlinks=False)
+    except OSError:  # missing, or in a folder that this user may not search and so cannot walk through either
+        return False
+    return True
+
+
+def _is_symlink(name: str, folder: int) -> bool:
+    return stat.S_ISLNK(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+
+
+def _planted(path: Path, symlink: Path, target: str) -> str:
+    where = "" if path.absolute() == symlink else f" on the way to {path}"
+    return (
+        f"{symlink}{where} is a symlink to {target!r}; gitboot does not follow symlinks below the current directory "
+        "or in a Git work tree, because a commit can contain them: name what the symlink leads to, or remove it"
+    )
+
+
+@contextmanager
+def _usage_error_for(path: Path, what: str = "written") -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path} cannot be {what}: {error.strerror or error}") from error
+
+
+def _regular_file_at(path: Path, folder: int) -> os.stat_result | None:
+    """Return what the system says of the file that is to be replaced; None if there is no file."""
+    if path.name in ("", ".."):  # as in: /, .., folder/..
+        raise UsageError(f"{path} is a directory: name a file")
+    try:
+        found = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise UsageError(
+            f"{path} is a symlink, which gitboot does not follow to write a file: name the file that the symlink leads "
+            "to, or remove it"
+        )
+    if not stat.S_ISREG(found.st_mode):
+        kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "no file")
+        raise UsageError(f"{path} is {kind}: name a regular file, or a file that does not exist yet")
+    return found
+
+
+def _set_permissions(fd: int, old: os.stat_result | None, mode: int | None) -> None:
+    """Give a new file the permissions of the file that it replaces, or exactly ``mode``."""
+    if old is not None:
+        with suppress(OSError):  # only root may give files away
+            os.fchown(fd, old.st_uid, old.st_gid)
+        os.fchmod(fd, stat.S_IMODE(old.st_mode) & 0o777)
+    if mode is not None:
+        os.fchmod(fd, mode)
+
+
+def _descriptor_of_caller(path: Path) -> int | None:
+    """Return the descriptor that a path such as /dev/stdout or /dev/fd/63 names; None for any other path.
+
+    Descriptors that gitboot itself opened close when another program starts (PEP 446). Those of the caller do not.
+    """
+    text = os.fspath(path)
+    if (stream := _STREAMS.get(text)) is not None:
+        return stream
+    if (found := _DESCRIPTOR.fullmatch(text)) is None:
+        return None
+    descriptor = int(found[1])
+    try:
+        is_of_caller = os.get_inheritable(descriptor)
+    except OSError:
+        is_of_caller = False
+    if not is_of_caller:
+        raise UsageError(f"{path}: gitboot was started without this descriptor: open it, or name a file")
+    return descriptor
+
+
+def _write_to_descriptor(descriptor: int, content: Iterable[bytes]) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:  # a reader may end early
+        file.writelines(content)

@@ -6,9 +6,10 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Callable, Collection, Iterable
+import stat
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
@@ -17,7 +18,8 @@ from threading import Event
 from typing import Final
 
 from gitboot.assets.fetching import CHUNK, Fetcher
-from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
+from gitboot.files import check_output_folder, output_folder
 from gitboot.plan import BootFile
 from gitboot.resolve.bootfiles import MIRRORED_NAMES
 
@@ -75,32 +77,53 @@ def mirror_all(
 def _mirror(fetcher: Fetcher, file: BootFile, path: str, root: Path, stopped: Callable[[], bool]) -> MirroredArtifact:
     source = file.source or ""
     target = root / path
-    part = target.with_name(f".{target.name}{_PART}")
+    part = f".{target.name}{_PART}"
     try:
-        if target.is_file():
-            os.utime(target)  # `prune` goes by when it was last named
-            return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _fetch(fetcher, file, source, part, stopped)
-        part.rename(target)
-        _sync(target.parent)
-    except (ArtifactMissing, HostUnreachable, _AnotherFile) as error:
+        with output_folder(target.parent, make=True) as folder:
+            if _is_file(target.name, folder):
+                os.utime(target.name, dir_fd=folder)  # `prune` goes by when it was last named
+                return MirroredArtifact(path=path, source=source, outcome=Mirroring.THERE)
+            with _leaving_room(part, folder):
+                _fetch(fetcher, file, source, part, folder, stopped)
+                os.rename(part, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+                _sync(folder)
+    except (ArtifactMissing, HostUnreachable, UsageError, _AnotherFile) as error:
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=str(error))
     except OSError as error:
-        if error.errno in _FULL:  # entries have to be written there, too
-            part.unlink(missing_ok=True)
-        message = f"{error.filename or target}: {error.strerror}"
+        message = f"{target}: {error.strerror}"
         return MirroredArtifact(path=path, source=source, outcome=Mirroring.FAILED, message=message)
     return MirroredArtifact(path=path, source=source, outcome=Mirroring.FETCHED)
+
+
+def _is_file(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _leaving_room(part: str, folder: int) -> Iterator[None]:
+    """Delete what was fetched if the disk is full: boot files have to be written there, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            with suppress(FileNotFoundError):
+                os.unlink(part, dir_fd=folder)
+        raise
 
 
 class _AnotherFile(Exception):
     """What a source has is not what the image names."""
 
 
-def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: Path, stopped: Callable[[], bool]) -> None:
+def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int, stopped: Callable[[], bool]) -> None:
     """Bring a file to its end at ``part``, from where it was left; what is not the file is deleted."""
-    with part.open("ab+") as written:
+    fd = os.open(part, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    with open(fd, "ab+") as written:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "expected a regular file")
         try:
             fcntl.flock(written, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -127,12 +150,12 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: Path, stopped: C
         os.fchmod(written.fileno(), 0o644)
         os.fsync(written.fileno())
     if digest.hexdigest() != file.sha256:
-        part.unlink()
+        os.unlink(part, dir_fd=folder)
         raise _AnotherFile(f"its {size} bytes have the sha256 {digest.hexdigest()}, and the image says {file.sha256}")
 
 
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _sync(folder: int) -> None:
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fsync(fd)
     finally:
@@ -142,11 +165,13 @@ def _sync(folder: Path) -> None:
 def prune(root: Path, needed: Collection[str], before_s: float) -> list[str]:
     """Delete mirrored files that are not ``needed``, and were not since then; return their paths, sorted.
 
-    User data, which lies below o/ as well, has other names. Raises OSError.
+    User data, which lies below o/ as well, has other names. Raises OSError, and `UsageError` as `output_folder` does.
     """
+    check_output_folder(root / "o")
     pruned = []
     for folder in sorted((root / "o").iterdir()) if (root / "o").is_dir() else ():
-        for file in sorted(folder.iterdir()) if _FOLDER.fullmatch(folder.name) and folder.is_dir() else ():
+        is_ours = _FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+        for file in sorted(folder.iterdir()) if is_ours else ():
             path = f"o/{folder.name}/{file.name}"
             name = file.name.removeprefix(".").removesuffix(_PART)
             if name in MIRRORED_NAMES and path not in needed and file.stat().st_mtime < before_s:

@@ -20,9 +20,9 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot import __version__
-from gitboot.errors import AssetError
+from gitboot.errors import AssetError, UsageError
 from gitboot.facts import LEFT_OUT, facts, named
-from gitboot.files import write_whole
+from gitboot.files import read_output_file, write_output_file
 from gitboot.quote import grub_text, grub_word
 from gitboot.render.grub import NICS
 from gitboot.render.paths import PXELINUX_CORE
@@ -182,17 +182,16 @@ def _written(path: str, targets: list[Path], content: bytes) -> bool:
     """Whether any of the targets had to be written."""
     try:
         written = [_write(target, content) for target in targets]
-    except OSError as error:
+    except UsageError as error:
         raise AssetError(f"{path} cannot be placed: {error}") from error
     return any(written)
 
 
 def _write(path: Path, content: bytes) -> bool:
     """Whether the file had to be written; it is replaced as a whole, and readable to all."""
-    if path.is_file() and path.read_bytes() == content:
+    if read_output_file(path) == content:
         return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content, mode=0o644)
+    write_output_file(path, [content], mode=0o644, make_folders=True, sync=True)
     return True
 
 

@@ -14,6 +14,7 @@ from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_opt
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
+from gitboot.files import check_output_folder
 
 if TYPE_CHECKING:
     from gitboot.oci.resolve import Resolved
@@ -215,6 +216,8 @@ def verify(
     decisions, found = named_in(path, rev, sites)
     found = at_sources(found) if sources else found
     asked = opened_registries(registries, registry_credentials, ca_bundle)
+    if cache is not None:
+        check_output_folder(cache.parent)
     place = cache or kept("artifacts.json")
     known = read_sightings(place) if place is not None else {}
     seen = looked_at(

@@ -159,9 +159,11 @@ def _fields_as_text(kind: str, field: str | None) -> str:
 
 
 def _write_schemas(directory: Path) -> None:
-    from gitboot.model.schema import main, schemas
+    from gitboot.files import write_output_file
+    from gitboot.model.schema import schemas
 
-    main([str(directory)])
+    for name, text in schemas().items():
+        write_output_file(directory / name, [text.encode()], make_folders=True)
     click.echo(f"{directory}: {len(schemas())} schemas", err=True)
 
 

@@ -6,13 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from hashlib import sha256
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import click
 
 from gitboot.cli.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
+from gitboot.files import read_output_file, remove_output_file, write_output_file
 from gitboot.migration.systems import SYSTEMS
 from gitboot.phrases import count
 
@@ -123,14 +124,11 @@ class _Target:
         self._out = out
         self.left: list[str] = []  # files that were not written
         self._now: dict[str, str] = {}
-        try:
-            self._before: Mapping[str, str] = json.loads((out / _WRITTEN).read_text())
-        except FileNotFoundError:
-            if out.exists() and any(path.name != ".git" for path in out.iterdir()):
-                raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory") from None
-            self._before = {}
-        except ValueError:
-            raise UsageError(f"{out / _WRITTEN} is damaged: restore it from Git") from None
+        self._before: Mapping[str, str] = {}
+        if (written := read_output_file(out / _WRITTEN)) is not None:
+            self._before = _parse_written(written, out)
+        elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
+            raise UsageError(f"{out} is not empty, and was not imported into: choose an empty directory")
 
     def begin(self, files: Mapping[str, str]) -> None:
         """Write what is there to be changed, where it is not."""
@@ -151,7 +149,7 @@ class _Target:
                 self.left.append(name)
                 self._now[name] = self._before[name]
             else:
-                (self._out / name).unlink(missing_ok=True)
+                remove_output_file(self._out / name)
 
     def end(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
@@ -160,14 +158,33 @@ class _Target:
 
     def _is_theirs(self, name: str) -> bool:
         """Whether a file is there that no import wrote as it is."""
-        path = self._out / name
-        return path.is_file() and _digest(path.read_text(errors="replace")) != self._before.get(name)
+        found = self._read(name)
+        return found is not None and _digest(found) != self._before.get(name)
+
+    def _read(self, name: str) -> str | None:
+        content = read_output_file(self._out / name)
+        return content.decode(errors="replace").replace("\r\n", "\n") if content is not None else None
 
     def _put(self, name: str, text: str) -> None:
-        path = self._out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if not path.is_file() or path.read_text(errors="replace") != text:
-            path.write_text(text)
+        if self._read(name) != text:
+            write_output_file(self._out / name, [text.encode()], make_folders=True)
+
+
+def _parse_written(data: bytes, out: Path) -> dict[str, str]:
+    """Return the digests that the last import wrote, by path; raise `UsageError` if a path leads out of ``out``.
+
+    The last import's files are deleted, and a commit can change what is written here.
+    """
+    try:
+        found = json.loads(data)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UsageError(f"{out / _WRITTEN} is damaged: restore it from Git")
+    for path in map(PurePosixPath, found):
+        if path.is_absolute() or ".." in path.parts:
+            raise UsageError(f"{out / _WRITTEN} names {str(path)!r}, which is not below {out}: restore it from Git")
+    return found
 
 
 def _digest(text: str) -> str:

@@ -13,6 +13,7 @@ import click
 
 from gitboot import __version__
 from gitboot.errors import UsageError
+from gitboot.files import create_output_file
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
 _GITLAB: Final = ".gitlab-ci.yml"
@@ -58,26 +59,19 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     try:
         if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
             raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
-        left = [name for name, text in _files(known or THIS_VERSION, folder) if not _written(directory / name, text)]
     except OSError as error:
-        raise UsageError(f"{directory} cannot be written: {error.strerror}") from error
+        raise UsageError(f"{fleet} cannot be written: {error.strerror}") from error
+    left = [
+        name
+        for name, text in _files(known or THIS_VERSION, folder)
+        if not create_output_file(directory / name, text.encode(), make_folders=True)
+    ]
     hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
     click.echo(_NEXT.format(directory=fleet, quoted=shlex.quote(str(fleet)), hashes=hashes))
     for name in left:
         click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
     if known is None:
         click.echo(_UNKNOWN, err=True)
-
-
-def _written(file: Path, text: str) -> bool:
-    """Write a file, where there is none; say whether there was none."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with file.open("x") as new:
-            new.write(text)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:

@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from gitboot.errors import UsageError
+from gitboot.files import write_output_file
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.phrases import some
 
@@ -257,16 +258,12 @@ class OutputOption:
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write them as they come."""
+        """Write lines as they come; a file is replaced when the last line is there. Raises `UsageError`."""
         if self.file is None:
             for line in lines:
                 click.echo(line)
             return
-        try:
-            with self.file.open("w") as file:
-                file.writelines(f"{line}\n" for line in lines)
-        except OSError as error:
-            raise UsageError(f"{self.file} cannot be written: {error.strerror}") from error
+        write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:

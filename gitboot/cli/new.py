@@ -13,6 +13,7 @@ import click
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.inputs import credentials_option, path_option
 from gitboot.errors import UsageError
+from gitboot.files import create_output_file
 
 if TYPE_CHECKING:
     from gitboot.load import FleetRepository
@@ -85,14 +86,8 @@ def server(
         raise UsageError(taken)
     text = new_document(chosen, new, _like(like, fleet), about)
     target = path / "servers" / f"{chosen}.yaml"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("x") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{target} is there already") from None
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}") from None
+    if not create_output_file(target, text.encode(), make_folders=True):
+        raise UsageError(f"{target} is there already")
     click.echo(f"wrote {target}; next: gitboot validate {shlex.quote(str(path))}")
 
 

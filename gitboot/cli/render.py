@@ -12,6 +12,7 @@ from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import at_option, fleet_argument, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
 from gitboot.errors import UsageError
+from gitboot.files import check_output_folder
 from gitboot.phrases import some
 
 
@@ -38,6 +39,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     _check_own(out, path)
     fleet = planned_fleet(path, rev, at or this_second(), records)
     states = fleet.states()
+    check_output_folder(out)
     target = Directory.open(out, ledger="render")
     try:
         published = target.publish(

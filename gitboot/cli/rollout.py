@@ -15,6 +15,7 @@ from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, now, output_option, path_option
 from gitboot.errors import UsageError
+from gitboot.files import write_output_file
 from gitboot.phrases import count, did_you_mean
 
 if TYPE_CHECKING:
@@ -253,17 +254,10 @@ def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: boo
     if dry_run:
         return done
     if branch is None:
-        _write(fleet.path / change.file, change.content)
+        write_output_file(fleet.path / change.file, [change.content])
         return replace(done, made=_Done.WRITTEN)
     commit = propose(fleet.path, fleet.snapshot.revision, branch, files, change.message, now())
     return replace(done, made=_Done.WRITTEN, commit=commit)
-
-
-def _write(file: Path, content: bytes) -> None:
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
 
 
 _WORDS: Final = {

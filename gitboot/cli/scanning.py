@@ -14,6 +14,7 @@ from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option, rev_option
 from gitboot.errors import UsageError
+from gitboot.files import write_output_file
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
@@ -163,8 +164,8 @@ def _write(
         name = name_for(each, names)
         names.add(name)
         written[each] = out / "servers" / f"{name}.yaml"
-        written[each].parent.mkdir(parents=True, exist_ok=True)
-        written[each].write_text(document_for(each, name, credentials, verify=verify))
+        text = document_for(each, name, credentials, verify=verify)
+        write_output_file(written[each], [text.encode()], make_folders=True)
     return written
 
 

@@ -13,6 +13,7 @@ from gitboot.cli.choosing import meant_by, selector_option
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option, reason_option, state_option
 from gitboot.errors import UsageError
+from gitboot.files import write_output_file
 from gitboot.phrases import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -75,10 +76,7 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
         sealed(content)
     except NotSealed as error:
         raise UsageError(f"encrypted so, no endpoint would give it: {error}") from None
-    try:
-        file.write_bytes(content)
-    except OSError as error:
-        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
+    write_output_file(file, [content], sync=True)
 
 
 @command.command("check", context_settings=_SETTINGS)
