@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -24,6 +25,8 @@ from gitboot.problems.codes import Code
 from gitboot.source import WORKTREE, open_snapshot, tree
 from gitboot.source.repository import Stored, blaming
 from gitboot.source.tree import of_commit
+from tests.fleets import SEED, profile
+from tests.preloaded import captured
 from tests.repositories import Work
 
 
@@ -576,3 +579,38 @@ def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.Monk
         raise pygit2.GitError("failed to mmap. Could not write data")
     with pytest.raises(SourceError, match="is missing"), evaluating(), blaming("fleet"):
         raise KeyError("a" * 40)
+
+
+# What a commit links to
+
+
+@pytest.mark.parametrize("rev", [(), ("--rev", "HEAD")], ids=["work tree", "commit"])
+@pytest.mark.parametrize("target", ["/etc/passwd", "/proc/self/environ", "/dev/zero", "pipe"])
+def test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read(
+    work: Work, tmp_path: Path, target: str, rev: tuple[str, ...]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it, so whoever opened it would wait for ever
+    data = "userData: {format: CloudInit, template: t/user-data.yaml, secrets: {join: s/join.age}}"
+    work.commit({"fleet.yaml": "---\n".join((*SEED, profile("other", "flatcar-1", data))), "t/x": "", "s/x": ""})
+    for name in ("t/user-data.yaml", "s/join.age", "other.yaml", ".gitignore", ".gitbootignore", "t/.gitignore"):
+        (work.path / name).symlink_to(tmp_path / target)
+    work.commit()
+    work.write({"t/untracked": "", "untracked.yaml": ""})
+    done = captured("validate", work.path, *rev, "-o", "json")
+    found = {
+        (problem["path"].removeprefix(f"{work.path}/"), problem["code"]) for problem in json.loads(done.stdout)["items"]
+    }
+    assert done.returncode == 3
+    assert {(name, "GB5002") for name in ("t/user-data.yaml", "s/join.age", "other.yaml")} <= found
+    assert "root:" not in done.stdout + done.stderr and "PATH=" not in done.stdout + done.stderr
+
+
+def test_a_gitignore_that_is_a_symlink_ignores_nothing(work: Work, tmp_path: Path) -> None:
+    """As in Git."""
+    (tmp_path / "patterns").write_text("*.yaml\n")
+    (work.path / ".gitignore").symlink_to(tmp_path / "patterns")
+    work.write({"a.yaml": "a", "folder/b.yaml": "b"})
+    assert [*open_snapshot(work.path, None).blobs] == ["a.yaml", "folder/b.yaml"]
+    (work.path / ".gitignore").unlink()
+    (work.path / ".gitignore").write_text("*.yaml\n")
+    assert [*open_snapshot(work.path, None).blobs] == [".gitignore"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pygit2
 import pytest
 
 from gitboot.cli.exit import Exit
@@ -18,6 +19,7 @@ from tests.cases import for_each
 from tests.configured import configured
 from tests.fleets import SEED, server
 from tests.instance import Instance, eventually, git, running
+from tests.preloaded import captured
 from tests.rack import typed
 from tests.repositories import Work
 
@@ -183,3 +185,110 @@ def test_two_fleets_of_one_repository_have_an_instance_each(work: Work, tmp_path
     checked = typed("validate", clone, "--rev", commit)  # as the line that leads out of a condition has it
     assert (checked.code, subprocess.run(["ls", clone], check=True, capture_output=True).returncode) == (0, 0), checked
     assert json.loads((tmp_path / "infra-west" / "state" / "status.json").read_bytes())["accepted"]["commit"] == commit
+
+
+# A branch puts something else in the folder's place
+
+
+def a_symlink(work: Work) -> str:
+    (work.path / "fleet").symlink_to("infra/east")
+    return "fleet"
+
+
+def a_symlink_above(work: Work) -> str:
+    (work.path / "other").symlink_to("infra")
+    return "other/east"
+
+
+def a_symlink_out_of_the_repository(work: Work) -> str:
+    work.git("clone", "--quiet", ".", "../elsewhere")
+    (work.path / "fleet").symlink_to("../elsewhere/infra/east")
+    return "fleet"
+
+
+def a_bare_repository(work: Work) -> str:
+    """Git checks out each of its files, and Git's own search takes the folder for a repository."""
+    copy = work.path / "fleet"
+    work.git("clone", "--quiet", "--bare", ".", "fleet")
+    (copy / "config").write_text("[core]\nbare = true\nrepositoryformatversion = 0\n")
+    (copy / "refs" / "heads").mkdir(exist_ok=True)
+    (copy / "refs" / "heads" / "main").write_text(f"{work.head}\n")
+    return "fleet/infra/east"
+
+
+def a_submodule(work: Work) -> str:
+    work.git("clone", "--quiet", "--bare", ".", "../copy.git")
+    copy = str(work.path.parent / "copy.git")
+    work.git("-c", "protocol.file.allow=always", "submodule", "add", "--quiet", copy, "fleet")
+    return "fleet/infra/east"
+
+
+PLANTS = [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_repository, a_submodule]
+
+
+@pytest.mark.parametrize("plant", PLANTS)
+def test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses(
+    work: Work, tmp_path: Path, plant: Callable[[Work], str]
+) -> None:
+    remote = tmp_path / "hostile.git"
+    folder = plant(work)
+    work.git("add", "--all")
+    work.git("commit", "--quiet", "--message=Plant")
+    pygit2.init_repository(str(remote), bare=True, initial_head="main")
+    work.git("push", "--quiet", "--force", str(remote), "HEAD:refs/heads/main")
+    places = ("--out", tmp_path / "output", "--state", tmp_path / "state")
+    instance = captured("run", remote, "--subpath", folder, *places, "--once", "--allow-empty")
+    assert (instance.returncode != Exit.FINE, "has no folder" in instance.stderr) == (True, True)
+
+    refused = {Exit.USAGE, Exit.SOURCE}
+    for command in (
+        ("validate", work.path, "--subpath", folder),
+        ("validate", work.path, "--subpath", folder, "--rev", "HEAD"),
+        ("plan", work.path, "--subpath", folder),
+        ("explain", "east01", "--path", work.path, "--subpath", folder),
+        ("images", "--path", work.path, "--subpath", folder),
+        ("diff", "HEAD~..HEAD", work.path, "--subpath", folder),
+        ("diff", "HEAD~...HEAD", work.path, "--subpath", folder, "--merge"),
+        ("diff", "HEAD~", work.path, "--subpath", folder),
+        ("history", "east01", "--path", work.path, "--subpath", folder),
+        ("artifacts", "signatures", "--path", work.path, "--subpath", folder, "--image-keys", tmp_path),
+    ):
+        done = captured(*command)
+        assert (done.returncode in refused, "Traceback" in done.stderr) == (True, False), (command, done)
+
+
+@pytest.mark.parametrize("plant", [a_symlink, a_symlink_above, a_symlink_out_of_the_repository, a_bare_repository])
+def test_finding_s15_a_path_into_a_checkout_leads_through_no_symlink_and_no_committed_repository(
+    work: Work, plant: Callable[[Work], str]
+) -> None:
+    folder = plant(work)
+    work.git("add", "--all")
+    work.git("commit", "--quiet", "--message=Plant")
+    for command in (("validate", work.path / folder), ("diff", "HEAD~..HEAD", work.path / folder)):
+        done = captured(*command)
+        assert (done.returncode, "Traceback" in done.stderr) == (Exit.USAGE, False), (command, done)
+
+
+def test_finding_s15_a_symlink_in_the_place_of_the_folder_is_named_also_without_a_work_tree(
+    work: Work, tmp_path: Path
+) -> None:
+    (work.path / "fleet").symlink_to("infra/east")
+    work.commit()
+    bare = tmp_path / "bare.git"
+    work.git("clone", "--quiet", "--bare", ".", str(bare))
+    done = captured("validate", bare, "--subpath", "fleet")
+    assert done.returncode == Exit.USAGE and "fleet is a symlink in commit" in done.stderr
+    (work.path / "fleet").unlink()
+    work.write(documents("fleet"))  # which is not committed yet
+    assert captured("validate", work.path, "--subpath", "fleet").returncode == 0
+    done = captured("diff", "HEAD..HEAD", work.path, "--subpath", "fleet")
+    assert done.returncode == Exit.USAGE and "fleet is a symlink in commit" in done.stderr
+    work.commit()
+    assert captured("diff", "HEAD~..HEAD", work.path, "--subpath", "fleet").returncode == 0, "a branch can repair it"
+
+
+def test_a_bare_repository_beside_the_commits_of_a_work_tree_is_read(work: Work) -> None:
+    """As of somebody whose home is a work tree."""
+    bare = work.path / "mirrors" / "fleet.git"
+    work.git("clone", "--quiet", "--bare", ".", str(bare))
+    assert typed("validate", bare, "--subpath", "infra/east").code == 0

@@ -50,6 +50,10 @@ def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path)
     if given is not None and context.get_parameter_source(str(parameter.name)) is not ParameterSource.DEFAULT:
         raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
     subpath: str = context.meta.get(_SUBPATH, "")
+    if subpath:
+        from gitboot.source.subpath import check_subpath
+
+        check_subpath(given or path, subpath)
     return (given or path) / subpath
 
 

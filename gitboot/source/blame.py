@@ -9,11 +9,12 @@ from pathlib import Path
 import pygit2
 from pygit2.enums import DiffOption
 
+from gitboot.files import fleet_root
 from gitboot.load import Revision
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
 from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
-from gitboot.source.worktree import WORKTREE
+from gitboot.source.worktree import WORKTREE, read_work_file
 
 
 class Blame:
@@ -43,13 +44,13 @@ class Blame:
             lines = _blamed(git, name, self._commit)
             if self._root is None:
                 return lines
-            old, new = git[tree[name].id].peel(pygit2.Blob).data, (self._root / path).read_bytes()
+            old, new = git[tree[name].id].peel(pygit2.Blob).data, read_work_file(self._root, path)
         return {now: lines[before] for now, before in _kept(old, new).items() if before in lines}
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
     """The blame of the fleet at ``path`` as of ``rev``, both as `open_snapshot` has them; None without Git."""
-    root = Path(path).resolve()
+    root = fleet_root(Path(path))
     with blaming(path), containing(root) as git:
         if git is None:
             return None

@@ -13,12 +13,13 @@ import pygit2
 
 from gitboot.authorship import Message
 from gitboot.errors import InvalidRepository, UsageError
+from gitboot.files import fleet_root
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.line import Merge, line, messages
 from gitboot.source.repository import Stored, blaming, containing, files_of, objects_of
-from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
+from gitboot.source.snapshot import check_folder, commit_at, fleet_folder, folder_in
 from gitboot.source.tree import of_commit, tree_at
 from gitboot.source.worktree import WORKTREE, of_worktree
 
@@ -51,7 +52,7 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     `InvalidRepository` where the two do not merge.
     """
     base, dots, head = _parted(text, accepted)
-    root = path.resolve()
+    root = fleet_root(path)
     with blaming(path), containing(root) as repository:
         if not root.is_dir() and (repository is None or head == WORKTREE):
             raise UsageError(f"{path} is not a directory")
@@ -61,6 +62,8 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         old, new = _commit(repository, base, path), _commit(repository, "HEAD" if head == WORKTREE else head, path)
         if not root.is_dir() and all(tree_at(repository, Revision(str(each)), folder) is None for each in (old, new)):
             raise UsageError(f"{path} is not a directory, nor is {folder} a folder of one of the commits")
+        if head != WORKTREE:  # BASE may have a symlink that HEAD replaces with a folder
+            check_folder(repository, Revision(str(new)), folder, path)
         stored = Stored(files_of(repository))
         if head == WORKTREE:
             if in_worktree is None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pygit2
 
 from gitboot.errors import UsageError
+from gitboot.files import fleet_root
 from gitboot.load import Revision, Snapshot
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
@@ -41,7 +42,7 @@ class History:
 
 def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
     """What led to ``rev`` (HEAD, if None) of the fleet at ``path``, as `open_snapshot` has it."""
-    root = Path(path).resolve()
+    root = fleet_root(Path(path))
     if rev == WORKTREE:
         raise UsageError("what lies uncommitted has no history; name a revision, or none for HEAD")
     with blaming(path), containing(root) as git:

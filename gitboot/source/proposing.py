@@ -10,6 +10,7 @@ from pathlib import Path
 import pygit2
 
 from gitboot.errors import UsageError
+from gitboot.files import fleet_root
 from gitboot.load import Revision
 from gitboot.source.repository import blaming, containing
 from gitboot.source.snapshot import fleet_folder
@@ -26,12 +27,13 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
 
     Those at remotes count as far as they were fetched. Raises `UsageError`.
     """
-    with blaming(path), containing(path.resolve()) as repository:
+    root = fleet_root(path)
+    with blaming(path), containing(root) as repository:
         if repository is None:
             raise UsageError(f"{path} is in no Git repository: --no-commit changes the file alone")
         tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
         there = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
-        folder = fleet_folder(repository, path.resolve())
+        folder = fleet_folder(repository, root)
         trees = [repository.references[name].peel(pygit2.Tree) for name in there]
         return any(_holds(tree, folder, files) for tree in trees) if there else None
 
@@ -43,9 +45,10 @@ def propose(
 
     Neither the work tree nor what is checked out is touched. It is by whom the repository's own configuration names.
     """
-    with blaming(path), containing(path.resolve()) as repository:
+    root = fleet_root(path)
+    with blaming(path), containing(root) as repository:
         assert repository is not None  # noqa: S101 - is_proposed said so
-        folder = fleet_folder(repository, path.resolve())
+        folder = fleet_folder(repository, root)
         parent = repository[base].peel(pygit2.Commit)
         index = pygit2.Index()
         index.read_tree(parent.tree)

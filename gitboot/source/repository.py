@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import pygit2
 from pygit2.enums import ConfigLevel, Feature, RepositoryOpenFlag
 
-from gitboot.errors import LedgerError, SourceError
+from gitboot.errors import LedgerError, SourceError, UsageError
 
 for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
     pygit2.settings.search_path[_level] = ""
@@ -91,14 +91,37 @@ def opened(path: Path) -> Iterator[pygit2.Repository]:
 
 @contextmanager
 def containing(folder: Path) -> Iterator[pygit2.Repository | None]:
-    """The repository whose work tree or whose own files ``folder`` is part of, or would be."""
+    """The repository whose work tree or whose own files ``folder`` is part of, or would be.
+
+    Raises `UsageError` for a repository that is committed into another.
+    """
     there = next((each for each in (folder, *folder.parents) if each.is_dir()), folder)
     found = pygit2.discover_repository(str(there))
     if found is None:
         yield None
     else:
+        _check_not_committed(Path(found))
         with opened(Path(found)) as repository:
             yield repository
+
+
+def _check_not_committed(files: Path) -> None:
+    """Raise `UsageError` if a repository's own files are tracked in the work tree of another repository.
+
+    Git checks out no .git, but does check out a folder with the files of a bare repository. A branch could have such a
+    folder in the place of the fleet's, and show a review other commits than an instance reads (git-config(1),
+    safe.bareRepository).
+    """
+    if files.name == ".git":
+        return
+    for folder in files.parents:
+        if (folder / ".git").exists():
+            with suppress(pygit2.GitError), opened(folder) as around:  # a .git that is no repository tracks no files
+                if f"{files.relative_to(folder).as_posix()}/HEAD" in around.index:
+                    raise UsageError(
+                        f"{files} is a Git repository that is committed into the repository {folder}, and gitboot does "
+                        "not read it: remove its files from the commit"
+                    )
 
 
 def has_repository(folder: Path) -> bool:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pygit2
 
 from gitboot.errors import UsageError
+from gitboot.files import fleet_root
 from gitboot.load import Revision, Snapshot
 from gitboot.source.repository import Stored, blaming, containing, files_of, lacks_memory, words
 from gitboot.source.subpath import folder_of
-from gitboot.source.tree import of_commit, tree_at
+from gitboot.source.tree import of_commit, symlink_at, tree_at
 from gitboot.source.worktree import WORKTREE, of_worktree
 
 
@@ -21,7 +22,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
     ``rev`` is any Git revision, or WORKTREE for what lies there, committed or not. None is WORKTREE, or HEAD
     in a bare repository. Raises `UsageError` where there is no such directory, repository or revision.
     """
-    root = Path(path).resolve()
+    root = fleet_root(Path(path))
     try:
         is_directory = root.is_dir()
     except OSError as error:  # it lies in what cannot be entered
@@ -40,6 +41,7 @@ def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
             raise UsageError(f"{path} is a bare repository: nothing lies there uncommitted, name a revision")
         commit = commit_at(repository, "HEAD" if rev is None else rev, str(path))
         folder = fleet_folder(repository, root)
+        check_folder(repository, commit, folder, path)
         if not is_directory and tree_at(repository, commit, folder) is None:
             raise UsageError(f"{path}: commit {commit[:12]} has no folder {folder}")
         return of_commit(Stored(files_of(repository)), commit, folder)
@@ -56,8 +58,9 @@ def folder_in(repository: pygit2.Repository, root: Path) -> str | None:
 
 def folder_around(path: Path) -> str:
     """The folder of its repository in which the fleet at ``path`` lies; "" at the top, and without a repository."""
-    with blaming(path), containing(path.resolve()) as repository:
-        return fleet_folder(repository, path.resolve()) if repository is not None else ""
+    root = fleet_root(path)
+    with blaming(path), containing(root) as repository:
+        return fleet_folder(repository, root) if repository is not None else ""
 
 
 def fleet_folder(repository: pygit2.Repository, root: Path) -> str:
@@ -68,6 +71,15 @@ def fleet_folder(repository: pygit2.Repository, root: Path) -> str:
     if repository.is_bare and root != files and root.is_relative_to(files):
         return root.relative_to(files).as_posix()
     return folder_of(repository)
+
+
+def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
+    """Raise `UsageError` if a commit has a symlink in the place of the fleet's folder, or of a folder above it."""
+    if (symlink := symlink_at(repository, commit, folder)) is not None:
+        raise UsageError(
+            f"{path}: {symlink} is a symlink in commit {commit[:12]}, and gitboot does not follow symlinks of commits: "
+            "commit a folder, or name the folder that the symlink leads to"
+        )
 
 
 def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
 import pygit2
@@ -25,6 +26,29 @@ def parse_subpath(text: str) -> str:
             f"--subpath {text!r}: {hidden!r} begins with a dot, and what lies in such a folder is no fleet's"
         )
     return folder
+
+
+def check_subpath(path: Path, folder: str) -> None:
+    """Raise `UsageError` if --subpath below ``path`` leads through a symlink, or into another repository.
+
+    An instance reads the folder from a commit, which has a symlink or a submodule there, and no folder.
+    """
+    parts = folder.split("/")
+    for number in range(len(parts)):
+        place = path.joinpath(*parts[: number + 1])
+        if place.is_symlink():
+            raise UsageError(
+                f"--subpath {folder}: {place} is a symlink, and gitboot does not follow symlinks of a repository: "
+                "commit a folder, or name the folder that the symlink leads to"
+            )
+    inner = path / folder
+    if inner.is_dir() and (outer := pygit2.discover_repository(str(path))) is not None:
+        found = pygit2.discover_repository(str(inner))
+        if found is not None and Path(found) != Path(outer):
+            raise UsageError(
+                f"--subpath {folder}: {inner} belongs to another Git repository than {path}, {found}: name the fleet's "
+                "repository with --path"
+            )
 
 
 def folder_of(ours: pygit2.Repository) -> str:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Final
 
 import pygit2
+from pygit2.enums import FileMode
 
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository
@@ -77,6 +78,19 @@ def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | 
             return None
         found = found / name
     return found.id.raw if isinstance(found, pygit2.Tree) else None
+
+
+def symlink_at(git: pygit2.Repository, revision: Revision, folder: str) -> str | None:
+    """Return the path of the symlink that a commit has on the way to ``folder``, if it has one."""
+    found: pygit2.Object = git[revision].peel(pygit2.Tree)
+    way = ""
+    for name in folder.split("/") if folder else ():
+        if not isinstance(found, pygit2.Tree) or name not in found:
+            return None
+        found, way = found / name, f"{way}/{name}".lstrip("/")
+        if found.filemode == FileMode.LINK:
+            return way
+    return None
 
 
 def _checked_tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:

@@ -10,6 +10,7 @@ from typing import Final, NamedTuple
 import pygit2
 
 from gitboot.errors import SourceError, SubpathMissing, UsageError
+from gitboot.files import fleet_root
 from gitboot.load import Revision
 from gitboot.source.objects import check, check_history, copy
 from gitboot.source.remote import Conversation, Remote, wanted
@@ -130,14 +131,15 @@ class Upstream:
             return
         if not local.exists():
             raise SourceError(f"{local} is not there")
+        root = fleet_root(local)
         with ExitStack() as stack:
             with blaming(local):
-                theirs = stack.enter_context(containing(local.resolve()))
+                theirs = stack.enter_context(containing(root))
             if theirs is None:
                 raise UsageError(f"{local} is no Git repository; make it one with git init")
             if theirs.is_shallow:
                 raise UsageError(f"{local} is a shallow clone; complete it with git fetch --unshallow")
-            yield theirs, folder_in(theirs, local.resolve()) or ""
+            yield theirs, folder_in(theirs, root) or ""
 
 
 def _own_tag(ours: pygit2.Repository, tip: str, name: str) -> str | None:

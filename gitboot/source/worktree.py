@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from stat import S_ISREG
 from typing import Final, NamedTuple
@@ -22,9 +23,9 @@ def of_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -
 
     ``root`` is ``folder`` in the repository's work tree. No link is followed.
     """
-    if repository is not None and folder and repository.path_is_ignored(f"{folder}/"):
-        repository = None  # it was named, so it is looked at
     ignored = _Ignored(repository, folder)
+    if folder and ignored(""):
+        ignored = _Ignored(None, folder)  # it was named, so it is looked at
     paths = []
     irregular = {}
     for path, kind in _walk(root, ignored):
@@ -42,13 +43,28 @@ class _Ignored:
     def __init__(self, repository: pygit2.Repository | None, folder: str) -> None:
         self._repository = repository
         self._index = () if repository is None else repository.index
+        self._top = Path() if repository is None else Path(str(repository.workdir))
         self._prefix = f"{folder}/" if folder else ""
+        self._is_readable = cache(self._looked_at)
 
     def is_tracked(self, path: str) -> bool:
         return self._prefix + path in self._index
 
     def __call__(self, path: str) -> bool:
-        return self._repository is not None and self._repository.path_is_ignored(self._prefix + path)
+        path = self._prefix + path
+        folder = path.rpartition("/")[0]
+        return self._repository is not None and self._is_readable(folder) and self._repository.path_is_ignored(path)
+
+    def _looked_at(self, folder: str) -> bool:
+        """Whether each .gitignore that counts in a folder of the work tree is a regular file, or missing.
+
+        libgit2 follows symlinks, and would wait for the other end of a pipe. Git follows none (gitignore(5)).
+        """
+        try:
+            is_regular = S_ISREG(os.lstat(self._top / folder / ".gitignore").st_mode)
+        except OSError:
+            is_regular = True
+        return is_regular and (not folder or self._is_readable(folder.rpartition("/")[0]))
 
 
 def _walk(root: Path, ignored: _Ignored) -> Iterator[tuple[str, Irregular | None]]:
@@ -145,7 +161,7 @@ class WorkFiles(Mapping[str, BlobId]):
     def _read(self, path: str) -> BlobId:
         self.anew += 1
         try:
-            content, found = self._content(path)
+            content, found = _content(self._root, path)
         except Oversized as error:
             blob = BlobId(f"the {error} of {path}")
             self._oversized[blob] = error.size
@@ -153,21 +169,6 @@ class WorkFiles(Mapping[str, BlobId]):
             blob = BlobId(str(pygit2.hash(content)))
             self._contents[blob], self._marks[path] = content, Mark.of(found, blob)
         return blob
-
-    def _content(self, path: str) -> tuple[bytes, os.stat_result]:
-        """What a file says, and what it was when that began to be read."""
-        path = f"{self._root}/{path}"
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-            with open(descriptor, "rb", buffering=0) as file:
-                found = os.fstat(descriptor)
-                if not S_ISREG(found.st_mode):
-                    raise OSError("is no longer a file")
-                if found.st_size > MAX_FILE_BYTES:
-                    raise Oversized(found.st_size)
-                return file.readall(), found
-        except OSError as error:
-            raise SourceError(f"{path}: {error.strerror or error}") from error
 
     def __contains__(self, path: object) -> bool:
         return path in self._ids
@@ -183,8 +184,29 @@ class WorkFiles(Mapping[str, BlobId]):
             raise Oversized(size)
         if blob not in self._contents:
             path = self._unread[blob]
-            content, _ = self._content(path)
+            content, _ = _content(self._root, path)
             if str(pygit2.hash(content)) != blob:
                 raise SourceError(f"{self._root}/{path}: it was written while the fleet was read; try again")
             self._contents[blob] = content
         return self._contents[blob]
+
+
+def read_work_file(root: Path, path: str) -> bytes:
+    """Return the content of a file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
+    return _content(root, path)[0]
+
+
+def _content(root: Path, path: str) -> tuple[bytes, os.stat_result]:
+    """Return the content of a regular file, and what the system said of the file before the content was read."""
+    place = f"{root}/{path}"
+    try:
+        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb", buffering=0) as file:
+            found = os.fstat(descriptor)
+            if not S_ISREG(found.st_mode):
+                raise OSError("is no longer a file")
+            if found.st_size > MAX_FILE_BYTES:
+                raise Oversized(found.st_size)
+            return file.readall(), found
+    except OSError as error:
+        raise SourceError(f"{place}: {error.strerror or error}") from error
