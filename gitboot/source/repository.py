@@ -112,7 +112,7 @@ def _check_not_committed(files: Path) -> None:
     folder in the place of the fleet's, and show a review other commits than an instance reads (git-config(1),
     safe.bareRepository).
     """
-    if files.name == ".git":
+    if ".git" in files.parts:  # Git writes no such path out of a commit
         return
     for folder in files.parents:
         if (folder / ".git").exists():
