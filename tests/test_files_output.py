@@ -63,9 +63,7 @@ PLANTED = {
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("is_absolute", [False, True], ids=["relative", "absolute"])
 @pytest.mark.parametrize("has_git", [True, False], ids=["clone", "archive"])
-@pytest.mark.parametrize(
-    "command", [("validate", "-o", "junit={}"), ("plan", "-o", "json={}"), ("explain", "Server", "-o", "json={}")]
-)
+@pytest.mark.parametrize("command", [("validate", "-o", "junit={}"), ("explain", "Server", "-o", "json={}")])
 def test_finding_s1_an_output_file_is_not_written_through_a_symlink_of_the_branch(
     work: Work,
     outside: Path,
@@ -258,7 +256,7 @@ def test_nothing_but_a_regular_file_is_replaced_or_read(
     assert not (tmp_path / "elsewhere").exists()
 
 
-@pytest.mark.parametrize("name", ["", "/", "..", "folder/.."])
+@pytest.mark.parametrize("name", ["", "/", ".."])
 def test_a_name_that_can_only_be_a_directorys_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="is a directory"):
         write_output_file(Path(name), [b"x"])
