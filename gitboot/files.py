@@ -227,8 +227,11 @@ def remove_output_file(path: Path) -> None:
 
 
 def check_output_folder(path: Path) -> None:
-    """Raise `UsageError` if a folder that a user named, and that may be missing, cannot be an `output_folder`."""
-    with _usage_error_for(path), suppress(FileNotFoundError), output_folder(path):
+    """Raise `UsageError` if a folder that a user named leads through a symlink as in `output_folder`.
+
+    The folder may be missing. Whoever creates it reports what the system refuses.
+    """
+    with suppress(OSError), output_folder(path):
         pass
 
 

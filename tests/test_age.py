@@ -55,7 +55,7 @@ def test_a_new_key_is_its_owners_alone_and_replaces_none(tmp_path: Path) -> None
     assert file.stat().st_mode & 0o777 == 0o600
     assert Keys(file).recipients() == (public,)
     before = file.read_bytes()
-    with pytest.raises(UsageError, match="File exists"):
+    with pytest.raises(UsageError, match="exists already"):
         make_key(file)
     assert file.read_bytes() == before
 
