@@ -14,6 +14,7 @@ from typing import IO, Any, Final
 import msgspec
 
 from gitboot.processes import end_with, python, spawn
+from gitboot.terminal import guard_output
 
 OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more than it may; errno(3), ENOMEM
 
@@ -144,4 +145,5 @@ def as_child_of(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # nothing else may come between the frames
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    guard_output()  # a traceback may quote a commit
     return asked, answers

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars import Digest, one_line
+from gitboot.model.scalars import Digest
 from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
+from gitboot.text import printable
 
 if TYPE_CHECKING:
     from sigstore.verify import Verifier
@@ -47,7 +48,7 @@ class ImageKeys:
             case SignatureKind.OPENPGP:
                 if self._keyring is None:
                     raise Unlisted("signed by an OpenPGP key, and none is listed")
-                return one_line(str(self._keyring.signer(signature, file)))
+                return printable(str(self._keyring.signer(signature, file)))
             case SignatureKind.MINISIGN:
                 return self._by_minisign(signature, file)
             case SignatureKind.SIGSTORE:
@@ -93,7 +94,7 @@ class ImageKeys:
             try:
                 verifier.verify_artifact(hashed, Bundle.from_json(bundle), identity)
             except (Error, ValueError) as error:
-                reason = one_line(str(error))[:_LONGEST_REASON]
+                reason = printable(str(error))[:_LONGEST_REASON]
             else:
                 return f"sigstore identity {name}"
         raise Distrusted(f"not signed by anybody who is listed for sigstore: {reason}")
@@ -109,7 +110,7 @@ class ImageKeys:
             try:
                 root = TrustedRoot.from_file(str(self._root))
             except (OSError, ValueError) as error:
-                raise UsageError(f"{self._root} is not a trusted root of sigstore: {one_line(str(error))}") from None
+                raise UsageError(f"{self._root} is not a trusted root of sigstore: {printable(str(error))}") from None
             self._verifier = Verifier(trusted_root=root), tuple(map(_identity, self._identities))
         return self._verifier
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from gitboot.cli.telling import tell
 from gitboot.status import Event
+from gitboot.terminal import guarded
 
 COLUMNS: Final = 60
 
@@ -32,7 +33,7 @@ def terminal() -> Iterator[list[str]]:
     tty.setraw(written)
     fcntl.ioctl(written, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
     sent: list[str] = []
-    with open(written, "w") as stderr, redirect_stderr(stderr):
+    with open(written, "w") as stderr, redirect_stderr(guarded(stderr)):
         yield sent
     text = b""
     with open(screen, "rb", buffering=0) as reading, suppress(OSError):  # EIO: whoever wrote is gone, and all is read

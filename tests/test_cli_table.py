@@ -10,6 +10,7 @@ from rich.cells import cell_len
 
 from gitboot.cli.bar import growing, progress
 from gitboot.cli.table import table
+from gitboot.terminal import style
 from tests.terminals import terminal
 
 HEADER = ("SERVER", "SEEN", "RECORDED")
@@ -28,8 +29,8 @@ def test_what_may_be_shortened_is_until_it_fits_the_first_first() -> None:
 
 
 def test_what_is_cut_keeps_its_colour() -> None:
-    shown = table(HEADER, [("web01", click.style("x" * 99, fg="red"), "y")], shortened=(1,))
-    assert click.style(f"{'x' * 81}…", fg="red") in shown
+    shown = table(HEADER, [("web01", style("x" * 99, fg="red"), "y")], shortened=(1,))
+    assert style(f"{'x' * 81}…", fg="red") in shown
     assert max(map(len, click.unstyle(shown).splitlines())) == 100
 
 
@@ -52,8 +53,8 @@ def test_a_kind_and_its_name_are_folded_between_the_two() -> None:
 
 
 def test_what_is_folded_keeps_its_colour() -> None:
-    shown = table(HEADER, [("web01", click.style("red " * 40, fg="red"), "y")])
-    assert shown.count(click.style("red " * 19 + "red", fg="red")) == 2
+    shown = table(HEADER, [("web01", style("red " * 40, fg="red"), "y")])
+    assert shown.count(style("red " * 19 + "red", fg="red")) == 2
 
 
 def test_wide_letters_count_as_two_and_are_folded_whole() -> None:

@@ -19,7 +19,6 @@ from gitboot.model.scalars import (
     SystemUuid,
     format_instant,
     nonempty,
-    one_line,
     parse_artifact_url,
     parse_base_url,
     parse_boolean,
@@ -309,7 +308,7 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
     [
         ("a", '"a"'),
         ("", '""'),
-        ("a\nb\x1b[1m", r'"a\nb\x1b[1m"'),
+        ("a\nb\x1b[1m", r'"a\nb\u001b[1m"'),
         ("größer\u2028\u202e", r'"größer\u2028\u202e"'),
         ("a" * 60, f'"{"a" * 60}"'),
         ("a" * 61, f'"{"a" * 57}…"'),
@@ -321,12 +320,6 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
 )
 def test_a_value_is_shown_on_one_line_and_short(value: object, expected: str) -> None:
     assert shown(value) == expected
-
-
-@given(st.text())
-def test_one_line_is_one_line(found: str) -> None:
-    assert one_line(found).isprintable()
-    assert one_line(found) == found or not found.isprintable()
 
 
 BYTES = ("0", "9", "10", "99", "100", "199", "200", "249", "250", "255", "256", "00", "01", "")

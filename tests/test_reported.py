@@ -287,7 +287,7 @@ def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: ht
     assert (observed.is_failure, observed.is_report, observed.digest, observed.server) == (True, False, TOKEN, "web01")
     assert observed.log is not None
     lines = observed.log.splitlines()
-    assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \ufffd[31mdisk found \ufffd")
+    assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \\u001b[31mdisk found \ufffd")
 
 
 def test_a_log_in_pieces_is_one_log(site: Site, client: httpx.Client) -> None:

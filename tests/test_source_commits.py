@@ -36,7 +36,9 @@ def test_a_commit_tells_who_when_and_why(work: Work) -> None:
     [
         pytest.param(b"\xe9ve <e@x> 1 +0000", b"caf\xe9", ("\ufffdve <e@x>", "caf\ufffd", 1970), id="not UTF-8"),
         pytest.param(b"E <e@x> 99999999999999 +0000", b"far", ("E <e@x>", "far", 9999), id="beyond all dates"),
-        pytest.param(b"E\x1b[2J <e@x> 1 +0000", b"\x1b]0;x\x07y", ("E [2J <e@x>", "]0;x y", 1970), id="escapes"),
+        pytest.param(
+            b"E\x1b[2J <e@x> 1 +0000", b"\x1b]0;x\x07y", (r"E\u001b[2J <e@x>", r"\u001b]0;x\u0007y", 1970), id="escapes"
+        ),
         pytest.param(b" <> 1 +0000", b"", ("<>", "", 1970), id="nobody, nothing"),
         pytest.param(b"E <e@x> 1 +0000", b"\n\n 'quoted'\nx", ("E <e@x>", "'quoted'", 1970), id="late subject"),
     ],

@@ -14,6 +14,7 @@ from gitboot.bmc.quirks import MODE
 from gitboot.load.identities import place_of
 from gitboot.model.scalars import MacAddress, Malformed, is_placeholder_serial, is_placeholder_uuid, parse_mac
 from gitboot.model.server import Architecture, Firmware, Lifecycle
+from gitboot.text import one_line
 
 # Processor.InstructionSet and ProcessorArchitecture, DSP0268
 _ARCHITECTURES: Final = {
@@ -157,7 +158,5 @@ def _quoted(text: str) -> str:
 
 
 def _line(value: Any) -> str:
-    """Text from outside, on one line; nothing that a terminal or a comment would take for more."""
-    return (
-        "".join(letter for letter in " ".join(value.split()) if letter.isprintable()) if isinstance(value, str) else ""
-    )
+    """Return text from outside as one line, for a comment too; nothing for what is no text."""
+    return one_line(value) if isinstance(value, str) else ""

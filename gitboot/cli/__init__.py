@@ -11,9 +11,9 @@ import click
 
 from gitboot import __version__
 from gitboot.cli.exit import Exit, exit_of
-from gitboot.cli.output import outlive_readers, why_lost
-from gitboot.errors import GitbootError
+from gitboot.errors import GitbootError, InvalidRepository
 from gitboot.phrases import did_you_mean
+from gitboot.terminal import guard_output, why_lost
 
 # By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
 # command's name, with underscores for dashes, and is imported when the command runs.
@@ -161,7 +161,7 @@ def program() -> NoReturn:
 
     # No other package has a say in what is valid; to look for one that wants it would take 30 ms of each process.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    outlive_readers()
+    guard_output()
     try:
         main(PROGRAM)
     except SystemExit as ended:
@@ -201,5 +201,7 @@ def main(context: object = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
     except GitbootError as error:
-        click.echo(f"gitboot: {error}", err=True)
+        first, *others = str(error).split("\n")
+        lines = others if isinstance(error, InvalidRepository) else [f"    {line}" for line in others]
+        click.echo("\n".join([f"gitboot: {first}", *lines]), err=True)
         sys.exit(exit_of(error))

@@ -15,6 +15,7 @@ from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.oci.resolve import Resolved
@@ -80,7 +81,7 @@ def loaders(
 
     def report(placed: Placed) -> None:
         colour = {Placement.PLACED: "green", Placement.MISSING: "yellow"}.get(placed.outcome)
-        outcome = click.style(f"{placed.outcome:<9}", fg=colour)
+        outcome = style(f"{placed.outcome:<9}", fg=colour)
         click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
 
     placed = place(out, tftp, url, report, systems=systems)

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gitboot.terminal import verbatim
+
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
@@ -24,8 +26,17 @@ def growing(what: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], 
     from rich.console import Console  # only where somebody looks: it takes a tenth of a second
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        verbatim(sys.stderr) as terminal,
+        Progress(
+            *columns,
+            console=Console(file=terminal),
+            transient=True,
+            redirect_stdout=False,  # what others write is escaped by their own streams
+            redirect_stderr=False,
+        ) as shown,
+    ):
         task = shown.add_task(what, total=None)
         yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
 

@@ -29,6 +29,8 @@ from gitboot.cli.power import power
 from gitboot.cli.scanning import scan
 from gitboot.phrases import count, some
 from gitboot.processes import raise_limits
+from gitboot.terminal import style
+from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
@@ -230,7 +232,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
             asked = [each for each in meant if each is not None]
         is_named = instance.commit.ledger is not None
     if not asked:
-        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {server}")
+        raise UsageError(f"what the BMC of {server} shows is not known yet: gitboot bmc apply {shell_words(server)}")
     for kind, facts in asked:
         click.echo(request(state, kind, facts | {"server": server, "reason": reason}))
     if word in ("not-set", "replace"):
@@ -328,7 +330,6 @@ def _as_json(found: list[Inspection]) -> str:
 def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
     from gitboot.cli.table import table
     from gitboot.instance.inspect import shown
-    from gitboot.problems.order import printable
 
     rows = []
     for one in found:
@@ -339,10 +340,10 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
                 subject.name,
                 str(subject.plan.phase) if subject.plan else "no plan",
                 shown(subject.wanted.override if subject.wanted else None),
-                printable(shown(one.seen.override)) if one.seen else click.style(one.next, fg="red"),
+                shown(one.seen.override) if one.seen else style(one.next, fg="red"),
                 _recorded(subject.overrides),
                 subject.evidence,
-                click.style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
+                style("ask a person" if one.needs_a_person else one.next if one.seen else "-", fg=colour),
             )
         )
     header = ("SERVER", "PHASE", "WANTED", "SEEN", "RECORDED", "EVIDENCE", "NEXT")
@@ -352,13 +353,12 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
 
 def _firmware(found: list[Inspection]) -> Iterator[str]:
     from gitboot.cli.table import wrapped
-    from gitboot.problems.order import printable
 
     for one in found:
         if one.seen is not None:
             secure = {None: "is not shown", True: "is on", False: "is off"}[one.seen.secure_boot]
             order = ", ".join(one.seen.boot_order) or "is not shown"
-            yield wrapped(printable(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}"))
+            yield wrapped(f"{one.subject.name}: Secure Boot {secure}; boot order: {order}")
 
 
 def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
@@ -387,19 +387,19 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
 
 
 def _as_diff(found: list[Inspection], state: Path) -> str:
-    from gitboot.problems.order import printable
     from gitboot.remedies import with_state
+    from gitboot.text import printable
 
     lines: list[str] = []
     for one, alike in _alike(found):
         who = some([each.subject.name for each in alike], 3)
-        lines.append(f"{click.style(who, bold=True)}: {one.next}: {printable(one.why)}")
+        lines.append(f"{style(who, bold=True)}: {one.next}: {printable(one.why)}")
         if one.patch is not None:
             address, method = one.subject.bmc.address, " ".join(one.method)
             lines.append(f"  {method} {address}{one.patch}" if method else f"  {address}: {one.patch}")
             if one.reset_to_come is not None:
                 lines.append(f"  then {printable(one.reset_to_come)}")
-        lines += [click.style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
+        lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in one.warnings]
         if one.hint is not None:
             lines.append(f"  {with_state(one.hint, str(state))}")
     return "\n".join(lines or ["every BMC is as it is wanted"])

@@ -12,6 +12,7 @@ import click
 from gitboot.cli.inputs import OutputOption, output_option, state_option
 from gitboot.errors import UsageError
 from gitboot.phrases import did_you_mean
+from gitboot.text import one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.ledger.store import Store
@@ -57,7 +58,7 @@ def _json(event: Mapping[str, Any]) -> str:
 
 
 def _text(event: Mapping[str, Any]) -> str:
-    return f"{event['at']} {event['type']:<18} {' '.join(str(event['message']).split())}"
+    return printable(f"{event['at']} {event['type']:<18} {one_line(str(event['message']))}")
 
 
 _LINES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {"json": _json, "text": _text}

@@ -16,6 +16,7 @@ from gitboot.cli.inputs import OutputOption, at_option, document, fleet_options,
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
 from gitboot.source import WORKTREE
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.resolve.explain import Explanation, Reason
@@ -120,7 +121,7 @@ def _explain_code(text: str, outputs: tuple[OutputOption, ...]) -> None:
         if output.format == "json":
             output.write(document(code=code, headline=code.headline, why=code.why, hint=code.fix))
         else:
-            output.write(f"{click.style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
+            output.write(f"{style(code.value, bold=True)}: {code.headline}\n\n{code.why}\n\n{code.fix}\n")
 
 
 def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...]) -> None:
@@ -185,7 +186,7 @@ def _as_text(found: Explanation, blame: Blame | None) -> str:
         for each in found.reasons
     ]
     written = [
-        click.style(wrapped(f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}", "    "), fg=_GREY)
+        style(wrapped(f"{each.path}:{each.line}:{each.column}  {_wrote(_commit(each, blame))}", "    "), fg=_GREY)
         if each.path
         else ""
         for each in found.reasons

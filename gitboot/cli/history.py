@@ -13,6 +13,7 @@ import click
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.inputs import OutputOption, document, kept, output_option, path_option
 from gitboot.errors import UsageError
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.audit.effects import Change, ServerEffect
@@ -101,7 +102,7 @@ def _lines(entry: Changed) -> Iterator[str]:
     commit = entry.commit
     author, revision = commit.author.partition(" <")[0], commit.revision[:9]
     said = wrapped(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
-    yield said.replace(revision, click.style(revision, fg="yellow"), 1)
+    yield said.replace(revision, style(revision, fg="yellow"), 1)
     yield table(("", "", ""), _rows(entry.effect), indent=4)
 
 
@@ -110,7 +111,7 @@ def _skipped(entries: Sequence[Skipped]) -> str:
     commits = f"{newest.commit.revision[:9]} is"
     if len(entries) > 1:
         commits = f"{len(entries)} commits, {entries[-1].commit.revision[:9]} to {newest.commit.revision[:9]}, are"
-    return click.style(f"({commits} invalid and decided nothing: {newest.problem})", fg="bright_black")
+    return style(f"({commits} invalid and decided nothing: {newest.problem})", fg="bright_black")
 
 
 def _rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from gitboot.cli.bounded import bounded
 from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.phrases import some
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.audit.images import Images, Joining, StreamUse
@@ -107,7 +108,7 @@ def _next(joining: Sequence[Joining]) -> Iterator[tuple[str, str, str]]:
 def _until(until: datetime | None, *, overdue: bool) -> str:
     if until is None:
         return "-"
-    return click.style(f"{until:%Y-%m-%d} overdue", fg="red") if overdue else f"{until:%Y-%m-%d}"
+    return style(f"{until:%Y-%m-%d} overdue", fg="red") if overdue else f"{until:%Y-%m-%d}"
 
 
 def _few(names: Sequence[str]) -> str:

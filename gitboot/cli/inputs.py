@@ -18,6 +18,7 @@ from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.phrases import some
+from gitboot.terminal import escaped_lines, unstyled, write_verbatim
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -262,11 +263,22 @@ class OutputOption:
         self.write_lines([text.removesuffix("\n")] if text else [])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines as they come; a file is replaced when the last line is there. Raises `UsageError`."""
+        """Write lines as they come. All but commands for a CI system are escaped, and a file has no colours.
+
+        A file is replaced when the last line is there. Raises `UsageError`.
+        """
+        if self.format in _COMMANDS:
+            lines = list(lines)
+            if self.file is None:
+                write_verbatim("".join(f"{line}\n" for line in lines))
+                return
+        else:
+            lines = map(escaped_lines, lines)
         if self.file is None:
             for line in lines:
                 click.echo(line)
             return
+        lines = map(unstyled, lines)
         write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
 
 
@@ -307,4 +319,5 @@ def _check_apart(outputs: Sequence[OutputOption]) -> None:
         raise click.BadParameter(f"{twice} is written twice: give each format a file of its own")
 
 
+_COMMANDS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
 _DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole

@@ -9,8 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-import click
-
 from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.needed import NamedArtifact, named_artifacts
 from gitboot.assets.registries import RegistryFetcher
@@ -31,6 +29,7 @@ from gitboot.resolve import Decisions
 from gitboot.resolve.reading import read as read_decisions
 from gitboot.resolve.sites import sites_of
 from gitboot.source import open_snapshot
+from gitboot.terminal import style
 
 _SAVED_EVERY_S: Final = 2.0
 
@@ -134,7 +133,7 @@ def _troubles(found: Collection[NamedArtifact], seen: Mapping[BootFile, Sighting
         unbootable = _unbootable(each, sighting)
         if unbootable is None and sighting.is_there:
             continue
-        word = click.style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
+        word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
         rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
         whys.append(wrapped(f"{each.file.url}: {unbootable or sighting.message}"))
     if rows:

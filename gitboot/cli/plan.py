@@ -31,6 +31,7 @@ from gitboot.cli.planning import (
 )
 from gitboot.errors import UsageError
 from gitboot.model.scalars import format_instant
+from gitboot.text import printable_lines
 
 
 @click.command()
@@ -153,9 +154,11 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
 
 
 def _as_yaml(text: str) -> str:
+    """Return JSON as YAML; unchanged, as JSON is YAML, if YAML could not be printed as it is."""
     import yaml
 
-    return str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
+    found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
+    return found if printable_lines(found) == found else text
 
 
 def _as_table(items: list[dict[str, Any]]) -> str:

@@ -24,6 +24,7 @@ from gitboot.cli.inputs import (
     state_option,
 )
 from gitboot.phrases import count, some
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.bmc.power import PowerAction
@@ -226,16 +227,16 @@ def _as_json(found: list[Inspection]) -> str:
 
 def _as_text(found: list[Inspection]) -> str:
     from gitboot.cli.table import table
-    from gitboot.problems.order import printable
+    from gitboot.text import printable
 
     rows = []
     for one in found:
         seen = one.seen
         if seen is None:
-            rows.append((one.subject.name, click.style(one.next, fg="red"), printable(one.why)))
+            rows.append((one.subject.name, style(one.next, fg="red"), one.why))
         else:
             at = "in POST" if seen.in_post else "its operating system runs" if seen.runs_os else "-"
-            rows.append((one.subject.name, printable(seen.power or "not shown"), at))
+            rows.append((one.subject.name, seen.power or "not shown", at))
     counts = Counter(one.seen.power or "not shown" if one.seen is not None else "not read" for one in found)
     summed_up = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
     return f"{table(('SERVER', 'POWER', 'STATE'), rows, shortened=(2,))}\n\n{count(len(found), 'BMC')}: {summed_up}"
@@ -243,7 +244,6 @@ def _as_text(found: list[Inspection]) -> str:
 
 def _as_table(found: list[Powered]) -> str:
     from gitboot.cli.table import table
-    from gitboot.problems.order import printable
 
     rows = []
     for one in found:
@@ -252,9 +252,9 @@ def _as_table(found: list[Powered]) -> str:
         rows.append(
             (
                 one.subject.name,
-                printable(seen.power or "not shown") if seen is not None else "not read",
+                seen.power or "not shown" if seen is not None else "not read",
                 boots,
-                printable(f"{'sent ' if one.sent else ''}{one.words}"),
+                f"{'sent ' if one.sent else ''}{one.words}",
             )
         )
     return table(("SERVER", "POWER", "BOOTS", "WHAT IS SENT"), rows, shortened=(3,))

@@ -8,15 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import click
-
 from gitboot.cli.inputs import document
 from gitboot.phrases import count
 from gitboot.problems.github import github
 from gitboot.problems.junit import junit
-from gitboot.problems.order import printable
 from gitboot.problems.problem import Problem, Severity
 from gitboot.problems.sarif import sarif
+from gitboot.terminal import style
+from gitboot.text import printable
 
 
 def counted(problems: Sequence[Problem]) -> str:
@@ -32,8 +31,8 @@ def as_text(problems: Sequence[Problem], prefix: str) -> str:
     lines = []
     for problem in problems:
         error = problem.severity is Severity.ERROR
-        place = click.style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
-        code = click.style(f"{problem.code}:", fg="red" if error else "yellow")
+        place = style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
+        code = style(f"{problem.code}:", fg="red" if error else "yellow")
         lines.append(f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}")
         if problem.hint:
             lines.append(f"    {printable(problem.hint)}")

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import click
-
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.table import columns, table, wrapped
 from gitboot.phrases import count, more, some
-from gitboot.problems.order import printable
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
+from gitboot.terminal import style
+from gitboot.text import printable
 
 _GROUPS: Final = 50  # that are shown
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
@@ -44,7 +43,7 @@ def as_text(review: Review, prefix: str) -> str:
 
 
 def _heading(text: str) -> str:
-    return click.style(text.upper(), bold=True)
+    return style(text.upper(), bold=True)
 
 
 def _wrapped(text: str, indent: str = "  ") -> str:
@@ -53,7 +52,7 @@ def _wrapped(text: str, indent: str = "  ") -> str:
 
 def _verdict(review: Review) -> Iterator[str]:
     headline = review.headline
-    yield click.style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
+    yield style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
     sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
     yield printable(f" {words.ARROW} ".join(sides))
     if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
@@ -82,7 +81,7 @@ def _guards(review: Review) -> Iterator[str]:
     yield _heading("Guards")
     for trip in review.verdict.trips[:_LIMITS]:
         state, colour = ("acknowledged", None) if trip.acknowledged else ("held", "red")
-        yield _wrapped(f"{state}: {trip.guard}: {words.trip(trip)}").replace(state, click.style(state, fg=colour), 1)
+        yield _wrapped(f"{state}: {trip.guard}: {words.trip(trip)}").replace(state, style(state, fg=colour), 1)
         if trip.by:
             yield _wrapped(f"by {trip.by}", "    ")
     if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
@@ -121,13 +120,13 @@ def _shared(review: Review) -> Iterator[list[str]]:
         if shared is not None:
             title = words.shared_title(shared.causes, shared.title)
             fields = (_wrapped(words.change(field)) for field in shared.fields)
-            yield [click.style(title, bold=True), *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)]
+            yield [style(title, bold=True), *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)]
 
 
 def _group(group: Group) -> list[str]:
     title, risks = _wrapped(words.title(group), ""), ", ".join(group.risks)
     on_one_line = len(title) + len(risks) + 2 <= columns()
-    lines = [click.style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
+    lines = [style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
     lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
     lines += map(_cause, group.causes)
     lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
@@ -150,7 +149,7 @@ def _rendered(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
     for each in diffs:
         yield f"    {each.boot}, {each.file}"
         for line in each.lines[2:]:  # the names of the files stand above
-            yield click.style(f"    {printable(line.expandtabs(4))}", fg=_SIGNS.get(line[:1]))
+            yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGNS.get(line[:1]))
 
 
 def _when(review: Review) -> Iterator[str]:

@@ -12,6 +12,7 @@ import click
 
 from gitboot.cli.inputs import OutputOption, output_option, state_option
 from gitboot.phrases import count, more
+from gitboot.terminal import style
 
 _MOST_PROBLEMS: Final = 10
 _COUNTED: Final = ("records", "installs", "runs", "drift", "bmcs")
@@ -55,7 +56,7 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
 
 def _as_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
-    runs = click.style(f"running, process {process}", fg="green") if process else click.style("not running", fg="red")
+    runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     if any(each["type"] == "Acting" and not each["status"] for each in status["conditions"]):  # who acts says the rest
         return "\n".join(
             [f"gitboot    {runs}{', stands by' if process else ''}", "", *_conditions(status["conditions"], state)]
@@ -116,7 +117,7 @@ def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
         (
-            click.style(each["type"], fg=None if each["status"] else "red"),
+            style(each["type"], fg=None if each["status"] else "red"),
             "true" if each["status"] else "false",
             each["reason"],
             _to_the_second(each["since"]),

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, Final
 
-import click
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from gitboot.problems.order import printable
+from gitboot.terminal import escaped, style, unstyled
+from gitboot.text import printable
 
 _WIDEST: Final = 100
 _NARROWEST: Final = 40
@@ -40,10 +40,12 @@ def table(
 ) -> str:
     """Left-aligned columns with two spaces between; the header in bold. ``below`` has lines for below each row.
 
+    Each cell is escaped, so a cell stays on its line.
+
     Where it is wider than `columns`, these are ``shortened``, the first first, to no less than their headers. If
     that is not enough, the widest are folded: their cells go on in the next lines. A header without words is left out.
     """
-    lines = [list(header), *(list(row) for row in rows)]
+    lines = [list(header), *([escaped(cell) for cell in row] for row in rows)]
     widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
     room = columns() - indent - 2 * (len(widths) - 1)
     for column in shortened:
@@ -88,7 +90,7 @@ def _folded(cell: str, width: int) -> list[str]:
     """A cell in lines of at most so many columns; one that is coloured keeps its colour."""
     if _width(cell) <= width:
         return [cell]
-    plain, parts = click.unstyle(cell), [""]
+    plain, parts = unstyled(cell), [""]
     for word in _WORD.findall(plain):
         if cell_len(parts[-1]) + cell_len(word.rstrip()) > width:
             parts += chop_cells(word, width)
@@ -101,12 +103,12 @@ _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path goes on in the next l
 
 
 def _bold(cell: str) -> str:
-    return click.style(cell, bold=True)
+    return style(cell, bold=True)
 
 
 def _coloured(cell: str) -> str:
     colour = _COLOURS.get(cell.rstrip())
-    return click.style(cell, fg=colour) if colour else cell
+    return style(cell, fg=colour) if colour else cell
 
 
 def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
@@ -123,9 +125,9 @@ def wrapped(text: str, indent: str = "", *, then: str | None = None) -> str:
 
 def _cut(cell: str, width: int) -> str:
     """A cell of at most so many columns; one that is coloured keeps its colour."""
-    plain = click.unstyle(cell)
+    plain = unstyled(cell)
     return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…") if cell_len(plain) > width else cell
 
 
 def _width(cell: str) -> int:
-    return cell_len(click.unstyle(cell))
+    return cell_len(unstyled(cell))

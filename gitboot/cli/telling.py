@@ -20,6 +20,8 @@ import click
 from gitboot.model.scalars import format_instant
 from gitboot.processes import LOG_FORMAT
 from gitboot.status import Event
+from gitboot.terminal import control, escaped_lines, style, unstyled
+from gitboot.text import one_line
 
 _lock = threading.Lock()
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -48,7 +50,8 @@ def log_format_option(command: _Command) -> _Command:
 
 
 _LEAST: Final = 20  # columns for a message, on however narrow a terminal
-_CLEAR = "\x1b[K"  # the rest of the line that is written over: ECMA-48, EL
+# ECMA-48. EL: the rest of the line that is written over. CHA: back to the first column.
+_CLEAR, _BACK = control("K"), control("G")
 
 _COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
 
@@ -57,7 +60,7 @@ def tell(event: Event) -> None:
     """Say what happened, whole lines only, whichever thread calls."""
     with _lock:
         is_passing = event.type == "Progress" and _is_seen()
-        after = "\r" if is_passing else "\n"  # the next line takes its place
+        after = _BACK if is_passing else "\n"  # the next line takes its place
         sys.stderr.write(f"{_CLEAR if _is_seen() else ''}{_line(event)}{after}")  # at once: others write, too
         sys.stderr.flush()
 
@@ -86,14 +89,14 @@ def _line(event: Event) -> str:
         return _json(event)
     at = f"{event.at:%H:%M:%S}" if _is_seen() else format_instant(event.at)
     level = "" if _is_seen() or not event.warning else "warning: "  # a colour says it
-    message = f"{level}{' '.join(event.message.split())}"
+    message = one_line(f"{level}{event.message}")
     if _is_seen():
         message = _fitting(message, os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} "))
-    time = click.style(at, fg="bright_black")
-    kind = click.style(f"{event.type:<18}", fg="yellow" if event.warning else _COLOURS.get(event.type))
+    time = style(at, fg="bright_black")
+    kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _COLOURS.get(event.type))
     traceback = event.facts.get("traceback")
-    text = "\n".join([f"{time} {kind} {message}", *filter(None, [traceback])])
-    return text if _is_seen() else click.unstyle(text)
+    text = "\n".join([f"{time} {kind} {message}", *([escaped_lines(traceback)] if traceback else [])])
+    return text if _is_seen() else unstyled(text)
 
 
 def _json(event: Event) -> str:

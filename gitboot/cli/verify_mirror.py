@@ -12,6 +12,7 @@ import click
 from gitboot.cli.bar import growing
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, output_option
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.targets.mirror import PublishedMirror
@@ -102,7 +103,7 @@ def _as_text(found: tuple[MirrorFinding, ...], files: int) -> str:
     from gitboot.cli.table import table
     from gitboot.phrases import count
 
-    rows = [(click.style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
+    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
     counts = Counter(str(each.fault).lower() for each in found)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
     listed = [table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []

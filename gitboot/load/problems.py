@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from gitboot.document import Path, Place
-from gitboot.model.scalars import one_line
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from gitboot.text import printable
 
 START: Final = Place(1, 1)  # of a file in which no line is to blame
 
@@ -20,4 +20,4 @@ def problem_at(path: str, place: Place, code: Code, message: str, hint: str = ""
 def dotted(path: Path) -> str:
     """A path as people write it: spec.interfaces[0].mac; keys that go on and on do not."""
     steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
-    return one_line("".join(steps)).removeprefix(".") or "the document"
+    return printable("".join(steps)).removeprefix(".") or "the document"

@@ -24,7 +24,6 @@ from gitboot.migration.known import Supplement
 from gitboot.model.envelope import API_VERSION
 from gitboot.model.scalars import (
     Malformed,
-    one_line,
     parse_artifact_url,
     parse_bmc_address,
     parse_kernel_argument,
@@ -35,6 +34,7 @@ from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable, ipxe_arguments
 from gitboot.resolve.arguments import merged
+from gitboot.text import printable
 
 PENDING: Final = "pending"  # documents that lack what only a person knows
 IGNORE: Final = (
@@ -339,7 +339,7 @@ def _document(item: Imported, about: str, spec: Mapping[str, Any], labels: Mappi
     """A document as `gitboot init` writes them: what it is, its schema, and what was guessed or is missing."""
     up = "../.." if item.pending else ".."
     noted = [each for each in item.remarks if each.fate in (ImportFate.GUESSED, ImportFate.MISSING)]
-    head = [about, *(f"{each.fate}: {one_line(each.text)}" for each in noted)]
+    head = [about, *(f"{each.fate}: {printable(each.text)}" for each in noted)]
     metadata = {"name": item.name, **({"labels": dict(labels)} if labels else {})}
     body = {"apiVersion": API_VERSION, "kind": item.kind, "metadata": metadata, "spec": _present(spec)}
     text = yaml.dump(body, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1 << 20)

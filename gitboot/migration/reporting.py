@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator
 
 from gitboot.migration.estate import ImportFate, ImportRemark
 from gitboot.migration.fleetfiles import PENDING, Imported, ImportedFleet
-from gitboot.model.scalars import one_line
 from gitboot.phrases import count
+from gitboot.text import printable
 
 
 def summary(fleet: ImportedFleet) -> str:
@@ -49,4 +49,4 @@ def _item(item: Imported) -> Iterator[str]:
 
 
 def _line(remark: ImportRemark) -> str:
-    return f"- **{remark.fate}**: {one_line(remark.text)}"
+    return f"- **{remark.fate}**: {printable(remark.text)}"

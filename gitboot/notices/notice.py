@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from gitboot.phrases import count, more, some
+from gitboot.text import one_line, printable
 
 MOST: Final = 20  # events that one notice shows
 _LONGEST: Final = 500  # characters of a message in words
@@ -81,7 +82,7 @@ class Notice:
     def title(self) -> str:
         servers = sorted({server for each in self.events for server in each.servers})
         times = f" ({count(self.number, 'time')})" if self.number > 1 else ""
-        return f"gitboot: {self.type}{f': {some(servers, 3)}' if servers else ''}{times}"
+        return printable(f"gitboot: {self.type}{f': {some(servers, 3)}' if servers else ''}{times}")
 
     @property
     def text(self) -> str:
@@ -110,5 +111,5 @@ def _names(found: Iterable[object]) -> Iterable[str]:
 
 
 def _shortened(text: str) -> str:
-    flat = " ".join(text.split())
+    flat = one_line(text)
     return flat if len(flat) <= _LONGEST else f"{flat[: _LONGEST - 1]}…"

@@ -8,6 +8,7 @@ from typing import Final
 
 from gitboot.model.scalars import Digest
 from gitboot.render.paths import FAILED, PROVISIONED, Role, means
+from gitboot.text import printable
 from gitboot.timekeeping import Uptime
 
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
@@ -25,12 +26,10 @@ def instant_of(text: str) -> datetime:
 
 
 def last_lines(log: bytes) -> str:
-    """The end of what an installer sent, without what would move a terminal's cursor."""
+    """Return the end of what an installer sent: at most 20 lines and 4,096 characters, each line `printable`."""
     text = log[-MOST_LOG_BYTES:].decode(errors="replace")
     lines = text.replace("\t", " ").splitlines()[-_MOST_LINES:]
-    return "\n".join(
-        "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in line) for line in lines
-    )
+    return "\n".join(map(printable, lines))[-MOST_LOG_BYTES:]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from gitboot.problems.order import printable, worst_first
+from gitboot.problems.order import worst_first
 from gitboot.problems.problem import Problem, Severity
+from gitboot.text import printable
 
 
 def junit(problems: Sequence[Problem]) -> str:

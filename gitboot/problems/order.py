@@ -1,10 +1,11 @@
-"""The order that every format shows problems in, and text that none of them stumbles over."""
+"""The order that every format shows problems in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from gitboot.problems.problem import Problem, Severity
+from gitboot.text import printable
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}  # as they are defined: the worst first
 
@@ -17,8 +18,3 @@ def worst_first(problems: Iterable[Problem]) -> list[Problem]:
 def with_hint(problem: Problem) -> str:
     """What is wrong, and what to do about it."""
     return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
-
-
-def printable(text: str) -> str:
-    """Text without control characters, which XML forbids and terminals obey."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gitboot.text import printable
+
 
 class Severity(StrEnum):
     ERROR = "error"  # the commit is refused
@@ -25,4 +27,4 @@ class Problem:
 
     def __str__(self) -> str:
         hint = f" ({self.hint})" if self.hint else ""
-        return f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{hint}"
+        return printable(f"{self.path}:{self.line}:{self.column}: {self.code}: {self.message}{hint}")

@@ -12,8 +12,9 @@ from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.problems.codes import Code
-from gitboot.problems.order import printable, with_hint, worst_first
+from gitboot.problems.order import with_hint, worst_first
 from gitboot.problems.problem import Problem, Severity
+from gitboot.text import printable
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
@@ -42,7 +43,7 @@ def sarif(problems: Sequence[Problem]) -> str:
         "results": [_result(problem, numbers[problem.code], seen) for problem in ordered],
     }
     log = {"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}
-    return json.dumps(log, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    return json.dumps(log, indent=2, sort_keys=True) + "\n"
 
 
 def _rule(name: str) -> dict[str, Any]:

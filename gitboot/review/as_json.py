@@ -43,7 +43,7 @@ from gitboot.review.review import Review
 
 
 def as_json(review: Review) -> str:
-    return json.dumps(facts(diff_facts(review)), indent=2, sort_keys=True, ensure_ascii=False)
+    return json.dumps(facts(diff_facts(review)), indent=2, sort_keys=True)
 
 
 def diff_facts(review: Review) -> DiffFacts:

@@ -21,6 +21,7 @@ from gitboot.serve.described import shown_unknown
 from gitboot.serve.pages import ROOT, Pages, selection
 from gitboot.serve.reply import NOT_FOUND, NOT_YET
 from gitboot.serve.tree import PublishedTree
+from gitboot.text import printable_lines
 
 
 class Api:
@@ -88,5 +89,6 @@ def _server(state: PublishedServer, at: datetime) -> dict[str, Any]:
 
 
 def _json(content: bytes) -> Response:
+    """Answer JSON, in which what a terminal would obey is escaped: people look at it with curl."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
-    return Response(content, headers=headers)
+    return Response(printable_lines(content.decode()).encode(), headers=headers)

@@ -9,7 +9,7 @@ from typing import Final
 import pygit2
 
 from gitboot.load import Revision
-from gitboot.source.repository import printable
+from gitboot.text import one_line
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _YEAR_9999: Final = 253_370_764_800  # s; Git has room for later dates, datetime has not
@@ -31,7 +31,7 @@ def describe(commit: pygit2.Commit) -> CommitSummary:
         revision=Revision(str(commit.id)),
         author=named(commit.author),
         date=date_of(commit.author),
-        subject=printable(_text(commit.raw_message).lstrip().partition("\n")[0]),
+        subject=one_line(_text(commit.raw_message).lstrip().partition("\n")[0]),
     )
 
 
@@ -42,7 +42,7 @@ def date_of(signature: pygit2.Signature) -> datetime:
 
 def named(who: pygit2.Signature) -> str:
     """Name <address>, on one line."""
-    return printable(f"{_text(who.raw_name)} <{_text(who.raw_email)}>")
+    return one_line(f"{_text(who.raw_name)} <{_text(who.raw_email)}>")
 
 
 def _text(data: bytes | None) -> str:

@@ -19,8 +19,8 @@ from gitboot.authorship import Signer
 from gitboot.errors import UsageError
 from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.processes import Ended
-from gitboot.source.repository import printable
 from gitboot.source.signed import Signed
+from gitboot.text import one_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +150,7 @@ class _AllowedSigners:
                 arguments = ("-n", "git", "-f", self._path, "-I", principal, "-s", signature)
                 found = self._keygen("verify", *arguments, given=signed.payload)
                 if found.status == 0 and found.output.startswith(f'Good "git" signature for {principal} with '):
-                    return Signer(printable(principal), key[1])
+                    return Signer(one_line(principal), key[1])
         if "key has expired" in known.errors:
             raise Distrusted(f"signed by the key {key[1]}, which has expired")
         if known.status == 0:
@@ -170,4 +170,4 @@ def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
     if not signed.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
         raise Unlisted("signed by an SSH key, and no file of allowed signers is given")
     found = keys.signer(signed.signature, signed.payload)
-    return found._replace(person=printable(found.person))
+    return found._replace(person=one_line(found.person))

@@ -17,8 +17,9 @@ from pygit2.enums import CredentialType
 from gitboot.errors import SourceError, SourceRefused, UsageError
 from gitboot.files import write_whole
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
-from gitboot.source.repository import printable, words
+from gitboot.source.repository import words
 from gitboot.source.semver import highest, is_range, parse_range
+from gitboot.text import one_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,14 +225,14 @@ class _Callbacks(pygit2.RemoteCallbacks):
 
     def push_update_reference(self, _refname: str, message: str | None) -> None:
         if message is not None:
-            self.rejected = printable(message)
+            self.rejected = one_line(message)
 
     def credentials(
         self, url: str, username_from_url: str | None, allowed_types: CredentialType
     ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
         if _origin(url) != _origin(self._remote.url):  # where a server has led: libgit2 asks anew there
             raise SourceRefused(
-                f"{self._remote.url} leads to {printable(url)}, which is not sent the credentials; where that is "
+                f"{self._remote.url} leads to {one_line(url)}, which is not sent the credentials; where that is "
                 "right, let the repository be that URL"
             )
         match self._remote.credentials:

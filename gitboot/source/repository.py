@@ -17,6 +17,7 @@ import pygit2
 from pygit2.enums import ConfigLevel, Feature, RepositoryOpenFlag
 
 from gitboot.errors import LedgerError, SourceError, UsageError
+from gitboot.text import one_line
 
 for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
     pygit2.settings.search_path[_level] = ""
@@ -50,7 +51,7 @@ def blaming(what: object, wrong: type[SourceError] = SourceError) -> Iterator[No
 
 def words(error: BaseException) -> str:
     """An error's message on one line."""
-    message = printable(str(error).strip("'\""))  # the quotes of a KeyError
+    message = one_line(str(error).strip("'\""))  # the quotes of a KeyError
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
 
@@ -72,11 +73,6 @@ def features() -> dict[str, bool]:
     """What this machine's libgit2 can be asked for, by name."""
     wanted = {"https": Feature.HTTPS, "ssh": Feature.SSH, "threads": Feature.THREADS}
     return {name: bool(pygit2.features & feature) for name, feature in wanted.items()}
-
-
-def printable(text: str) -> str:
-    """Text from a stranger on one line, without what a terminal would obey."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 @contextmanager

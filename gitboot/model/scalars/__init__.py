@@ -47,7 +47,7 @@ from gitboot.model.scalars.numbers import (
     parse_signed,
     version_key,
 )
-from gitboot.model.scalars.texts import Malformed, nonempty, one_line, shown, text
+from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 
 __all__ = [
     "OCI",
@@ -63,7 +63,6 @@ __all__ = [
     "is_placeholder_uuid",
     "is_stand_in",
     "nonempty",
-    "one_line",
     "parse_artifact_url",
     "parse_base_url",
     "parse_bmc_address",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gitboot.problems.codes import Code
+from gitboot.text import printable
 
 if TYPE_CHECKING:
     from gitboot.document import Path
@@ -21,13 +22,8 @@ class Malformed(ValueError):
 def shown(value: object) -> str:
     """A value as messages show it: quoted, short, on one line."""
     if isinstance(value, str):
-        return f'"{one_line(value if len(value) <= 60 else f"{value[:57]}…")}"'
+        return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
     return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
-
-
-def one_line(text: str) -> str:
-    """The text with an escape for whatever would end the line, or command the terminal that shows it."""
-    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
 
 
 def text(value: object) -> str:

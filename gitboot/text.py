@@ -1,0 +1,74 @@
+"""Text from outside, made safe to print: control and invisible characters, and commands of CI systems, are escaped.
+
+Text comes from outside if a machine, a BMC, a commit, a forge, a registry, a vendor or the ledger supplied any part of
+the text. The escapes are those of JSON, such as ``\\u001b``, so JSON that is printed stays valid and keeps its meaning.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Final
+
+# Printable for Python, but without a glyph of their own: Unicode 15, Default_Ignorable_Code_Point. A .NET comparison,
+# as in the runner of GitHub Actions, may skip such a character between two others.
+_INVISIBLE: Final = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+# U+FE0F after a symbol only chooses the coloured glyph of that symbol.
+_EMOJI: Final = re.compile("(?<=[\u2000-\u33ff\U0001f000-\U0001faff])\ufe0f")
+
+# GitHub's runner reads ``::error::`` at the start of a line after any white space, and ``##[error]`` anywhere in a line
+# (actions/runner, src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse). Azure Pipelines reads ``##vso[``
+# anywhere (microsoft/azure-pipelines-agent, Command.TryParse), and TeamCity ``##teamcity[`` (TeamCity, "Service
+# Messages"). The commands of GitLab and Buildkite contain control characters.
+_COMMAND_ANYWHERE: Final = re.compile(r"#(?=#(?:vso|teamcity)?\[)", re.IGNORECASE)
+_COMMAND_AT_START: Final = re.compile(r"^([ \t]*):(?=:)", re.MULTILINE)
+
+_SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def printable(text: str) -> str:
+    """Return the text as one line that cannot command a terminal, and that a person reads in the order of its letters.
+
+    Each control character (C0, DEL, C1, the end of a line too), each character that is invisible or that reorders its
+    neighbours, each lone surrogate, and each space other than U+0020 becomes an escape. So does the first ``#`` of a
+    CI system's command. A second call changes nothing.
+    """
+    if not _is_plain(text):
+        text = "\ufe0f".join(map(_shown, _EMOJI.split(text)))
+    return _COMMAND_ANYWHERE.sub(r"\\u0023", text)
+
+
+def printable_lines(text: str) -> str:
+    """Return text of several lines with each line made `printable`; tabs stay.
+
+    No line begins with a command of a CI system, whatever white space comes first.
+    """
+    if not _is_plain(text.replace("\n", "").replace("\t", "")):
+        text = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
+    return _COMMAND_AT_START.sub(r"\1\\u003a", _COMMAND_ANYWHERE.sub(r"\\u0023", text))
+
+
+def one_line(text: str) -> str:
+    """Return the text as one `printable` line in which a single space replaces each run of white space."""
+    return printable(" ".join(text.split()))
+
+
+def shell_words(*words: object) -> str:
+    """Return words for a command that a person copies into a shell, each quoted if that is needed."""
+    return shlex.join(map(str, words))
+
+
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and (text.isascii() or not _INVISIBLE.search(text))
+
+
+def _shown(text: str) -> str:
+    return text if _is_plain(text) else "".join(each if _is_plain(each) else _escape(each) for each in text)
+
+
+def _escape(char: str) -> str:
+    """Return a character as JSON writes the character in ASCII: two escapes above U+FFFF."""
+    units = char.encode("utf-16-be", "surrogatepass")
+    return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))

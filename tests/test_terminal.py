@@ -1,0 +1,92 @@
+"""Standard output and standard error: nothing that is written there commands who shows it, whoever writes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tty
+from pathlib import Path
+
+import click
+import pytest
+
+from gitboot.terminal import control, escaped, guarded, style, unstyled, verbatim
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\udcff\n::error::owned ##[add-mask]x"
+SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J\u202e\udcff" + "\n" + r"\u003a:error::owned \u0023#[add-mask]x"
+
+
+def written(*texts: str, to_terminal: bool) -> str:
+    """What a terminal, or a pipe, gets of what is written to a guarded stream."""
+    if to_terminal:
+        read, write = os.openpty()
+        tty.setraw(write)
+    else:
+        read, write = os.pipe()
+    with open(read, "rb", buffering=0) as reading, open(write, "w") as stream:
+        output = guarded(stream)
+        output.writelines(texts)
+        output.flush()
+        return reading.read(1 << 16).decode()
+
+
+@pytest.mark.parametrize("to_terminal", [False, True], ids=["pipe", "terminal"])
+def test_what_is_written_is_escaped(to_terminal: bool) -> None:
+    assert written(HOSTILE, to_terminal=to_terminal) == SHOWN
+    assert written("a", "::b\n", "\t::c", to_terminal=to_terminal) == "a" + r"\u003a:b" + "\n\t" + r"\u003a:c"
+
+
+def test_a_terminal_has_our_own_colours_and_no_others() -> None:
+    line = f"{style(HOSTILE, 'red', bold=True)} {style('fine', 'green')}{control('K')}"
+    assert written(line, to_terminal=True) == f"\x1b[31m\x1b[1m{SHOWN}\x1b[0m \x1b[32mfine\x1b[0m\x1b[K"
+    assert written(line, to_terminal=False) == f"{SHOWN} fine"
+
+
+def test_colours_take_no_room_and_can_be_taken_off() -> None:
+    cell = style("web01\n", "red")
+    assert (unstyled(cell), click.unstyle(cell)) == ("web01\n", "web01\n")
+    assert unstyled(escaped(f"{cell}\x1b[0m")) == r"web01\n\u001b[0m"
+    assert style("plain") == "plain"
+
+
+def test_a_library_may_draw_and_the_stream_goes_on() -> None:
+    read, write = os.pipe()
+    with open(read, "rb", buffering=0) as reading, open(write, "w") as stream:
+        output = guarded(stream)
+        with verbatim(output) as drawing:
+            drawing.write("\x1b[2K")
+        output.write("\x1b")
+        output.flush()
+        assert reading.read(1 << 16) == b"\x1b[2K\\u001b"
+
+
+@pytest.mark.parametrize(
+    "raises",
+    [
+        "raise ValueError(HOSTILE)",
+        "import warnings; warnings.warn(HOSTILE)",
+        "import logging; logging.getLogger('library').error(HOSTILE)",
+        "import click; click.echo(HOSTILE, err=True)",
+        "print(HOSTILE, file=sys.stderr)",
+        "import threading; threading.Thread(target=lambda: {}[HOSTILE]).start()",
+        "sys.exit(HOSTILE)",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_nothing_that_python_or_a_library_says_is_obeyed(raises: str, encoding: str) -> None:
+    script = f"import sys; from gitboot.terminal import guard_output; guard_output(); HOSTILE = {HOSTILE!a}; {raises}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, env={**os.environ, "PYTHONIOENCODING": encoding}
+    )
+    text = done.stderr.decode("latin-1" if encoding == "latin-1" else "utf-8")
+    assert all(line.isprintable() and not line.lstrip().startswith("::") for line in text.splitlines())
+    assert "owned" in text and "##[" not in text
+
+
+def test_what_has_no_letter_in_an_encoding_is_written_all_the_same(tmp_path: Path) -> None:
+    script = "from gitboot.terminal import guard_output; guard_output(); print('机架 ünlü')"
+    with (tmp_path / "out").open("wb") as output:
+        environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+        subprocess.run([sys.executable, "-c", script], stdout=output, env=environment, check=True)
+    assert (tmp_path / "out").read_bytes() == b"\\u673a\\u67b6 \xfcnl\xfc\n"

@@ -1,0 +1,118 @@
+"""Text from outside as gitboot prints it: what is escaped, what stays, and what CI systems make of it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gitboot.text import one_line, printable, printable_lines, shell_words
+from tests.cases import for_each
+
+# What a stranger would write: beginnings of commands, white space of every kind, and characters without a glyph.
+HOSTILE = st.text() | st.lists(
+    st.sampled_from(
+        [
+            *("::", ":", "error", "##", "#", "[", "vso[", "teamcity[", "add-mask", "]"),
+            *(" ", "\t", "\n", "\r", "\v", "\f", "\x1c", "\x85", "\xa0", "\u2028", "\u2029", "\u3000", "\ufeff"),
+            *("\x1b[31m", "\x9b", "\u200b", "\u202e", "\u2066", "\ufe0f", "\u034f", "\U000e0041", "\ud800", "é", "☀"),
+        ]
+    )
+).map("".join)
+
+
+@for_each(
+    ("kind", "found", "expected"),
+    [
+        ("plain", "größer 机架 😀 \\x", "größer 机架 😀 \\x"),
+        ("the ends of lines", "a\nb\r\n\v\f", r"a\nb\r\n\u000b\u000c"),
+        ("a tab", "a\tb", r"a\tb"),
+        ("C0", "\x1b[31m\x07\x00", r"\u001b[31m\u0007\u0000"),
+        ("DEL", "a\x7f", r"a\u007f"),
+        ("C1", "\x9b31m\x85", r"\u009b31m\u0085"),
+        ("overrides and isolates", "\u202ea\u2066b\u2069", r"\u202ea\u2066b\u2069"),
+        ("marks of direction", "\u200e\u200f\u061c", r"\u200e\u200f\u061c"),
+        ("separators", "\u2028\u2029", r"\u2028\u2029"),
+        ("without width", "a\u200b\u200d\ufeff\u2060b", r"a\u200b\u200d\ufeff\u2060b"),
+        ("without a glyph", "\u00ad\u034f\u3164\u115f\U000e0100", r"\u00ad\u034f\u3164\u115f\udb40\udd00"),
+        ("tags", "\U000e0041", r"\udb40\udc41"),
+        ("half of a pair", "\udcff", r"\udcff"),
+        ("spaces that look like another", "a\xa0b\u3000", r"a\u00a0b\u3000"),
+        ("a coloured symbol", "♻️ ⚠️", "♻️ ⚠️"),
+        ("its selector elsewhere", ":\ufe0f:", r":\ufe0f:"),
+        ("a command of GitHub anywhere", "x ##[add-mask]y", r"x \u0023#[add-mask]y"),
+        ("a command of Azure Pipelines", "##VSO[task.setvariable]", r"\u0023#VSO[task.setvariable]"),
+        ("a command of TeamCity", "##teamcity[buildStop]", r"\u0023#teamcity[buildStop]"),
+        ("a heading", "## Guards #[1]", "## Guards #[1]"),
+    ],
+)
+def test_what_commands_or_misleads_is_escaped(kind: str, found: str, expected: str) -> None:
+    assert (printable(found), printable(printable(found))) == (expected, expected)
+
+
+@for_each(
+    ("kind", "found", "expected"),
+    [
+        ("at the start", "::error::x", r"\u003a:error::x"),
+        ("after white space", "a\n \t::error::x", "a\n \t" + r"\u003a:error::x"),
+        ("after what a runner takes for white space", "a\n\u3000::error::x", "a\n" + r"\u3000::error::x"),
+        ("after what a runner does not see", "\u200b::error::x", r"\u200b::error::x"),
+        ("within a line", "a ::error::x", "a ::error::x"),
+        ("tabs and ends of lines stay", "a\tb\n\nc\n", "a\tb\n\nc\n"),
+        ("a section of GitLab", "section_start:1:x\r\x1b[0K", r"section_start:1:x\r\u001b[0K"),
+    ],
+)
+def test_no_line_begins_with_a_command(kind: str, found: str, expected: str) -> None:
+    assert (printable_lines(found), printable_lines(printable_lines(found))) == (expected, expected)
+
+
+def commands(line: str) -> list[str]:
+    """The commands that a CI system finds in a line, whatever they are called.
+
+    As actions/runner (ActionCommand.cs) and azure-pipelines-agent (Command.cs) look for them; what a comparison of .NET
+    may not see is taken out first.
+    """
+    seen = "".join(char for char in line if char.isprintable() or char.isspace())
+    seen = seen.translate(dict.fromkeys(map(ord, "\ufe0f\u034f")))
+    begins = ["::"] if seen.lstrip().startswith("::") else []
+    return begins + [each for each in ("##[", "##vso[", "##teamcity[") if each in seen.lower()]
+
+
+@given(HOSTILE)
+@example("\u2028::error::x")
+@example("a\x85 ::error::x")
+@example("#\u200b#[add-mask]x")
+def test_no_text_commands_a_ci_system_or_a_terminal(found: str) -> None:
+    lines = printable_lines(found).split("\n")
+    assert [commands(line) for line in lines if commands(line)] == []
+    assert all(line.replace("\t", "").isprintable() for line in lines)
+    assert printable(found).isprintable() and one_line(found).isprintable()
+    assert len(lines) == found.count("\n") + 1
+
+
+@given(HOSTILE)
+def test_a_second_time_changes_nothing(found: str) -> None:
+    assert printable(printable(found)) == printable(found)
+    assert printable_lines(printable_lines(found)) == printable_lines(found)
+
+
+@given(HOSTILE, st.booleans(), st.sampled_from([None, 2]))
+def test_json_stays_the_same_json(found: str, ensure_ascii: bool, indent: int | None) -> None:
+    value = {found: [found, 1]}
+    assert json.loads(printable_lines(json.dumps(value, ensure_ascii=ensure_ascii, indent=indent))) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["http://fleet/boot.ipxe"], "http://fleet/boot.ipxe"),
+        (["http://x/$(id);&'"], """'http://x/$(id);&'"'"''"""),
+        (["web01", "web 02", ""], "web01 'web 02' ''"),
+    ],
+)
+def test_words_to_copy_are_words_of_a_shell(words: list[str], expected: str) -> None:
+    assert shell_words(*words) == expected
+    assert shlex.split(expected) == words
