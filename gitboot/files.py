@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Final, NamedTuple
 
 from gitboot.errors import LockedByAnother, UsageError
+from gitboot.text import shell_words
 
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 _PROBES: Final = 10  # so often a lock is tried, each time after a pause: longer than `holder` takes to look
@@ -128,7 +129,7 @@ def read_private(file: Path) -> bytes:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     if mode & _FOR_OTHERS:
-        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {file}")
+        raise UsageError(f"{file} holds secrets, and others may read or write it: chmod 600 {shell_words(file)}")
     return content
 
 

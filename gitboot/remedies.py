@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
+
+from gitboot.text import shell_words
 
 ANY: Final = "*"  # reasons that are the names of errors
 BMC: Final = "Bmc/SERVER"  # the condition of one server's BMC
@@ -91,18 +92,31 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def remedy(type: str, reason: str, given: Mapping[str, str] | None = None) -> str | None:
+def remedy(type: str, reason: str, given: Mapping[str, str | Sequence[str]] | None = None) -> str | None:
     """The line that leads out of a condition that does not hold; STATE is left for `with_state`.
 
-    ``given`` has what the other words in capitals stand for; one that it lacks stays. None: there is no such state.
+    ``given`` has what the other words in capitals stand for, as in `filled`. None: there is no such state.
     """
     head, slash, server = type.partition("/")
     words = {**(given or {}), **({SERVER: server} if slash else {})}
     lines = REMEDIES.get(f"{head}/{SERVER}" if slash else type, {})
     line = lines.get(reason, lines.get(ANY))
-    return line and re.sub(r"\b[A-Z]{5,}\b", lambda word: words.get(word[0], word[0]), line)
+    return line and filled(line, words)
+
+
+def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
+    """Return a line with the words in capitals replaced, each value quoted for a shell. A word without a value stays.
+
+    A value of several words is a sequence.
+    """
+
+    def value(word: re.Match[str]) -> str:
+        found = given.get(word[0], word[0])
+        return shell_words(found) if isinstance(found, str) else shell_words(*found)
+
+    return re.sub(r"\b[A-Z]{5,}\b", value, line)
 
 
 def with_state(line: str, state: str) -> str:
-    """A line with the state directory in it."""
-    return re.sub(rf"\b{STATE}\b", lambda _: shlex.quote(state), line)
+    """Return a line with the state directory in it."""
+    return filled(line, {STATE: state})

@@ -127,7 +127,7 @@ def test_each_line_can_be_typed(line: str) -> None:
 
 
 def test_words_in_capitals_are_filled_in() -> None:
-    given = {"DIGEST": "d1", "GUARDS": "--guard maxDeletes"}
+    given = {"DIGEST": "d1", "GUARDS": ["--guard", "maxDeletes"]}
     line = remedy("CommitAccepted", "GuardTripped", given)
     assert line == "gitboot approve d1 --guard maxDeletes --state STATE --reason '…'"
     assert with_state(line, "/var/lib/git boot") == (

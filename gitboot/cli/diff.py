@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from gitboot.cli.inputs import OutputOption, output_option, path_argument
 from gitboot.cli.problems import FORMATS, prefix_of
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
+from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.review import Review
@@ -80,7 +80,7 @@ def command(
     where = [str(path)] if path != Path() else []
     since = ["--accepted", accepted] if accepted is not None else []
     options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *_flags(limits), *asked]
-    again = shlex.join(["gitboot", "diff", *([range] if range or where else []), *where, *options])
+    again = shell_words("gitboot", "diff", *([range] if range or where else []), *where, *options)
     result = review(
         found.base,
         found.head,

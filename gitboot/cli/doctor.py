@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +14,7 @@ from gitboot.cli.bounded import bounded
 from gitboot.cli.configuration import config_of
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, reject_old_variables
+from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.instance.examining import Examined
@@ -92,16 +91,15 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
 
 def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:
     """With the directories that were given in its hint, to be copied."""
-    hint = examined.hint
-    for word, path in places.items():
-        if hint is not None and path is not None:
-            hint = re.sub(rf"\b{word}\b", shlex.quote(str(path)).replace("\\", r"\\"), hint)
-    return replace(examined, hint=hint)
+    from gitboot.remedies import filled
+
+    given = {word: str(path) for word, path in places.items() if path is not None}
+    return replace(examined, hint=examined.hint and filled(examined.hint, given))
 
 
 def _as_text(examined: Examined) -> str:
     from gitboot.cli.table import wrapped
 
-    health = click.style(f"{examined.health:<8}", fg=_COLOURS[examined.health])
+    health = style(f"{examined.health:<8}", fg=_COLOURS[examined.health])
     lines = [f"{health} {examined.subject:<12} {wrapped(examined.message).strip()}"]
     return "\n".join([*lines, *([f"    {examined.hint}"] if examined.hint else [])])

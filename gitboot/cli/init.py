@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -14,6 +13,7 @@ import click
 from gitboot import __version__
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
+from gitboot.text import shell_words
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
 _GITLAB: Final = ".gitlab-ci.yml"
@@ -67,7 +67,7 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
         if not create_output_file(directory / name, text.encode(), make_folders=True)
     ]
     hashes = "" if "#sha256=" in (known or "") else _HASH_MISSING
-    click.echo(_NEXT.format(directory=fleet, quoted=shlex.quote(str(fleet)), hashes=hashes))
+    click.echo(_NEXT.format(directory=fleet, quoted=shell_words(fleet), hashes=hashes))
     for name in left:
         click.echo(_LEFT.format(name=name, hint=_HINTS.get(name, "").format(**_place_of(folder))), err=True)
     if known is None:
@@ -109,7 +109,7 @@ def seed(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
         ("@SUBPATH@", json.dumps(subpath)[1:-1]),
         ("@PACKAGES@", json.dumps(f"{subpath}/{PACKAGES}" if subpath else PACKAGES)[1:-1]),
         ("@SLUG@", place["slug"]),
-        ("@BELOW@", f" {shlex.quote(subpath)}" if subpath else ""),
+        ("@BELOW@", f" {shell_words(subpath)}" if subpath else ""),
     ):
         text = text.replace(token, value)
     return text
@@ -126,7 +126,7 @@ def packages(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     if "git+" in requirement:
         hint = _NO_HASH_OF_GIT
     else:
-        hint = _NO_HASH.format(requirement=shlex.quote(requirement), path=shlex.quote(path))
+        hint = _NO_HASH.format(requirement=shell_words(requirement), path=shell_words(path))
     needed = (line for line in _NEEDED.read_text().splitlines() if not line.lstrip().startswith("#"))
     line = f"{requirement} --hash=sha256:{digest or 'MISSING'}"
     return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))

@@ -28,6 +28,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
+from gitboot.text import shell_words
 
 __all__ = ["Look", "chosen", "decision_of", "looked_at", "machines_of", "request"]
 
@@ -106,7 +107,7 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
     if outcome is None:
         raise NotYetDone(
             f"{state}: left for process {process}, which has not taken it up within {_PATIENCE_S} s "
-            f"(gitboot status --state {state} says what it waits for)"
+            f"(gitboot status --state {shell_words(state)} says what it waits for)"
         )
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.inputs import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
+from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.load import FleetRepository
@@ -88,7 +88,7 @@ def server(
     target = path / "servers" / f"{chosen}.yaml"
     if not create_output_file(target, text.encode(), make_folders=True):
         raise UsageError(f"{target} is there already")
-    click.echo(f"wrote {target}; next: gitboot validate {shlex.quote(str(path))}")
+    click.echo(f"wrote {target}; next: gitboot validate {shell_words(path)}")
 
 
 def _loaded(path: Path) -> FleetRepository:
@@ -137,7 +137,9 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     mac = parse_mac(seen)
     machine = next((each for each in read_unknown(state).machines if mac in each.macs), None)
     if machine is None:
-        raise UsageError(f"nobody has asked with {seen}, as far as is known: gitboot unknown-machines --state {state}")
+        raise UsageError(
+            f"nobody has asked with {seen}, as far as is known: gitboot unknown-machines --state {shell_words(state)}"
+        )
     about = f"It asked for a boot from {machine.client} at {machine.last:%Y-%m-%d %H:%M} UTC, and said this of itself."
     new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
     if (inventory := machine.inventory) is None:

@@ -13,6 +13,7 @@ from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
 from gitboot.cli.inputs import OutputOption, document, now, output_option, reason_option, state_option
 from gitboot.phrases import count
+from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.cli.instance import Look
@@ -345,7 +346,7 @@ def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = 
     unsaid = [item["server"] for item in items if _standing(item) in _UNSAID]
     below = [wrapped(doubt)] if doubt else []
     if unsaid and not doubt:
-        named = " ".join(unsaid[:_MOST_NAMED])
+        named = shell_words(*unsaid[:_MOST_NAMED])
         below = [
             "say what is on their disks, provisioned or pending:",
             f"    gitboot records set {named} provisioned --state STATE --reason '…'",

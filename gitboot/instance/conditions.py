@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -82,20 +81,25 @@ def carried(before: Iterable[Condition], now: Iterable[Condition]) -> tuple[Cond
     )
 
 
-def _given(standing: Standing) -> dict[str, str]:
+def _given(standing: Standing) -> dict[str, str | Sequence[str]]:
     """What words in capitals of any remedy stand for."""
-    given = {"LEDGER": standing.knowledge.facts.identity, "COMMIT": standing.attempt.attempted or "HEAD"}
+    given: dict[str, str | Sequence[str]] = {
+        "LEDGER": standing.knowledge.facts.identity,
+        "COMMIT": standing.attempt.attempted or "HEAD",
+    }
     if (output := standing.knowledge.facts.output) is not None:
-        given["OUTPUT"] = shlex.quote(output)
+        given["OUTPUT"] = output
     if (held := standing.attempt.held) is not None:
-        given |= {"DIGEST": held.digest, "GUARDS": " ".join(f"--guard {guard}" for guard in held.guards)}
+        given |= {"DIGEST": held.digest, "GUARDS": [word for guard in held.guards for word in ("--guard", guard)]}
     if claims := standing.knowledge.claims:
-        given |= {"CLAIMS": shlex.join(claim.file for claim in claims), "FETCHLOG": shlex.quote(claims[0].fetch_log)}
+        given |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
     refusals = {each.server for each in refused.telling(standing.refused)}
     return given | ({"SERVER": min(refusals)} if refusals else {})
 
 
-def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mapping[str, str]) -> str | None:
+def _remedy(
+    condition: Condition, standing: Standing, at: datetime, given: Mapping[str, str | Sequence[str]]
+) -> str | None:
     """What leads out of a condition, for a first server where it is one of several."""
     named: Collection[str] = ()
     match condition.type:
@@ -111,7 +115,7 @@ def _remedy(condition: Condition, standing: Standing, at: datetime, given: Mappi
         case "LedgerNamed" if (accepted := standing.attempt.accepted) is not None and accepted.site is not None:
             return f"ledger: {given['LEDGER']}  # of the site {accepted.site}, in the spec of the Fleet"
     if named:
-        given = {**given, "SERVERS": " ".join(nsmallest(_MOST_NAMED, named))}
+        given = {**given, "SERVERS": nsmallest(_MOST_NAMED, named)}
     found, commit = remedy(condition.type, condition.reason, given), standing.commit
     if found is not None and condition.reason == "UnknownServers" and commit is not None:
         found += "; or: take-over FILE, from another site" if commit.fleet.has_instances_by_site else ""

@@ -23,6 +23,7 @@ from gitboot.remedies import remedy
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve import Decisions
 from gitboot.storage import check_output, check_state
+from gitboot.text import shell_words
 from gitboot.timekeeping import Keeping
 
 _FEW: Final = 0.1  # of a file system: less that is free is worth a word
@@ -87,7 +88,9 @@ def of_acting(lease: Leased) -> Examination:
 def of_state(state: Path) -> Examination:
     """Whether a ledger may lie there, and has room."""
     if not state.is_dir():
-        yield _wrong("state", f"there is no directory {state}", f"install -d -m 0700 {state}  # for gitboot's user")
+        yield _wrong(
+            "state", f"there is no directory {state}", f"install -d -m 0700 {shell_words(state)}  # for gitboot's user"
+        )
         return
     yield from _checked("state", f"{state} is this machine's own", lambda warn: check_state(state, (), warn))
     yield from _of_room(state, files=0)
@@ -119,16 +122,22 @@ def of_who_sets(look: Look) -> Examination:
 def of_output(output: Path, state: Path, *, servers: int) -> Examination:
     """Whether a tree may lie there, what stands there, and whether there is room for the fleet's."""
     if not output.is_dir():
-        yield _doubtful("output", f"there is no directory {output}; the first pass makes it", f"install -d {output}")
+        yield _doubtful(
+            "output", f"there is no directory {output}; the first pass makes it", f"install -d {shell_words(output)}"
+        )
         return
     yield from _checked("output", None, lambda warn: check_output(output, (), warn, state=state))
     try:
         stamp = parse_head((output / MANIFEST).read_bytes()).stamp
         yield _fine("output", f"{output} stands for {stamp.commit[:12]}, of the ledger {stamp.ledger}")
     except FileNotFoundError:
-        yield _doubtful("output", f"{output} holds nothing that was published", f"gitboot run … --out {output}")
+        yield _doubtful(
+            "output", f"{output} holds nothing that was published", f"gitboot run … --out {shell_words(output)}"
+        )
     except (OSError, ValueError) as error:
-        yield _wrong("output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {output / MANIFEST}")
+        yield _wrong(
+            "output", f"{output / MANIFEST} cannot be read: {error}", f"ls -l {shell_words(output / MANIFEST)}"
+        )
     if is_open(output):
         message = f"everybody who has a login on this host can read {output}, and so the tokens of installations"
         yield _doubtful("output", message, remedy("OutputClosed", "ReadableByAll"))
@@ -175,7 +184,7 @@ def of_mirrors(decisions: Decisions) -> Examination:
         try:
             fetcher.head(url)
         except GitbootError as error:
-            yield _wrong("DHCP", f"machines are told {mirror.base_url}, and {error}", f"curl -I {url}")
+            yield _wrong("DHCP", f"machines are told {mirror.base_url}, and {error}", f"curl -I {shell_words(url)}")
             continue
         yield _fine("DHCP", f"{url} is answered")
         missing = []
@@ -199,7 +208,9 @@ def _of_room(place: Path, *, files: int) -> Examination:
         message = f"{place} has room for {found.f_favail:,} files, and the fleet's tree has about {files:,}"
         yield _wrong("disk", message, "choose a file system with more inodes: mkfs.ext4 -N")
     elif found.f_bavail < found.f_blocks * _FEW or (found.f_files and found.f_favail < found.f_files * _FEW):
-        yield _doubtful("disk", f"{place} has {free / 2**30:,.1f} GiB free, less than a tenth", f"df -h {place}")
+        yield _doubtful(
+            "disk", f"{place} has {free / 2**30:,.1f} GiB free, less than a tenth", f"df -h {shell_words(place)}"
+        )
     else:
         yield _fine("disk", f"{place} has {free / 2**30:,.1f} GiB free")
 

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.access import pair_of
@@ -62,6 +61,7 @@ from gitboot.remedies import remedy
 from gitboot.render.keyed import TokenKeys
 from gitboot.resolve import plan
 from gitboot.resolve.attempts import step_of
+from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.bmc.driver import Driver
@@ -256,7 +256,8 @@ class Inspection:
         name, doubt = self.subject.name, self.subject.doubt
         match self.failure:
             case BmcUnreachable() | BmcBusy():
-                return f"curl -ksS {quote(self.subject.bmc.address.rstrip('/'))}/redfish/v1/"  # which needs no password
+                # The service root needs no password: DSP0266, "Authentication requirements".
+                return f"curl -ksS {shell_words(self.subject.bmc.address.rstrip('/') + '/redfish/v1/')}"
             case BmcRejected():
                 return remedy(f"Bmc/{name}", "Stalled")
             case BmcNotTrusted():

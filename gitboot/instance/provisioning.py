@@ -26,6 +26,7 @@ from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attem
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.records import adopted, attempt_facts, carried, last_shown
 from gitboot.status import Event
+from gitboot.text import shell_words
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
 
@@ -101,7 +102,7 @@ def doubt_given(learning: Learning, commit: Commit, given: Iterable[Observation]
     names = sorted(found.values())
     message = (
         f"{some(names)}: given a boot that is in neither this ledger nor what it was begun with. Say what is installed "
-        f"there with gitboot records set {names[0]}"
+        f"there with gitboot records set {shell_words(names[0])}"
     )
     learning.events.append(Event(at=at, type="ServerUnknown", message=message, facts={"servers": names}, warning=True))
 
@@ -149,7 +150,7 @@ def _begin(
         elif (record := found.record(each)) is not None:
             learning.write_record(each.uuid, each.server, record)
     for why, names in sorted(unknown.items()):
-        message = f"{some(names)}: {why}. Say what is installed there with gitboot records set {names[0]}"
+        message = f"{some(names)}: {why}. Say what is installed there with gitboot records set {shell_words(names[0])}"
         if commit.fleet.has_instances_by_site:
             message += ", or, where another site had it, with gitboot records take-over what that one hands over"
         learning.events.append(

@@ -11,6 +11,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.instance import directory as state
+from gitboot.text import shell_words
 
 _OWN: Final = 0o077  # a umask: nothing for anybody else
 _SHARED: Final = 0o007  # a umask: the same for the group that the directory is shared with
@@ -58,7 +59,9 @@ def check_spool_rights(folder: Path) -> None:
         if found.st_mode & stat.S_IWOTH and found.st_uid == os.geteuid():
             folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
         elif found.st_mode & stat.S_IWOTH:
-            raise UsageError(f"everybody may write {folder}, and so say what is installed: chmod o-w {folder}")
+            raise UsageError(
+                f"everybody may write {folder}, and so say what is installed: chmod o-w {shell_words(folder)}"
+            )
 
 
 _NAMES: Final = (
@@ -94,4 +97,4 @@ def _close(path: Path, found: os.stat_result, mask: int) -> None:
     others = mode & stat.S_IWOTH
     if others or (mode & stat.S_IWGRP and not _is_ours(found.st_gid)):
         who = "everybody" if others else f"group {found.st_gid}, which this process is not in,"
-        raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {path}")
+        raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {shell_words(path)}")

@@ -11,6 +11,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from gitboot.errors import LedgerLeft, LedgerUnfinished
+from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.ledger.database import Database
@@ -84,7 +85,7 @@ def check_is_used(database: Database) -> None:
         to = "file" if database.is_local else "URL"
         raise LedgerUnfinished(
             f"{database.name}: this is a copy of {value} that has not ended, and no ledger yet; let it end, or where it"
-            f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {to}"
+            f" was killed, type it on that host once more: gitboot ledger copy --state STATE --to {shell_words(to)}"
         )
 
 

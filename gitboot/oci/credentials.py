@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gitboot.errors import UsageError
+from gitboot.text import shell_words
 
 
 class _Auth(msgspec.Struct):
@@ -54,7 +55,9 @@ class RegistryCredentials:
         except OSError as error:
             raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
         if mode & stat.S_IRWXO:
-            raise UsageError(f"{self.file} holds passwords, and everybody can read it: chmod 600 {self.file}")
+            raise UsageError(
+                f"{self.file} holds passwords, and everybody can read it: chmod 600 {shell_words(self.file)}"
+            )
         try:
             return msgspec.json.decode(content, type=_AuthFile)
         except (msgspec.MsgspecError, UnicodeDecodeError):

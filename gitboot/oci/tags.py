@@ -13,6 +13,7 @@ from gitboot.oci.registry import Registries
 from gitboot.oci.resolve import Resolved, resolve
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from gitboot.text import shell_words
 
 
 def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
@@ -23,7 +24,7 @@ def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[P
         try:
             return "; ".join(_lines(resolve(OciReference.parse(image), registries)))
         except (HostUnreachable, OperatorError) as error:
-            return f"`gitboot artifacts resolve {image}` prints what to write; asked now: {error}"
+            return f"`gitboot artifacts resolve {shell_words(image)}` prints what to write; asked now: {error}"
 
     return tuple(
         replace(problem, hint=hint(found[0].partition("@")[0]))

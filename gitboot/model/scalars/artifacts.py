@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.problems.codes import Code
+from gitboot.text import shell_words
 
 Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
 ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
@@ -73,7 +74,7 @@ def _check_oci(found: str, hint: str) -> None:
         raise Malformed(
             Code.OCI_TAG,
             f"{found} names an image of a registry by its tag, where the digest of one file is needed",
-            f"`gitboot artifacts resolve {image}` prints what to write",
+            f"`gitboot artifacts resolve {shell_words(image)}` prints what to write",
         )
 
 
