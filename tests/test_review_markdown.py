@@ -28,7 +28,7 @@ HOSTILE = "`</code></summary><script>alert(1)</script>@everyone ```\u202e**x** |
         ("", "` `"),
         ("a`b", "`` a`b ``"),
         ("```", "```` ``` ````"),
-        ("a\nb\x1b[31m", "`a\ufffdb\ufffd[31m`"),
+        ("a\nb\x1b[31m", r"`a\nb\u001b[31m`"),
         ("x" * 400, f"`{'x' * 299}…`"),
     ],
 )
@@ -37,13 +37,15 @@ def test_a_code_span_ends_where_its_text_does(text: str, expected: str) -> None:
 
 
 def test_a_table_cell_ends_where_its_text_does() -> None:
-    assert code("a|b", in_table=True) == "`a\\|b`"
+    assert code("a|b", in_table=True) == r"`a\|b`"
+    assert code(r"a\|b", in_table=True) == r"`a\\u007cb`"  # the backslash would escape that of "\|": GFM 6.1
 
 
 def outside_code(markdown: str) -> str:
     """What of Markdown is read as such: without fences and code spans (CommonMark 4.5 and 6.1)."""
     without_fences = re.sub(r"^(`{3,})[^\n]*\n.*?^\1$", "", markdown, flags=re.MULTILINE | re.DOTALL)
-    return re.sub(r"(?<!`)(`+)(?!`)(.*?)(?<!`)\1(?!`)", "", without_fences)
+    without_spans = re.sub(r"(?<!`)(`+)(?!`)(.*?)(?<!`)\1(?!`)", "", without_fences)
+    return re.sub("<code>[^<]*</code>", "", without_spans)
 
 
 def test_nothing_that_yaml_says_is_markdown_or_html() -> None:
@@ -86,8 +88,8 @@ def test_the_path_of_a_file_mentions_nobody() -> None:
     spec = f"stream: stable, userData: {{format: CloudInit, template: '{path}'}}"
     old = {**old, "profiles/web.yaml": document("BootProfile", "web", f"method: Pxe, {spec}")}
     shown = as_markdown(reviewed({path: USER_DATA + "# more\n"}, old))
-    assert "<summary>userdata/@&#8203;owner/team.j2 changes 18 servers" in shown
-    assert not re.search("@(?!&#8203;)", outside_code(shown))
+    assert "<summary><code>userdata/@owner/team.j2 changes 18 servers" in shown
+    assert "@" not in outside_code(shown)
 
 
 def test_what_unknown_machines_boot_gives_no_secret_away_when_outputs_change() -> None:

@@ -277,10 +277,9 @@ def _fetched(opener: OpenerDirector, url: str, timeout_s: float) -> str | None:
 def _as_text(found: list[Contrast]) -> str:
     from gitboot.cli.table import table, wrapped
     from gitboot.migration.contrast import Likeness
-    from gitboot.problems.order import printable
 
     others = [each for each in found if each.verdict is not Likeness.EQUAL]
-    rows = [(_short(printable(each.server)), str(each.verdict), _what(each)) for each in others]
+    rows = [(_short(each.server), str(each.verdict), _what(each)) for each in others]
     lines = [table(("SERVER", "ANSWER", "WHAT"), rows)] if rows else []
     for each in others:
         for what, old, new in each.differences:
@@ -304,15 +303,16 @@ def _what(each: Contrast) -> str:
 
 def _as_markdown(found: list[Contrast]) -> str:
     from gitboot.migration.contrast import Likeness
+    from gitboot.review.markdown import code
 
     def cell(text: str) -> str:
-        return text.replace("\\", "\\\\").replace("|", "\\|").replace("`", "'").replace("\n", " ")
+        return code(text, in_table=True)
 
     lines = [_counted(found), "", "| server | answer | what | old | gitboot |", "|---|---|---|---|---|"]
     for each in found:
         if each.verdict is not Likeness.EQUAL:
             for what, old, new in each.differences or ((each.message, "-", "-"),):
-                lines.append(f"| {cell(each.server)} | {each.verdict} | {cell(what)} | `{cell(old)}` | `{cell(new)}` |")
+                lines.append(f"| {cell(each.server)} | {each.verdict} | {cell(what)} | {cell(old)} | {cell(new)} |")
     return "\n".join(lines if len(lines) > 4 else lines[:1])
 
 

@@ -13,12 +13,12 @@ from itertools import groupby
 from typing import Final
 
 from gitboot.phrases import count, more, some
-from gitboot.problems.order import printable
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
+from gitboot.text import printable
 
 LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
 
@@ -29,7 +29,7 @@ _LONGEST: Final = 300  # characters of one line
 
 def marker(folder: str) -> str:
     """The first line, by which a comment is found again and replaced: one for each fleet of a repository."""
-    plain = re.sub("-{2,}|[<>]", "_", folder)  # what would end an HTML comment
+    plain = re.sub("-{2,}|[<>]", "_", printable(folder))  # what would end an HTML comment
     return f"<!-- gitboot diff {plain} -->" if folder else "<!-- gitboot diff -->"
 
 
@@ -125,8 +125,17 @@ def _guards(review: Review) -> Iterator[str]:
 
 
 def _told(text: str) -> str:
-    """Words of gitboot's own with a label's value in them, which is free of anything that Markdown reads."""
-    return text.replace("_", "\\_")
+    """Return words of gitboot's own that may hold the value of a label, which Markdown must not read."""
+    return text if _is_plain(text) else code(text)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether Markdown, HTML and forges read the text as no more than its words."""
+    return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
+
+
+_PLAIN: Final = re.compile("[A-Za-z0-9 ,.:;/()%=-]+")
+_LINKS: Final = ("www.", "://")  # GFM 6.9
 
 
 def _dangers(review: Review) -> Iterator[str]:
@@ -195,9 +204,11 @@ def _cause(cause: ChangeCause) -> str:
 
 
 def _folded(summary: str, text: str) -> tuple[str, str]:
-    # Not in a code span, as Markdown ends where HTML begins: a space of no width keeps @ from mentioning someone.
-    summary = escape(printable(summary)).replace("@", "@&#8203;")
-    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>", f"- <code>{summary}</code>"
+    # Markdown ends where HTML begins, so a code span would not be one. Forges find no mention and no reference (#1, !1)
+    # in <code>.
+    shown = escape(printable(summary))
+    shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
+    return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {code(summary)}"
 
 
 def _rendered(diffs: Iterable[RenderedDiff]) -> str:
@@ -296,7 +307,8 @@ def code(text: str, *, in_table: bool = False) -> str:
     text = f"{text[: _LONGEST - 1]}…" if len(text) > _LONGEST else text
     fence = _longer_than(text, 1)
     padding = " " if "`" in text else ""
-    text = text.replace("|", "\\|") if in_table else text
+    if in_table:  # a backslash before "\|" would escape the backslash, and end the cell: GFM 4.10, 6.1
+        text = re.sub(r"(?<!\\)\|", r"\\|", text.replace("\\|", r"\\u007c"))
     return f"{fence}{padding}{text or ' '}{padding}{fence}"
 
 
