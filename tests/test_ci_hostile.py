@@ -379,3 +379,38 @@ def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
     assert code == 1, out
     pushed = fleet.work.git("ls-remote", str(fleet.remote), f"refs/heads/{branch}")
     assert pushed == ""
+
+
+# S14 and S15: names
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system(
+    job: Any, fleet: Fleet, host: CommentHost, programs: Path
+) -> None:
+    """What the workflow's own annotations print are commands of gitboot: ``error``, ``warning`` and ``notice``."""
+    names = ("::stop-commands::x.yaml", "::add-mask::debug.yaml", "##[error]y.yaml", "::set-output name=a::b/c.yaml")
+    for name in names:
+        (fleet.work.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (fleet.work.path / name).write_text("kind: Nothing\n")
+    fleet.change(CHANGED)
+    ran = job(fleet, host, programs)
+    assert "stop-commands" in ran.out and ran.failed
+    begins = [line for line in ran.out.splitlines() if re.match(r"\s*(::|##)", line)]
+    assert [line for line in begins if not re.match("::(error|warning|notice) file=[^:]+::", line)] == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused(
+    job: Any, host: CommentHost, programs: Path, tmp_path: Path
+) -> None:
+    """The instance takes the folder from the commit, where a symlink is none."""
+    fleet = Fleet(tmp_path, "infra/boot")
+    folder = fleet.work.path / "infra" / "boot"
+    folder.rename(fleet.work.path / "elsewhere")
+    folder.symlink_to("../elsewhere")
+    fleet.work.commit(message="Move the fleet")
+    ran = job(fleet, host, programs)
+    assert ran.failed
+    assert not any("unchanged" in comment["body"] for comment in host.comments)
+    assert "infra/boot" in ran.out
