@@ -11,7 +11,7 @@ from gitboot import sections
 from gitboot.cli import deciding
 from gitboot.errors import SourceError
 from gitboot.evaluate import evaluator, shelf
-from gitboot.source import fingerprints, open_snapshot
+from gitboot.source import fingerprints, open_snapshot, worktree
 from gitboot.source.worktree import WorkFiles
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.kept import from_bytes, of_bytes, to_bytes
@@ -164,13 +164,13 @@ def test_what_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
 def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
-    content = WorkFiles._content
+    content = worktree._content
 
-    def noted(self: WorkFiles, path: str) -> tuple[bytes, os.stat_result]:
+    def noted(root: Path, path: str) -> tuple[bytes, os.stat_result]:
         read.append(path)
-        return content(self, path)
+        return content(root, path)
 
-    monkeypatch.setattr(WorkFiles, "_content", noted)
+    monkeypatch.setattr(worktree, "_content", noted)
     for _ in range(2):
         assert typed("validate").code == 0
         assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
