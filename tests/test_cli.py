@@ -1005,7 +1005,6 @@ def test_a_variable_with_a_wrong_value_is_named(gitboot: Run, monkeypatch: pytes
     ("text", "said"),
     [
         ("outp = '/srv/boot'\n", "there is no setting 'outp'; did you mean out?"),
-        ("output = '/srv/boot'\n", "there is no setting 'output'; did you mean out?"),
         ("reference = 'main'\n", "there is no setting 'reference'"),
         ("git_timeout = 5\n", "did you mean git-timeout?"),
         ("zzz = 1\nxyzzy = 1\n", "there is no setting 'xyzzy'; it may have accept-filesystem, allow-empty"),

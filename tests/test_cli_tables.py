@@ -62,6 +62,7 @@ ELSEWHERE: Final = {  # their rows need other systems: the same function with th
     "scanning": "what networks answer",
     "artifacts_download": "web servers",
     "compare_old_system": "another provisioning system",
+    "secret": "an endpoint that gives secrets",
 }
 
 

@@ -219,6 +219,6 @@ def test_status_says_how_far_it_is_while_somebody_works(tmp_path: Path, runs: bo
 
 def test_on_a_terminal_the_next_line_takes_its_place() -> None:
     told = (Event(at=AT, type=kind, message=message) for kind, message in (("Progress", "half"), ("Published", "all")))
-    first, second = shown(*told).split("\r")
+    first, second = shown(*told).split("\x1b[G")  # ECMA-48, CHA: to the first column
     assert first.endswith("half") and "\n" not in first
     assert second.startswith("\x1b[K") and second.endswith("all\n")

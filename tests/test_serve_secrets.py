@@ -455,11 +455,11 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         found = eventually(lambda: private(instance))
         assert (found["status"], found["reason"]) == (False, "SecondAddress")
         assert "web01: the secret join was fetched" in found["message"] and STRANGER in found["message"]
-        assert found["remedy"].startswith("gitboot secret confirm web01 --state STATE")
+        assert found["remedy"].startswith("gitboot secret fetches web01 --state STATE")
         eventually(lambda: shown_fetches(tmp_path).get(STRANGER, 0) > 10)
         assert fetched_secrets(instance) == ["127.0.0.1", STRANGER]
 
-        confirmed = typed("secret", "confirm", "web01", "--state", tmp_path / "state", "--reason", "INC-4711")
+        confirmed = typed("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
         assert confirmed.code == 0, confirmed.err
         eventually(lambda: private(instance) is None)
 

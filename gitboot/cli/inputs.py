@@ -126,13 +126,13 @@ def _directory_of_credentials(_: click.Context, __: click.Parameter, path: Path 
     return path
 
 
-def _said(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+def said(_: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     if text is not None and not text.strip():
         raise click.BadParameter("say why: who finds it later has nothing else to go by", param=parameter)
     return text
 
 
-reason_option = click.option("--reason", required=True, callback=_said, help="Why, for those who find it later.")
+reason_option = click.option("--reason", required=True, callback=said, help="Why, for those who find it later.")
 
 credentials_option = click.option(
     "--credentials",

@@ -11,7 +11,7 @@ import click
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.choosing import meant_by, selector_option
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option, reason_option, state_option
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option, said, state_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.phrases import count
@@ -126,17 +126,32 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
+@click.option(
+    "--confirm", metavar="REASON", callback=said, help="Confirm that the fetches of SERVERS are right, and why."
+)
 @output_option("text", "json")
 @bounded
-def fetches(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
+def fetches(
+    servers: tuple[str, ...],
+    selector: str | None,
+    state: Path,
+    confirm: str | None,
+    outputs: tuple[OutputOption, ...],
+) -> None:
     """Show who fetched the secrets of SERVERS, or of all.
 
     The command shows the newest installation of each server, user data included. It names up to 16 addresses for each
     secret, or /64 networks of IPv6, and counts the fetches of all others together.
+
+    If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
+    until another address fetches a secret, or until ten more fetches.
     """
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.cli.table import table
 
+    if confirm is not None:
+        _confirm(servers, selector, state, confirm)
+        return
     with looked_at(state, now()) as look:
         names = chosen(servers, look, selector)
         known = {
@@ -172,18 +187,8 @@ def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
     ]
 
 
-@command.command("confirm", context_settings=_SETTINGS)
-@click.argument("servers", nargs=-1)
-@selector_option
-@state_option
-@reason_option
-@bounded
-def confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
-    """Confirm that the fetches of the secrets of SERVERS are right.
-
-    Look at them first with `gitboot secret fetches`. If a stranger fetched a secret, change the secret. The condition
-    SecretsPrivate holds again until another address fetches a secret, or until ten more fetches.
-    """
+def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
+    """Request that the instance takes the fetches that the ledger has now as right."""
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import SECRET_FETCHES
 

@@ -225,7 +225,7 @@ class SecretFetchesItem(_Model):
     installation: str  # its provision key
     attempt: int
     secret: str  # secrets/NAME or user-data/FILE
-    unexpected: bool  # whether a person should look: gitboot secret confirm
+    unexpected: bool  # whether a person should look: gitboot secret fetches --confirm
     times: int
     addresses: tuple[AddressFetchesItem, ...]  # at most 16
     others: FetchesItem | None  # by all further addresses
