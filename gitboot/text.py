@@ -16,7 +16,7 @@ _INVISIBLE: Final = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 # U+FE0F after a symbol only chooses the coloured glyph of that symbol.
-_EMOJI: Final = re.compile("(?<=[\u2000-\u33ff\U0001f000-\U0001faff])\ufe0f")
+_GLYPH_CHOICE: Final = re.compile("[\u2000-\u33ff\U0001f000-\U0001faff]\ufe0f")
 
 # GitHub's runner reads ``::error::`` at the start of a line after any white space, and ``##[error]`` anywhere in a line
 # (actions/runner, src/Runner.Common/ActionCommand.cs, TryParseV2 and TryParse). Azure Pipelines reads ``##vso[``
@@ -36,7 +36,10 @@ def printable(text: str) -> str:
     CI system's command. A second call changes nothing.
     """
     if not _is_plain(text):
-        text = "\ufe0f".join(map(_shown, _EMOJI.split(text)))
+        text = "".join(
+            each if _is_plain(each) or (_is_plain(before) and _GLYPH_CHOICE.fullmatch(before + each)) else _escape(each)
+            for before, each in zip(f" {text}", text, strict=False)
+        )
     return _COMMAND_ANYWHERE.sub(r"\\u0023", text)
 
 
@@ -62,10 +65,6 @@ def shell_words(*words: object) -> str:
 
 def _is_plain(text: str) -> bool:
     return text.isprintable() and (text.isascii() or not _INVISIBLE.search(text))
-
-
-def _shown(text: str) -> str:
-    return text if _is_plain(text) else "".join(each if _is_plain(each) else _escape(each) for each in text)
 
 
 def _escape(char: str) -> str:

@@ -94,6 +94,8 @@ def test_no_text_commands_a_ci_system_or_a_terminal(found: str) -> None:
 
 
 @given(HOSTILE)
+@example("\u2000\ufe0f")
+@example("\u2072\ufe0f\ufe0f")
 def test_a_second_time_changes_nothing(found: str) -> None:
     assert printable(printable(found)) == printable(found)
     assert printable_lines(printable_lines(found)) == printable_lines(found)
