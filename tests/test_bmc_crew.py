@@ -174,6 +174,16 @@ def test_of_one_key_there_is_one_at_a_time_and_the_newest_that_has_not_begun(mak
     assert held.begun == ["a", "b"]
 
 
+def test_no_task_is_taken_by_who_does_not_know_yet_what_the_last_one_did(make_held: Callable[..., Held]) -> None:
+    held = make_held()
+    held.add("web01")
+    held.end("web01")
+    held.until(lambda: held.woken == 1)
+    assert held.add("web01", "web02") == {"web02"}
+    assert held.taken(1) == {"web01": "web01 is done"}
+    assert held.add("web01") == {"web01"}
+
+
 def test_what_a_task_raises_is_raised_where_its_result_would_be(make_held: Callable[..., Held]) -> None:
     held = make_held()
 

@@ -106,14 +106,15 @@ class Crew(Generic[Key, Value]):
         self._is_gathering = False
 
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
-        """Take tasks in, but for keys whose last one still runs; return the keys whose task was taken.
+        """Take tasks in, but for keys whose last one still runs, or has ended since `ended` was called.
 
-        One that has not begun gives way to a newer one of its key.
+        Whoever makes a task for such a key does not know yet what the last one did. A task that has not begun gives way
+        to a newer one of its key. Return the keys whose task was taken.
         """
         taken = set()
         with self._changed:
             for task in tasks:
-                if task.key not in self._running:
+                if task.key not in self._running and task.key not in self._ended:
                     self._waiting.put(task)
                     taken.add(task.key)
             self._begin()

@@ -158,7 +158,10 @@ class BmcPool:
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:
-        """Take jobs in, but for machines whose last one still runs; return the machines whose job was taken."""
+        """Take jobs in, but for machines whose last one still runs, or has ended since `finished` was called.
+
+        Return the machines whose job was taken.
+        """
         made = (replace(job, dry_run=self.dry_run) for job in jobs)
         return self._crew.add(Task(job.uuid, job.site, partial(self._run, job)) for job in made)
 
