@@ -11,10 +11,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gitboot.background_threads import BackgroundThread
+
 LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # by which workers and children are told, too
+
 _SET_PDEATHSIG: Final = 1  # prctl(2)
 _REAP_S: Final = 1
 
@@ -159,7 +163,7 @@ def end_with(parent: int) -> None:
 def reap_orphans(wait: Callable[[float], bool]) -> None:
     """Where this is a container's first process: reap whom nobody else will, in a thread, until ``wait`` says so."""
     if os.getpid() == 1:
-        threading.Thread(target=_keep_reaping, args=(wait,), name="reaper", daemon=True).start()
+        BackgroundThread(partial(_keep_reaping, wait), name="reaper").start()
 
 
 def _keep_reaping(wait: Callable[[float], bool]) -> None:

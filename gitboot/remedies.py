@@ -71,6 +71,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "NoEndpoint": "endpoint: http://…  # in the Fleet: who gives boots that are made once",
         ANY: "gitboot status --state STATE  # it is tried again by itself",
     },
+    "ThreadsRunning": {"Died": "gitboot events --state STATE | tail  # report the traceback in the log"},
     "TreeRead": {
         "Absent": "gitboot run REPOSITORY --out OUTPUT --state STATE",
         "UnknownFormat": "gitboot --version  # here, and where the instance runs: they have to be the same",

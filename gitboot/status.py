@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from gitboot.authorship import Signer
 from gitboot.facts import facts
@@ -44,6 +44,14 @@ class Telling:
     failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
     asked: bool = True  # whether it was asked, be it in vain, what it knew of this ledger before it is told anything
     known: int | None = None  # how far the ledger had come by what it knew; None: it knew nothing, or did not answer
+
+
+class ThreadFailure(NamedTuple):
+    """A thread of an instance that died of an error, and has not run for long since."""
+
+    thread: str
+    message: str  # the error, on one line
+    deaths: int  # since the instance started
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,7 +27,7 @@ from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
-from gitboot.status import Condition, Following, Status
+from gitboot.status import Condition, Following, Status, ThreadFailure
 from gitboot.stoppage import Stoppage
 from tests.cases import for_each
 from tests.doubles import Commits
@@ -142,6 +142,13 @@ def same(standing: Standing) -> Standing:
             with_(attempt=replace(accepted(COMMIT), trouble=("CorruptClone", "broken"))),
             "SourceReady",
             (False, "CorruptClone"),
+        ),
+        ("no thread that died", same, "ThreadsRunning", None),
+        (
+            "a thread that died",
+            with_(died=(ThreadFailure("fetch", "ValueError: a", 2),)),
+            "ThreadsRunning",
+            (False, "Died"),
         ),
         ("no target", same, "TargetsCurrent", None),
         ("a target that holds everything", with_(following=(TARGET,)), "TargetsCurrent", (True, "Current")),

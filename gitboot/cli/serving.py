@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.cli.access import AccessSettings, certificate_of
 from gitboot.cli.forwarding import arguments_of
 from gitboot.cli.serve import keys_in, make_spool, operators_socket, worker_command
@@ -79,18 +80,17 @@ def watched(folder: Path | None, wake: Callable[[], None], *, below: bool = Fals
         yield
         return
     ended = threading.Event()
-    changes = watchfiles.watch(
-        folder, watch_filter=None, stop_event=ended, debounce=50, step=20, raise_interrupt=False, recursive=below
-    )
 
     def keep_waking() -> None:
-        for _ in changes:
+        for _ in watchfiles.watch(
+            folder, watch_filter=None, stop_event=ended, debounce=50, step=20, raise_interrupt=False, recursive=below
+        ):
             wake()
 
-    thread = threading.Thread(target=keep_waking, name=f"watch-{folder.name}", daemon=True)
+    thread = BackgroundThread(keep_waking, name=f"watch-{folder.name}")
     thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join(timeout=1)
+        thread.join(timeout_s=1)

@@ -28,7 +28,7 @@ from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
-from gitboot.status import Condition, Endpoints, Event, Following, Telling
+from gitboot.status import Condition, Endpoints, Event, Following, Telling, ThreadFailure
 from gitboot.stoppage import Halt, SoleClaim
 from gitboot.timekeeping import Keeping
 
@@ -62,6 +62,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_endpoints(standing.serving, at),
         *_of_the_forge(standing.telling, at),
         *_of_notices(standing.unsent, at),
+        *_of_threads(standing.died, at),
         *_of_targets(standing.following, at),
         *_of_what_was_asked_for(standing, at),
         *_of_secrets(standing, at),
@@ -166,6 +167,17 @@ def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition
 def _of_notices(unsent: tuple[str, str] | None, at: datetime) -> Iterator[Condition]:
     if unsent is not None:
         yield _condition("NoticesSent", False, *unsent, at)
+
+
+def _of_threads(died: Sequence[ThreadFailure], at: datetime) -> Iterator[Condition]:
+    if died:
+        names = ", ".join(each.thread for each in died)
+        word = "thread" if len(died) == 1 else "threads"
+        message = (
+            f"the {word} {names} died, and {'starts' if len(died) == 1 else 'start'} again: {died[0].message} (time "
+            f"{died[0].deaths}; this is a fault of gitboot, and its traceback is in the log)"
+        )
+        yield _condition("ThreadsRunning", False, "Died", message, at)
 
 
 def _of_the_forge(telling: Telling | None, at: datetime) -> Iterator[Condition]:
@@ -578,6 +590,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "WaveStopped"
         case "ArtifactsPresent", _:
             return "BootsWithheld" if before is None or before.status else None  # once: each file is its own event
+        case "ThreadsRunning", _:
+            return "ThreadDied" if before is None or before.status else None  # once, not with each other death
         case "NoticesSent", _:
             return "NoticesFailing" if before is None or before.status else None  # once, not with each other error
         case "Published", _:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.assets.remembered import read_sightings, write_sightings
-from gitboot.assets.sighting import Sighting, is_withheld, since_before
+from gitboot.assets.sighting import Presence, Sighting, is_withheld, since_before
 from gitboot.assets.verifying import look_at
+from gitboot.background_threads import BackgroundThread
 from gitboot.plan import BootFile
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class Lookout:
         self._failures: dict[BootFile, int] = {}  # in a row
         self._saved_at, self._unsaved, self._closed = time.monotonic(), False, False
         self._changed = threading.Condition()
-        self._threads = [threading.Thread(target=self._work, name="artifacts", daemon=True) for _ in range(parallel)]
+        self._threads = [BackgroundThread(self._work, name=f"artifacts {number}") for number in range(1, parallel + 1)]
         for thread in self._threads:
             thread.start()
 
@@ -131,7 +132,12 @@ class Lookout:
     def _work(self) -> None:
         while (file := self._next()) is not None:
             before = self._now.get(file) or self._before.get(file)
-            found = look_at(self._fetcher, file, before, read=self._is_read(file.url), stopped=lambda: self._closed)
+            try:
+                found = look_at(self._fetcher, file, before, read=self._is_read(file.url), stopped=lambda: self._closed)
+            except BaseException as error:  # an artifact that ends a thread is looked at again as others are
+                message = f"gitboot could not look at it: {type(error).__name__}"
+                self._note(file, since_before(Sighting(presence=Presence.UNKNOWN, message=message), before))
+                raise
             if self._note(file, since_before(found, before)):
                 self._wake()
             if self._unsaved and time.monotonic() - self._saved_at > _SAVED_EVERY_S:

@@ -9,19 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
 import watchfiles
 
-from gitboot.errors import OperatorError, TryAgain
+from gitboot.background_threads import BackgroundThread, failures, listening
+from gitboot.errors import OperatorError, SourceError, TryAgain
 from gitboot.instance.laps import Stage
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
 from gitboot.source import Source
-from gitboot.status import Endpoints, Event, Telling
+from gitboot.status import Endpoints, Event, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
@@ -146,17 +148,18 @@ class Loop:
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
         """Reconcile again and again, until `stop` or the bell's end; ``serving`` says how endpoints fare."""
-        threads = [threading.Thread(target=self._keep_fetching, name="fetch", daemon=True)]
+        threads = [BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death)]
         if watched := self._source.watch_paths():
-            threads.append(threading.Thread(target=self._watch, args=(watched,), name="watch", daemon=True))
+            threads.append(BackgroundThread(partial(self._watch, watched), name="watch"))
         for thread in threads:
             thread.start()
-        while not self._stopping and not self._wakes.is_over:
-            self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
+        with listening(self.wake):
+            while not self._stopping and not self._wakes.is_over:
+                self._wait_for(self._reconcile(serving=serving() if serving is not None else None))
         self.stop()
         self._stopped.set()
         for thread in threads:
-            thread.join(timeout=1)  # one that hangs in the network ends with the process
+            thread.join(timeout_s=1)  # one that hangs in the network ends with the process
 
     def _wait_for(self, due: datetime | None) -> None:
         """Wait until there is something to reconcile by.
@@ -177,6 +180,7 @@ class Loop:
             telling=telling,
             unsent=self._notices.failure if self._notices is not None else None,
             keeping=self._keeping(),
+            died=tuple(ThreadFailure(*each) for each in failures()),
             wait=wait,
         )
         if self._notices is not None:
@@ -206,6 +210,11 @@ class Loop:
             self._tell(Event(at=at, type="FetchFailed", message=str(error), warning=True))
         elif revision is not None:
             self._tell(Event(at=at, type="Fetched", message=f"{revision[:12]}", facts={"commit": revision}))
+
+    def _note_death(self, message: str) -> None:
+        """Show that commits are not fetched, until one is."""
+        before = self._fetched
+        self._fetched = (before[0] if before else None, SourceError(f"the thread that fetches died: {message}"))
 
     def _keep_fetching(self) -> None:
         asked = False

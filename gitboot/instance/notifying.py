@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot import files
+from gitboot.background_threads import BackgroundThread
 from gitboot.errors import HostUnreachable, LedgerError
 from gitboot.instance.directory import LEDGER, NOTIFIED
 from gitboot.instance.settings import Settings
@@ -102,7 +103,7 @@ class Messenger:
         self._changed = threading.Condition()
         self._rung, self._ending, self._idle = True, False, False
         self.failure: tuple[str, str] | None = None  # of the last try: a word, and in words
-        self._thread = threading.Thread(target=self._keep_telling, name=f"notify-{receiver.name}", daemon=True)
+        self._thread = BackgroundThread(self._keep_telling, name=f"notify-{receiver.name}", on_death=self._note_death)
 
     def start(self) -> None:
         self._thread.start()
@@ -120,7 +121,7 @@ class Messenger:
             self._changed.wait_for(lambda: self._idle or self.failure is not None, max(until - time.monotonic(), 0))
             self._ending = True
             self._changed.notify_all()
-        self._thread.join(timeout=0.1)  # one that hangs in the network ends with the process
+        self._thread.join(timeout_s=0.1)  # one that hangs in the network ends with the process
 
     def _keep_telling(self) -> None:
         failures = 0
@@ -140,6 +141,9 @@ class Messenger:
                 failures = 0
                 self._failed(None)
                 self._wait()
+
+    def _note_death(self, message: str) -> None:
+        self._failed(("ThreadDied", f"{self._receiver.name}: {message}"))
 
     def _wait(self) -> None:
         """Wait until something is new, or due."""

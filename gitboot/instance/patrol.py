@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.errors import PublishError
 from gitboot.publish.resuming import ALL, suspects
 
@@ -22,7 +23,7 @@ class Patrol:
         self._found: set[str] = set()
         self._lock = threading.Lock()
         self._closed, self._released = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._look, name="verify", daemon=True)
+        self._thread = BackgroundThread(self._look, name="verify")
 
     def start(self) -> None:
         """Look once `release` is called."""
@@ -36,8 +37,7 @@ class Patrol:
         """End it, wherever it is."""
         self._closed.set()
         self._released.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def found(self) -> frozenset[str]:
         """The servers whose files do not stand as they were published, of those not asked for yet; `ALL`: all."""

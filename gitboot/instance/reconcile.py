@@ -49,7 +49,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
 from gitboot.render.terms import terms_of
-from gitboot.status import Endpoints, Event, Status, Telling
+from gitboot.status import Endpoints, Event, Status, Telling, ThreadFailure
 from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping
 
@@ -109,14 +109,15 @@ class Reconciler:
         telling: Telling | None = None,
         unsent: tuple[str, str] | None = None,
         keeping: Keeping = Keeping.UNKNOWN,
+        died: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
         """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
 
         ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare, ``telling`` how the
-        forge does, ``unsent`` why a notice did not arrive, ``keeping`` how the clock is kept. With ``wait`` what comes
-        of the jobs at BMCs is learned before it ends. A ledger that cannot be written keeps no window open: what was
-        known before is planned.
+        forge does, ``unsent`` why a notice did not arrive, ``keeping`` how the clock is kept, ``died`` the threads that
+        died. With ``wait`` what comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written
+        keeps no window open: what was known before is planned.
         """
         lap = self.laps.start()
         before = replace(
@@ -126,6 +127,7 @@ class Reconciler:
             telling=telling,
             unsent=unsent,
             keeping=keeping,
+            died=died,
             unwritable=None,
         )
         self._collect(wait_all=False)

@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.frames import decoder
@@ -218,7 +220,7 @@ def _following(settings: Settings) -> Iterator[Callable[[], bool]]:
 
     with closing(evaluation):
         with fetched_apart(settings, settings.state) as source:
-            thread = threading.Thread(target=follow, args=(source,), name="follow", daemon=True)
+            thread = BackgroundThread(partial(follow, source), name="follow")
             thread.start()
             try:
                 yield large.is_set

@@ -23,7 +23,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
-from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling
+from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 
 
@@ -74,6 +74,7 @@ class Standing:
     serving: Endpoints | None = None  # how the endpoints fare; None: it starts none
     telling: Telling | None = None  # how it fares to tell the forge; None: there is none
     unsent: tuple[str, str] | None = None  # why a receiver of notices is not told: a word, and in words
+    died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
     following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
     opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since

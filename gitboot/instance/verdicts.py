@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Final
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError
 from gitboot.forge import CommitVerdict, Forge, Project, judgement_in
 from gitboot.instance.judging import accepted_words, held_words, invalid_words
@@ -72,7 +73,7 @@ class Verdicts:
         self._telling = Telling(asked=not asks)
         self._may_tell = not asks
         self._ending = False
-        self._thread = threading.Thread(target=self._keep_telling, name="forge", daemon=True)
+        self._thread = BackgroundThread(self._keep_telling, name="forge", on_death=self._note_death)
         self._thread.start()
 
     @property
@@ -125,7 +126,7 @@ class Verdicts:
             self._changed.wait_for(lambda: not self._waiting or not self._can_be_told, patience_s)
             self._ending = True
             self._changed.notify_all()
-        self._thread.join(timeout=1)  # one that hangs in the network ends with the process
+        self._thread.join(timeout_s=1)  # one that hangs in the network ends with the process
 
     @property
     def _can_be_told(self) -> bool:
@@ -157,6 +158,12 @@ class Verdicts:
             if wait_s is not None:
                 with self._changed:
                     self._changed.wait_for(lambda: self._ending, wait_s)
+
+    def _note_death(self, message: str) -> None:
+        with self._changed:
+            self._telling = replace(self._telling, failure=("ThreadDied", message))
+            self._changed.notify_all()
+        self._wake()
 
     def _next(self) -> CommitVerdict | None:
         with self._changed:

@@ -16,6 +16,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final, NamedTuple, Protocol, Self
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LeaseLost
 from gitboot.files import write_whole
 
@@ -113,7 +114,7 @@ class LeaseKeeper:
         self._held, self._renewing, self._on_lost = held, renewing, on_lost
         self._asking = threading.Lock()
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread = BackgroundThread(self._run, name="lease", first_pause_s=held.seconds / SHARE)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -121,7 +122,7 @@ class LeaseKeeper:
 
     def __exit__(self, *_: object) -> None:
         self._ending.set()
-        self._thread.join(timeout=_LAST_S)
+        self._thread.join(timeout_s=_LAST_S)
 
     def _run(self) -> None:
         while not self._ending.wait(self._held.seconds / SHARE):

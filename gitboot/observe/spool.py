@@ -12,7 +12,6 @@ import errno
 import fcntl
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,6 +21,7 @@ from queue import SimpleQueue
 from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
@@ -30,6 +30,7 @@ from gitboot.observe.observation import Observation, instant_of
 from gitboot.timekeeping import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
+_RESTART_S: Final = 0.1  # after its thread died: no boot is served until it records again
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
 _SUFFIX: Final = batches.SUFFIX
 IDENTITY: Final = "id"
@@ -159,7 +160,7 @@ class Spool:
         self.folder = folder
         self._file = SpoolFile(folder, most_bytes)
         self._queue: SimpleQueue[_Entry | _Call | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
+        self._thread = BackgroundThread(self._run, name="spool", first_pause_s=_RESTART_S)
         self._thread.start()
 
     def record(self, observation: Observation) -> Future[None]:
@@ -176,7 +177,7 @@ class Spool:
             if done.set_running_or_notify_cancel():
                 try:
                     done.set_result(call())
-                except OSError as error:
+                except BaseException as error:  # noqa: BLE001 - it is raised where the result is taken
                     done.set_exception(error)
 
         self._queue.put(_Call(run))
@@ -191,13 +192,21 @@ class Spool:
     def _run(self) -> None:
         while (first := self._queue.get()) is not None:
             waiting, ends = self._more(first)
-            entries = [each for each in waiting if isinstance(each, _Entry)]
-            self._write([each for each in entries if not each.written.cancelled()])
-            for each in waiting:
-                if isinstance(each, _Call):
-                    each.run()
+            try:
+                self._take(waiting)
+            finally:
+                for each in waiting:  # whoever waits does not wait for a thread that died
+                    if isinstance(each, _Entry) and not each.written.done():
+                        each.written.set_exception(OSError("the spool's thread died"))
             if ends:
                 return
+
+    def _take(self, waiting: list[_Entry | _Call]) -> None:
+        entries = [each for each in waiting if isinstance(each, _Entry)]
+        self._write([each for each in entries if not each.written.cancelled()])
+        for each in waiting:
+            if isinstance(each, _Call):
+                each.run()
 
     def _more(self, first: _Entry | _Call) -> tuple[list[_Entry | _Call], bool]:
         """All that waits by now, and whether the end is asked for."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.observe.batches import ForwardedBatch, Writer, next_batch
 from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere, Unrecordable, is_lease
 from gitboot.observe.given import Given
@@ -121,7 +122,7 @@ class Forwarder:
         self._folder, self._shared = folder, shared
         self._places: dict[str, int] = {}  # by file: how many bytes of it have arrived
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="forwarder", daemon=True)
+        self._thread = BackgroundThread(self._run, name="forwarder")
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -131,7 +132,7 @@ class Forwarder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stopping.set()
-        self._thread.join(timeout=_LAST_S)
+        self._thread.join(timeout_s=_LAST_S)
 
     def _run(self) -> None:
         lock, pause_s, was_failing = None, 0.0, False

@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.processes import spawn
 from gitboot.status import Endpoints
 
@@ -47,7 +49,7 @@ class Workers:
         self._stopping = threading.Event()
         # The system ends a worker with the thread that started it, so that thread waits for it too.
         self._threads = [
-            threading.Thread(target=self._keep, args=(number,), name=f"worker {number}", daemon=True)
+            BackgroundThread(partial(self._keep, number), name=f"endpoint {number}", on_death=lambda _: on_change())
             for number in range(count)
         ]
 

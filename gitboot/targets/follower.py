@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final, Protocol
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TryAgain
 from gitboot.status import Following
 from gitboot.targets.holding import Holding, Shard, TargetHead
@@ -63,7 +64,7 @@ class Follower:
         self._published = 0  # how often something was published
         self._ending = False
         self._held: Holding | None = None  # None: what it holds is to be read
-        self._thread = threading.Thread(target=self._run, name=following.name, daemon=True)
+        self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
 
     @property
     def following(self) -> Following:
@@ -91,7 +92,7 @@ class Follower:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        self._thread.join(timeout=1)
+        self._thread.join(timeout_s=1)
 
     def _run(self) -> None:
         failures = 0
@@ -102,6 +103,10 @@ class Follower:
             wait_s, failures = self._tried(published, failures)
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due(published, failures), wait_s)  # noqa: B023 - it ends here
+
+    def _note_death(self, message: str) -> None:
+        self._held = None
+        self._note(failure=("ThreadDied", f"{self._following.name}: {message}"))
 
     def _is_due(self, published: int, failures: int) -> bool:
         """Whether not to wait any longer; what has failed waits its time, whatever is published meanwhile."""

@@ -1,0 +1,124 @@
+"""Threads that run beside the rest of a process, and start again when they die.
+
+An error that nothing foresaw ends a thread of Python silently: its work is never done again. Every such thread of
+gitboot is a `BackgroundThread`. Its traceback goes to stderr, it starts again after a pause, and `failures` tells
+`gitboot run`, which makes a condition of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from gitboot.problems.order import printable
+
+FIRST_PAUSE_S: Final = 5.0
+_LONGEST_PAUSE_S: Final = 300.0
+_STEADY_S: Final = 60.0  # a thread that has run for so long again is well
+_LONGEST_MESSAGE: Final = 200
+
+
+class _Death(NamedTuple):
+    thread: str
+    message: str  # the error, on one line
+    deaths: int  # since the thread was first started
+
+
+class BackgroundThread:
+    """A daemon thread that runs a function, and runs it again if the function raises; once it returns, no more."""
+
+    def __init__(
+        self,
+        run: Callable[[], None],
+        *,
+        name: str,
+        on_death: Callable[[str], None] | None = None,
+        first_pause_s: float = FIRST_PAUSE_S,
+    ) -> None:
+        """``on_death`` is called by the thread with the error, on one line, before the pause."""
+        self._run, self._on_death, self._first_pause_s = run, on_death, first_pause_s
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._keep_running, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the function has returned, or for so long; if the function raises, do not run it again."""
+        self._ending.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _keep_running(self) -> None:
+        pause_s, deaths = self._first_pause_s, 0
+        try:
+            while True:
+                began_s = time.monotonic()
+                try:
+                    self._run()
+                    return
+                except BaseException as error:  # noqa: BLE001 - whatever it is, the work has to go on
+                    deaths += 1
+                    if time.monotonic() - began_s > _STEADY_S:
+                        pause_s = self._first_pause_s
+                    self._note_death(error, deaths, pause_s)
+                if self._ending.wait(pause_s):
+                    return
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            _note(self._thread, None, 0.0)
+
+    def _note_death(self, error: BaseException, deaths: int, pause_s: float) -> None:
+        threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, self._thread)))
+        words = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:_LONGEST_MESSAGE]
+        if self._on_death is not None:
+            try:
+                self._on_death(words)
+            except Exception:  # noqa: BLE001 - the first error counts
+                sys.excepthook(*sys.exc_info())
+        _note(self._thread, _Death(self._thread.name, words, deaths), time.monotonic() + pause_s + _STEADY_S)
+
+
+# Threads belong to the process, and so does what is known of them.
+_noting: Final = threading.Lock()
+_failures: Final[dict[threading.Thread, tuple[_Death, float]]] = {}  # until when each counts
+_listeners: Final[list[Callable[[], None]]] = []
+
+
+def _note(thread: threading.Thread, failure: _Death | None, until_s: float) -> None:
+    with _noting:
+        if failure is None:
+            _failures.pop(thread, None)
+            return
+        _failures[thread] = failure, until_s
+        listeners = tuple(_listeners)
+    for listener in listeners:
+        listener()
+
+
+def failures() -> list[tuple[str, str, int]]:
+    """The threads of this process that died, and have not run for a minute since: name, error, number of deaths."""
+    now_s = time.monotonic()
+    with _noting:
+        found = [failure for failure, until_s in _failures.values() if now_s < until_s]
+    return sorted(found)
+
+
+@contextmanager
+def listening(listener: Callable[[], None]) -> Iterator[None]:
+    """Call the listener when a thread of this process dies, from that thread, until the block ends."""
+    with _noting:
+        _listeners.append(listener)
+    try:
+        yield
+    finally:
+        with _noting:
+            _listeners.remove(listener)

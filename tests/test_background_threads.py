@@ -1,0 +1,133 @@
+"""Threads beside the rest of a process: whatever ends one, its work goes on, and somebody is told."""
+
+from __future__ import annotations
+
+import re
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot import background_threads
+from gitboot.background_threads import BackgroundThread
+from gitboot.status import Following
+from gitboot.targets.follower import Follower
+from tests.instance import eventually
+
+GITBOOT = Path(background_threads.__file__).parent
+# Each has its reason beside it. All others are a BackgroundThread.
+PLAIN_THREADS = {
+    "background_threads.py",
+    "http_client.py",  # a name is looked up once
+    "serve/server.py",  # where it ends, the process does
+}
+# Who may speak HTTP: the client, and sushy's transport. The names of errors and statuses are no transport.
+HTTP_MODULES = {"http_client.py", "bmc/transport.py", "bmc/redfish.py", "bmc/login.py"}
+HTTP_LIBRARIES = r"^ *(?:import|from) (?:urllib3|requests|httpx|aiohttp|urllib\.request|http\.client)\b"
+
+
+@pytest.fixture(autouse=True)
+def tracebacks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would stand in the log."""
+    found: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", found.append)
+    return found
+
+
+class Dying:
+    """What raises the first times, then runs until it is ended."""
+
+    def __init__(self, *errors: BaseException) -> None:
+        self._errors = list(errors)
+        self.works, self.ending = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        if self._errors:
+            raise self._errors.pop(0)
+        self.works.set()
+        self.ending.wait(60)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a\x1b[31m\nb"), MemoryError(), SystemExit(1), KeyboardInterrupt()], ids=repr
+)
+def test_finding_s8_a_thread_that_dies_is_told_of_and_starts_again(error: BaseException, tracebacks: list[Any]) -> None:
+    said, woken = list[str](), threading.Event()
+    work = Dying(error, error)
+    thread = BackgroundThread(work, name="follow boots", on_death=said.append, first_pause_s=0.01)
+    with background_threads.listening(woken.set):
+        thread.start()
+        assert work.works.wait(60)
+        assert woken.is_set()
+    ((name, message, deaths),) = background_threads.failures()
+    assert (name, deaths, message) == ("follow boots", 2, said[-1])
+    assert message.startswith(type(error).__name__)
+    assert message.isprintable()
+    assert [each.exc_value for each in tracebacks] == [error, error]
+    work.ending.set()
+    thread.join(60)
+    assert background_threads.failures() == []
+
+
+def test_a_thread_that_is_to_end_does_not_start_again() -> None:
+    died = threading.Event()
+    thread = BackgroundThread(Dying(ValueError()), name="ended", on_death=lambda _: died.set(), first_pause_s=600)
+    thread.start()
+    assert died.wait(60)
+    thread.join(60)
+    assert not thread.is_alive
+
+
+def test_a_thread_whose_death_cannot_be_told_starts_again() -> None:
+    def fail(_: str) -> None:
+        raise OSError
+
+    work = Dying(ValueError())
+    thread = BackgroundThread(work, name="untold", on_death=fail, first_pause_s=0.01)
+    thread.start()
+    assert work.works.wait(60)
+    work.ending.set()
+    thread.join(60)
+
+
+def test_finding_s8_a_target_whose_thread_dies_is_not_current() -> None:
+    class Broken:
+        most = 1
+
+        def load(self) -> Any:
+            raise MemoryError("2.9 GB")
+
+    class Tree:
+        def look(self) -> Any:
+            return object()
+
+    target: Any = Broken()
+    tree: Any = Tree()
+    started = datetime(2026, 11, 20, tzinfo=UTC)
+    follower = Follower(target, tree, following=Following(name="s3://boots"), clock=lambda: started, wake=lambda: None)
+    follower.start()
+    follower.publish()
+    eventually(lambda: follower.following.failure is not None)
+    assert follower.following.failure == ("ThreadDied", "s3://boots: MemoryError: 2.9 GB")
+    assert follower.following.behind_since == started
+    follower.end()
+
+
+def modules(allowed: set[str], pattern: str) -> list[str]:
+    return [
+        str(path.relative_to(GITBOOT))
+        for path in sorted(GITBOOT.rglob("*.py"))
+        if str(path.relative_to(GITBOOT)) not in allowed and re.search(pattern, path.read_text(), re.MULTILINE)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "pattern"),
+    [(PLAIN_THREADS, r"threading\.Thread\(|_thread\.start_new"), (HTTP_MODULES, HTTP_LIBRARIES)],
+    ids=["threads", "HTTP"],
+)
+def test_every_thread_starts_again_and_every_request_has_limits(allowed: set[str], pattern: str) -> None:
+    assert modules(allowed, pattern) == []
+    assert all(re.search(pattern, (GITBOOT / each).read_text(), re.MULTILINE) for each in allowed)
