@@ -18,17 +18,17 @@ from gitboot.render.tree import File, Files
 from gitboot.targets import bucket as bucket_module
 from gitboot.targets.address import BucketAddress
 from gitboot.targets.claim import Claim
-from gitboot.targets.holding import HEAD, UNLISTED, parse_head, parse_unlisted, render_head
+from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
 from gitboot.targets.mirror import WebMirror, compared, expected
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.s3 import BucketTarget
 from gitboot.targets.step import after, next_step
-from gitboot.web import trusting
 from tests import serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy
 from tests.fleets import server as server_of
 from tests.searching import every
+from tests.strange_server import Client, strange_server
 from tests.trees import server_files
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -452,7 +452,7 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
     site = Site(root, store.url, bucket, ledger="test")
     site.follow()
     store.let_anyone_read(bucket)
-    mirror = WebMirror(f"{store.url}/{bucket}/site/boot", root, trusting(None), parallel=2, reads_entries=False)
+    mirror = WebMirror(f"{store.url}/{bucket}/site/boot", root, None, parallel=2, reads_entries=False)
 
     def found(*, as_target: bool) -> dict[str, str]:
         look = partial(expected, root, as_target=as_target)
@@ -466,3 +466,51 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
     store.put(bucket, f"site/boot{serving.ENTRY}", b"#!ipxe\n# before\n")
     store.put(bucket, "site/boot/boot.ipxe", b"#!ipxe\n# another\n")
     assert found(as_target=True) == {**by_store, serving.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
+
+
+# A store that a stranger controls
+
+
+def strange_bucket(url: str, timeout_s: float = 60) -> bucket_module.Bucket:
+    address = BucketAddress(bucket="boots", prefix="site", endpoint=url, path_style=True, credentials=Path("keys"))
+    return bucket_module.Bucket(address, ("id", "secret"), timeout_s=timeout_s)
+
+
+HEADERS = b'HTTP/1.1 200 OK\r\nETag: "a"\r\nLast-Modified: Fri, 20 Nov 2026 12:00:00 GMT\r\n'
+
+
+def test_finding_s8_an_object_without_end_is_read_to_its_limit() -> None:
+    def answer(client: Client) -> None:
+        client.send(HEADERS + b"Content-Length: 10737418240\r\n\r\n")
+        client.flood(bytes(1 << 20), 10240)
+
+    with strange_server(answer) as server:
+        found = strange_bucket(server.url).get(HEAD, 1000)
+        assert found is not None and found.content == bytes(1001)
+        assert server.left.wait(60)
+    assert server.taken < 64 << 20  # the first piece, and buffers of this machine
+
+
+def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
+    def answer(client: Client) -> None:
+        client.send(HEADERS + b"Content-Length: 1000000\r\n\r\n")
+        client.drip(b"a")
+
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable):
+            strange_bucket(server.url, timeout_s=0.4).get(HEAD)
+        assert server.left.wait(60)
+
+
+@pytest.mark.parametrize("content", [b"[]\n", b"nonsense", b"[" * 100_000, b'{"a": 1}'])
+def test_finding_s8_a_shard_that_gitboot_did_not_write_is_an_error(
+    tmp_path: Path, store: Store, bucket: str, content: bytes
+) -> None:
+    site = Site(tmp_path / "output", store.url, bucket)
+    written = site.target._bucket()
+    digest = sha256(content).hexdigest()
+    written.create(f"ops/shards/{digest}.json", content, {})
+    head = TargetHead(ledger="ours", commit="c0ffee", gitboot="0", writer="me", shards={"00": digest})
+    written.create(HEAD, render_head(head), {})
+    with pytest.raises(PublishError, match="is not what gitboot wrote"):
+        site.target.load()

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _PARALLEL: Final = 16
 _RETRIES: Final = 2  # of one request; whoever follows has patience
 _LONGEST_DETAIL: Final = 200
+_PIECE_BYTES: Final = 1 << 20  # that are read at a time
+_MOST_NAMES: Final = 100_000  # of a folder that gitboot itself empties
+MAX_RECORD_BYTES: Final = 32 << 20  # of what a target says of itself; a shard of a million servers has 12 MiB
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 
 
@@ -43,7 +46,7 @@ class Bucket:
     Requests are signed with ``key``, an id and a secret; without one with what the environment has.
     """
 
-    def __init__(self, address: BucketAddress, key: tuple[str, str] | None) -> None:
+    def __init__(self, address: BucketAddress, key: tuple[str, str] | None, *, timeout_s: float = 60) -> None:
         self._name = address.name
         config: S3Config = {
             "region": address.region,
@@ -51,7 +54,8 @@ class Bucket:
             "checksum_algorithm": "SHA256",
             "disable_tagging": True,
         }
-        client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=60)}
+        # The timeout is for a whole request with its body; retries begin within the retry timeout (ADR 0067).
+        client: ClientConfig = {"connect_timeout": timedelta(seconds=10), "timeout": timedelta(seconds=timeout_s)}
         retry: RetryConfig = {"max_retries": _RETRIES, "retry_timeout": timedelta(seconds=60)}
         if address.endpoint is not None:
             config["endpoint"] = address.endpoint
@@ -68,12 +72,19 @@ class Bucket:
                 address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry
             )
 
-    def get(self, path: str) -> StoredObject | None:
-        """An object; None where there is none."""
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredObject | None:
+        """An object; None where there is none. Of one that is larger than ``max_bytes``, the first bytes, and one more
+        than that: it is equal to nothing that fits.
+        """
+        content = bytearray()
         with self._translated():
             try:
                 found = obstore.get(self._store, path)
-                return StoredObject(bytes(found.bytes()), found.meta["e_tag"])
+                for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+                    content += piece
+                    if len(content) > max_bytes:
+                        break
+                return StoredObject(bytes(content[: max_bytes + 1]), found.meta["e_tag"])
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
@@ -113,8 +124,13 @@ class Bucket:
 
     def names(self, folder: str) -> list[str]:
         """The paths of all objects below a folder, sorted."""
+        names: list[str] = []
         with self._translated():
-            return sorted(each["path"] for page in obstore.list(self._store, folder) for each in page)
+            for page in obstore.list(self._store, folder):
+                names += (each["path"] for each in page)
+                if len(names) > _MOST_NAMES:
+                    raise HostUnreachable(f"{self._name}: there are more than {_MOST_NAMES:,} objects below {folder}")
+        return sorted(names)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ beside them is not touched.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,6 +22,7 @@ HEAD: Final = "ops/manifest.json"
 UNLISTED: Final = "ops/unlisted.json"
 SHARED: Final = ""  # stands for a server where files are no server's
 _FORMAT: Final = 1
+_NUMBER: Final = re.compile(r"[0-9a-f]{2}")  # of a shard
 
 
 class Unit(NamedTuple):
@@ -105,7 +107,7 @@ def parse_head(data: bytes) -> TargetHead:
             "ledger": str(ledger),
             "shards": dict(shards),
             "writer": str(writer),
-        } if format == _FORMAT and _are_texts(shards.values()):
+        } if format == _FORMAT and _are_texts(shards.values()) and all(map(_NUMBER.fullmatch, shards)):
             return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
     raise ValueError(f"not what a target of format {_FORMAT} says of itself")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from gitboot.targets.address import BucketAddress
 from gitboot.targets.bucket import Bucket, ObjectConflict, each_at_once
 from gitboot.targets.claim import RECORD, Claim
 from gitboot.targets.holding import (
+    HEAD,
     UNLISTED,
     Holding,
     Shard,
@@ -28,6 +30,7 @@ from gitboot.targets.served import cache_control_of, content_type_of
 from gitboot.targets.step import TargetStep
 
 _SHARDS: Final = "ops/shards/"
+_MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
 
 ReadCredentials = Callable[[Path], tuple[str, str]]  # of a directory: key id and key
 
@@ -49,9 +52,16 @@ class BucketTarget:
         bucket = self._bucket()
         head = self._claim.make(bucket)
         shards: dict[str, Shard] = {}
+        size, counting = 0, threading.Lock()
 
         def read(number: str) -> None:
-            shards[number] = self.shard(head, number)
+            nonlocal size
+            content = self._shard_content(head, number)
+            with counting:
+                size += len(content)
+            if size > _MAX_SHARDS_BYTES:
+                raise self._damaged(HEAD)
+            shards[number] = self._parsed(content, head.shards[number])
 
         each_at_once(read, head.shards)
         found = bucket.get(UNLISTED)
@@ -67,10 +77,20 @@ class BucketTarget:
         """A shard as it lies there; an empty one where the head has none."""
         if (digest := head.shards.get(number)) is None:
             return {}
+        return self._parsed(self._shard_content(head, number), digest)
+
+    def _shard_content(self, head: TargetHead, number: str) -> bytes:
+        digest = head.shards[number]
         found = self._bucket().get(path := _shard_path(digest))
         if found is None or digest_of(found.content) != digest:
             raise self._damaged(path)
-        return parse_units(found.content)
+        return found.content
+
+    def _parsed(self, content: bytes, digest: str) -> Shard:
+        try:
+            return parse_units(content)
+        except ValueError as error:  # whoever wrote the head wrote this too
+            raise self._damaged(_shard_path(digest)) from error
 
     def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
         """Write a step. Whatever stops it, each file is whole, and what `load` says then leads to the same end."""
@@ -79,12 +99,16 @@ class BucketTarget:
         if step.doubtful != before.unlisted:
             bucket.replace(UNLISTED, render_unlisted(step.doubtful), RECORD)
 
+        sizes: dict[str, int] = {}
+
         def place(path: str) -> None:
-            self._place(bucket, path, step, before, tree)
+            content = step.content(path, tree)
+            sizes[path] = len(content)
+            self._place(bucket, path, content, step, before)
 
         each_at_once(place, (path for path in step.placed if is_content(path)))
         each_at_once(place, (path for path in step.placed if not is_content(path)))
-        each_at_once(lambda path: self._read_back(bucket, path, step.placed[path]), step.placed)
+        each_at_once(lambda path: self._read_back(bucket, path, step.placed[path], sizes[path]), step.placed)
         bucket.remove(step.removed)
         for data in filter(None, step.shards.values()):
             _write_shard(bucket, data)
@@ -94,14 +118,13 @@ class BucketTarget:
         kept = set(step.head.shards.values())
         bucket.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
 
-    def _place(self, bucket: Bucket, path: str, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
-        content = step.content(path, tree)
+    def _place(self, bucket: Bucket, path: str, content: bytes, step: TargetStep, before: Holding) -> None:
         headers = {"Content-Type": content_type_of(path), "Cache-Control": cache_control_of(path)}
         if path in step.fresh:
             try:
                 bucket.create(path, content, headers)
             except ObjectConflict:
-                found = bucket.get(path)
+                found = bucket.get(path, len(content))
                 if found is not None and found.content == content:
                     return
                 if not self._is_listed(path, before.head):
@@ -117,8 +140,8 @@ class BucketTarget:
         """Whether some server had a path, which another has by now."""
         return any(path in unit.files for number in head.shards for unit in self.shard(head, number).values())
 
-    def _read_back(self, bucket: Bucket, path: str, digest: str) -> None:
-        found = bucket.get(path)
+    def _read_back(self, bucket: Bucket, path: str, digest: str, size_bytes: int) -> None:
+        found = bucket.get(path, size_bytes)
         if found is None or digest_of(found.content) != digest:
             raise HostUnreachable(f"{self._address.name}: {path} was written, and is read as something else")
 
@@ -146,6 +169,6 @@ def _write_shard(bucket: Bucket, data: bytes) -> None:
     try:
         bucket.create(path, data, RECORD)
     except ObjectConflict:
-        found = bucket.get(path)
+        found = bucket.get(path, len(data))
         if found is None or found.content != data:
             bucket.replace(path, data, RECORD)
