@@ -12,12 +12,11 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
 
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
-from gitboot.web import WebAnswer, ask, host_of, opener
+from gitboot.http_client import HttpClient, WebAnswer, check_credentials, host_of
 
 _LONGEST: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
 _WITNESS: Final = re.compile(r"(?P<says>.*) \(ledger (?P<ledger>\S+), change (?P<change>\d+)\)")
 _AGAIN: Final = frozenset({408, 409, 423, 425, 429})
-_LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
 class ForgeKind(StrEnum):
@@ -78,8 +77,7 @@ class Project:
                 f"--forge {text}: expected {', '.join(ForgeKind)}, then = and the URL of the project's page"
             )
         host, parts = host_of(url), urlsplit(url)
-        if parts.scheme != "https" and parts.hostname not in _LOOPBACK:
-            raise UsageError(f"--forge: http://{host} would get the token unencrypted; use https")
+        check_credentials(url)
         page = parts.path.strip("/").removesuffix(".git")
         path = page.removeprefix(_below(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
@@ -125,14 +123,20 @@ class Project:
                 return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?sort=recentupdate&limit=50"
         return f"{self.api}/repos/{quote(self.path)}/commits/{commit}/statuses?per_page=100"
 
-    def headers(self, token: str) -> dict[str, str]:
+    def headers(self) -> dict[str, str]:
+        """The headers that name the version of the API."""
+        if self.kind is ForgeKind.GITHUB:
+            return {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
+        return {}
+
+    def credentials(self, token: str) -> dict[str, str]:
+        """The header that authorizes."""
         match self.kind:
             case ForgeKind.GITLAB:
                 return {"PRIVATE-TOKEN": token}
             case ForgeKind.GITEA:
                 return {"Authorization": f"token {token}"}
-        version = {"Accept": "application/vnd.github+json", "X-GitHub-Api-Version": "2022-11-28"}
-        return {"Authorization": f"Bearer {token}", **version}
+        return {"Authorization": f"Bearer {token}"}
 
 
 class Forge:
@@ -142,7 +146,7 @@ class Forge:
         self, project: Project, token: Path, *, name: str, link: str | None = None, ca_bundle: Path | None = None
     ) -> None:
         self._project, self._token, self._name, self._link = project, token, name, link
-        self._opener = opener(ca_bundle)
+        self._client = HttpClient(ca_bundle=ca_bundle)
 
     def write(self, verdict: CommitVerdict) -> None:
         """Make it the commit's status; raises `HostUnreachable` or `ForgeRefused`."""
@@ -175,7 +179,8 @@ class Forge:
         return self._name in (status.get("context"), status.get("name"))
 
     def _asked(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
-        answer = ask(self._opener, url, headers=self._project.headers(self._secret()), body=body)
+        headers, credentials = self._project.headers(), self._project.credentials(self._secret())
+        answer = self._client.ask(url, headers=headers, credentials=credentials, body=body)
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
         message = f"{host_of(url)} answered {answer.status} {answer.detail}".rstrip()

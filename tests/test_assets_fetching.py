@@ -94,7 +94,7 @@ def test_a_server_that_says_no_lacks_it(server: ArtifactServer, status: int) -> 
 
 def test_nobody_who_listens_and_no_name_is_unknown() -> None:
     for url in (f"http://127.0.0.1:{free_port()}/a", "http://nowhere.invalid/a", "oci://registry.test/a"):
-        seen = look_at(Fetchers({"http://": WebFetcher(timeout_s=60)}), named(url), read=True)
+        seen = look_at(Fetchers({"http://": WebFetcher()}), named(url), read=True)
         assert seen.presence is Presence.UNKNOWN, url
         assert seen.message
         assert "<" not in seen.message

@@ -113,7 +113,7 @@ def test_a_mirror_says_what_it_serves(rack: Rack) -> None:
         (answering(503, b'{"message": "starting\\nup"}'), "answered 503 starting up"),
         (answering(302, Location="http://127.0.0.1:9/elsewhere"), "answered 302"),
         (answering(200, b"<html>"), "answered 200"),
-        (answering(200, b'"' + b"a" * (1 << 20) + b'"'), "answered 200"),
+        (answering(200, b'"' + b"a" * (1 << 20) + b'"'), "answers more than 1,048,576 bytes"),
     ],
     ids=["busy", "leads elsewhere", "no JSON", "too much"],
 )

@@ -27,13 +27,14 @@ from typing import Any
 import pytest
 
 from gitboot.cli import main
-from gitboot.targets import mirror as mirrors
-from gitboot.targets.mirror import FolderMirror, compared, expected
+from gitboot.http_client import MinimumRate
+from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
 from gitboot.targets.served import content_type_of
 from tests.fleets import SEED, fleet, policy, server
 from tests.git_servers import free_port, listening, program
 from tests.serving import BEFORE, ENTRY, MAC, UUID, Site, planned
+from tests.strange_server import Client, strange_server
 
 FLEET = planned(
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -300,12 +301,18 @@ def test_what_is_not_answered_is_unknown_and_no_fault_of_the_copy(mirror: CopySe
     assert verify(mirror.url) == (6, {FIRST: "Unknown", ENTRY: "Unknown"})
 
 
-def test_a_body_that_ends_too_early_or_comes_to_no_end_is_unknown(
-    mirror: CopyServer, verify: Verify, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mirrors, "_LONGEST_S", -1)
-    code, found = verify(mirror.url)
-    assert (code, found[FIRST]) == (6, "Unknown")
+def test_a_file_that_drips_without_end_is_unknown(output: Path) -> None:
+    file = min(expected(output).values(), key=lambda each: each.path)
+
+    def answer(client: Client) -> None:
+        client.send(f"HTTP/1.1 200 OK\r\nContent-Length: {file.size}\r\n\r\n".encode())
+        if asked.requests[-1].startswith(b"GET"):
+            client.drip(b"")
+
+    rate = MinimumRate(size_bytes=1 << 20, period_s=0.4)
+    with strange_server(answer) as asked:
+        mirror = WebMirror(asked.url, output, None, parallel=1, reads_entries=True, rate=rate)
+        assert "it sent less than 1048576 bytes" in mirror.look(file).trouble
 
 
 def test_a_mirror_that_nobody_is_at_is_one_error(

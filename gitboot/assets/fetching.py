@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cached_property
-from http.client import HTTPException
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
-from urllib.parse import unquote, urljoin, urlsplit
+from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import unquote, urlsplit
 
-import urllib3
-from urllib3.exceptions import HTTPError
-
-from gitboot import __version__
 from gitboot.assets.below import file_below
 from gitboot.assets.sighting import ArtifactHead
-from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable
+from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, host_of
 from gitboot.render.paths import artifact_type
 
 CHUNK: Final = 1 << 20  # bytes that are read at a time
@@ -93,111 +87,47 @@ _MOST_REDIRECTS: Final = 5
 _GONE: Final = (404, 410)
 _NO_HEAD: Final = (405, 501)  # a server that knows GET alone
 _NO_RANGE: Final = 416
-_TIMEOUT_S: Final = 10.0  # without a byte
-_HOSTS: Final = 64  # whose connections are kept
 
 
 class WebFetcher:
-    """By http and https, as machines fetch: without a proxy, and with no more trust than this host has."""
+    """Fetches by http and https as machines do: without a proxy, and with no more trust than this host has."""
 
-    def __init__(self, *, per_host: int = 8, timeout_s: float = _TIMEOUT_S) -> None:
-        self._per_host, self._timeout_s = per_host, timeout_s
-
-    @cached_property
-    def _pool(self) -> urllib3.PoolManager:
-        """Made when a server is first asked: to read whom this host trusts takes a while."""
-        return urllib3.PoolManager(
-            num_pools=_HOSTS,
-            maxsize=self._per_host,
-            block=True,  # no host is asked for more than that at a time
-            retries=False,
-            timeout=urllib3.Timeout(connect=self._timeout_s, read=self._timeout_s),
-            ssl_context=ssl.create_default_context(),
-            headers={"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity"},
-        )
+    def __init__(self, *, per_host: int = 8, deadline_s: float = TOTAL_S, rate: MinimumRate = SLOWEST_DOWNLOAD) -> None:
+        """The deadline is for an answer without its body; a body has to come at the ``rate``."""
+        self._client = HttpClient(uses_proxies=False, connections_per_host=per_host)
+        self._deadline_s, self._rate = deadline_s, rate
 
     def head(self, url: str) -> ArtifactHead:
         """What the server says in answer to HEAD, or to a GET whose body is left where HEAD is not known."""
-        with self._answer("HEAD", url, {}) as (answer, led_to):
+        with self._answer("HEAD", url, {}) as answer:
             if answer.status not in _NO_HEAD:
-                return _head_of(answer, url, led_to)
-        with self._answer("GET", url, {}) as (answer, led_to):
-            return _head_of(answer, url, led_to)
+                return _head_of(answer, url)
+        with self._answer("GET", url, {}) as answer:
+            return _head_of(answer, url)
 
     @contextmanager
     def read(self, url: str, offset: int = 0) -> Iterator[Content]:
         """Read it by GET, in a range where that is asked for and given."""
         wanted = {"Range": f"bytes={offset}-"} if offset else {}
-        with self._answer("GET", url, wanted) as (answer, led_to):
+        with self._answer("GET", url, wanted) as answer:
             if answer.status != _NO_RANGE:
-                head = _head_of(answer, url, led_to)
-                yield Content(head, _offset_of(answer, offset), _chunks(answer, url))
+                yield Content(_head_of(answer, url), _offset_of(answer, offset), _chunks(answer))
                 return
         with self.read(url) as content:
             yield content
 
     @contextmanager
-    def _answer(
-        self, method: str, url: str, headers: Mapping[str, str]
-    ) -> Iterator[tuple[urllib3.BaseHTTPResponse, str | None]]:
-        """What is answered in the end, and where redirects have led; the connection is kept if its body was read."""
-        at, led_to = url, None
-        for _ in range(_MOST_REDIRECTS + 1):
-            answer = self._ask(method, at, headers)
-            try:
-                where = answer.get_redirect_location()
-                if not where:
-                    yield answer, led_to
-                    return
-                at = led_to = _followed(at, where)
-            finally:
-                _let_go(answer)
-        raise HostUnreachable(f"{host_of(url)}: more than {_MOST_REDIRECTS} redirects")
-
-    def _ask(self, method: str, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+    def _answer(self, method: str, url: str, headers: Mapping[str, str]) -> Iterator[AnswerStream]:
+        """The answer behind all redirects."""
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
         try:
-            return self._pool.request(
-                method,
-                url,
-                headers={**self._pool.headers, **headers},
-                redirect=False,
-                preload_content=False,
-                decode_content=False,
-            )
-        except (HTTPError, HTTPException, OSError, ValueError) as error:
-            raise HostUnreachable(f"{host_of(url)}: {_reason(error)}") from error
+            with self._client.stream(method, url, headers=headers, **options) as answer:
+                yield answer
+        except UsageError as error:  # a URL that no server can have
+            raise HostUnreachable(str(error)) from error
 
 
-def host_of(url: str) -> str:
-    """Whom a URL asks, in words for people."""
-    return urlsplit(url).netloc
-
-
-def _let_go(answer: urllib3.BaseHTTPResponse) -> None:
-    """Keep the connection where nothing is left to be read, else end it: a body may be gigabytes."""
-    if answer.length_remaining == 0:
-        answer.drain_conn()
-    else:
-        answer.close()
-    answer.release_conn()  # else the pool would count it as in use for ever
-
-
-def _reason(error: Exception) -> str:
-    """What a library says is wrong, without its own names."""
-    cause = getattr(error, "reason", None) or error
-    return str(cause).rpartition(">: ")[2].strip() or type(error).__name__
-
-
-def _followed(url: str, location: str) -> str:
-    """Where a redirect leads: by the same scheme, or from http to https."""
-    target = urljoin(url, location)
-    before, after = urlsplit(url).scheme, urlsplit(target).scheme
-    if after != before and (before, after) != ("http", "https"):
-        raise HostUnreachable(f"{host_of(url)} leads to {target}, and is not followed there")
-    return target
-
-
-def _head_of(answer: urllib3.BaseHTTPResponse, url: str, led_to: str | None) -> ArtifactHead:
+def _head_of(answer: AnswerStream, url: str) -> ArtifactHead:
     if answer.status in _GONE:
         raise ArtifactMissing(f"{host_of(url)} answers {answer.status}")
     if answer.status not in (200, 206):
@@ -211,11 +141,11 @@ def _head_of(answer: urllib3.BaseHTTPResponse, url: str, led_to: str | None) -> 
         size=size,
         content_type=headers.get("Content-Type"),
         version=" ".join((*named, str(size))) if named else None,
-        led_to=led_to,
+        led_to=answer.led_to,
     )
 
 
-def _offset_of(answer: urllib3.BaseHTTPResponse, wanted: int) -> int:
+def _offset_of(answer: AnswerStream, wanted: int) -> int:
     """Where a body begins in the whole."""
     if answer.status != 206:
         return 0
@@ -229,11 +159,9 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and text.isascii() else None
 
 
-def _chunks(answer: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
-    try:
-        yield from answer.stream(CHUNK, decode_content=False)
-    except (HTTPError, HTTPException, OSError) as error:
-        raise HostUnreachable(f"{host_of(url)}: {_reason(error)}") from error
+def _chunks(answer: AnswerStream) -> Iterator[bytes]:
+    while chunk := answer.read(CHUNK):
+        yield chunk
 
 
 # Below a directory

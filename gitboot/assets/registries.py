@@ -9,9 +9,9 @@ from http import HTTPStatus
 from gitboot.assets.fetching import CHUNK, Content
 from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, HostUnreachable, NotInRegistry, RegistryRefused
+from gitboot.http_client import AnswerStream
 from gitboot.oci.reference import OciReference
 from gitboot.oci.registry import Registries
-from gitboot.web import WebStream
 
 
 class RegistryFetcher:
@@ -48,7 +48,7 @@ def _told() -> Iterator[None]:
         raise HostUnreachable(str(error)) from error
 
 
-def _head_of(answer: WebStream, url: str) -> ArtifactHead:
+def _head_of(answer: AnswerStream, url: str) -> ArtifactHead:
     """A blob's version is its digest: it changes with the content."""
     given = answer.headers.get("Content-Length", "")
     if answer.status == HTTPStatus.PARTIAL_CONTENT:
@@ -56,7 +56,7 @@ def _head_of(answer: WebStream, url: str) -> ArtifactHead:
     return ArtifactHead(size=_number(given), version=url.rpartition("@")[2])
 
 
-def _offset_of(answer: WebStream, wanted: int) -> int:
+def _offset_of(answer: AnswerStream, wanted: int) -> int:
     """Where a body begins in the whole."""
     if answer.status != HTTPStatus.PARTIAL_CONTENT:
         return 0
@@ -65,13 +65,9 @@ def _offset_of(answer: WebStream, wanted: int) -> int:
     return wanted
 
 
-def _chunks(answer: WebStream) -> Generator[bytes, None, None]:
-    missing = _number(answer.headers.get("Content-Length", ""))
+def _chunks(answer: AnswerStream) -> Generator[bytes, None, None]:
     while chunk := answer.read(CHUNK):
-        missing = missing - len(chunk) if missing is not None else None
         yield chunk
-    if missing:  # urllib takes the end of the connection for the end of the body
-        raise HostUnreachable(f"it ended {missing} bytes too early")
 
 
 def _number(text: str) -> int | None:

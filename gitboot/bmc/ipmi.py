@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, has_ch
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.transport import AddressRefused, Reach
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
+from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 
 # IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, 3 is HMAC-SHA1 and AES; both encrypt. Older BMCs have only 3.
@@ -203,11 +203,11 @@ class IpmiConnection:
     def _resolved(self, host: str, port: int) -> str:
         """The address that is asked: looked at, and not resolved again after that."""
         try:
-            return next(self.reach.addresses(host, port))
+            return self.reach.addresses(host, port, RequestLimits(deadline_s=self._timeout_s))[0]
         except AddressRefused as error:
             raise BmcNotTrusted(f"{self._address}: {error}") from None
-        except socket.gaierror as error:
-            raise BmcUnreachable(f"{self._address}: {error.strerror}") from None
+        except OSError as error:
+            raise BmcUnreachable(f"{self._address}: {error.strerror or error}") from None
 
 
 def _failure(address: str, credentials: str, said: str) -> TryAgain | OperatorError:

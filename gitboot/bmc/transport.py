@@ -8,15 +8,12 @@ whatever address a name has at that moment.
 from __future__ import annotations
 
 import hashlib
-import io
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
-from http.client import HTTPResponse
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
@@ -24,12 +21,18 @@ from urllib.parse import urljoin, urlsplit
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
 from requests.exceptions import RequestException
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, NameResolutionError
 from urllib3.response import HTTPResponse as Urllib3Response
 
 from gitboot.bmc.pace import Sign
+from gitboot.http_client import (
+    LimitedConnection,
+    LimitedTlsConnection,
+    RequestLimits,
+    limited,
+    limits_of_request,
+    look_up,
+)
 
 MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
 _CHUNK_BYTES = 64 * 1024
@@ -63,14 +66,14 @@ class Reach:
     seen: str | None = None  # that of the first connection, where no authority verifies it
     waited_s: float | None = None  # until the last answer began; None: the last request had none
 
-    def addresses(self, host: str, port: int) -> Iterator[str]:
-        """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed."""
-        found = dict.fromkeys(str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    def addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
+        """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed, and OSError."""
+        found = look_up(host, port, limits)
         allowed = [each for each in found if self.allowed(ip_address(each))]
         if not allowed:
-            where = f" is at {', '.join(found)}, which" if [host] != list(found) else ""
+            where = f" is at {', '.join(found)}, which" if [host] != found else ""
             raise AddressRefused(f"{host}{where} is no address at which these credentials may be used (access.toml)")
-        yield from allowed
+        return allowed
 
     @contextmanager
     def watched(self) -> Iterator[Callable[[], Sign]]:
@@ -109,6 +112,7 @@ class BmcAdapter(HTTPAdapter):
 
     def __init__(self, tls: ssl.SSLContext, reach: Reach) -> None:
         self._tls, self._reach = tls, reach
+        self._redirected: tuple[str, RequestLimits] | None = None  # where the last answer led, and its limits
         super().__init__(pool_connections=1, pool_maxsize=1)
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
@@ -130,32 +134,49 @@ class BmcAdapter(HTTPAdapter):
         """Leave the connection alone: what is trusted stands in the TLS context."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
+        """Send a request, and read the whole answer by its deadline: the connect and read timeouts added up."""
         if request.method not in _ONLY_READ:
             self._reach.fence()
-        response = super().send(request, *args, **kwargs)
-        try:
-            _refuse_redirect(request, response)
-            _read_whole(response)
-        except BaseException:
-            response.close()
-            raise
+        limits = self._limits(request, *kwargs["timeout"])
+        with limited(limits):
+            limits.begin_answer()
+            response = super().send(request, *args, **kwargs)
+            try:
+                _refuse_redirect(request, response)
+                limits.begin_body(MAX_BODY_BYTES)
+                _read_whole(response)
+            except BaseException:
+                response.close()
+                raise
+        if response.is_redirect:
+            self._redirected = _target(request, response), limits
         return response
+
+    def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
+        """The limits of a request; those of the request before if a redirect led to this one."""
+        redirected, self._redirected = self._redirected, None
+        if redirected is not None and redirected[0] == request.url:
+            return redirected[1]
+        return RequestLimits(deadline_s=connect_s + answer_s, connect_s=connect_s)
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
     if not response.is_redirect:
         return
-    url = request.url or ""
-    location = response.headers["Location"]
     try:
-        location.encode("latin-1").decode()  # as requests does, which lets the error out
-        target = urljoin(url, location)
-        same_place = _origin(target) == _origin(url)
+        same_place = _origin(_target(request, response)) == _origin(request.url or "")
     except ValueError:
         same_place = False
     # requests would repeat a redirected PATCH as a GET, and call that a success.
     if not same_place or request.method != "GET":
-        raise RedirectedElsewhere(f"redirected to {location[:200]}", request=request, response=response)
+        location = response.headers["Location"][:200]
+        raise RedirectedElsewhere(f"redirected to {location}", request=request, response=response)
+
+
+def _target(request: PreparedRequest, response: Response) -> str:
+    """The URL of a redirect, as requests reads it. Raises ValueError."""
+    location = response.headers["Location"].encode("latin-1").decode()  # requests lets the error out
+    return urljoin(request.url or "", location)
 
 
 def _origin(url: str) -> tuple[str, str | None, int | None]:
@@ -174,59 +195,15 @@ def _read_whole(response: Response) -> None:
     response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
 
 
-class _InTime(io.RawIOBase):
-    """A socket's stream that must end ``timeout`` seconds after it was opened, not after its last byte."""
-
-    def __init__(self, stream: io.RawIOBase, sock: socket.socket) -> None:
-        self._stream = stream
-        self._socket = sock
-        self._ends = time.monotonic() + (sock.gettimeout() or 0)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        left = self._ends - time.monotonic()
-        if left <= 0:
-            raise TimeoutError("the answer took too long")
-        self._socket.settimeout(left)
-        return self._stream.readinto(buffer)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
-
-
-class _TimelyResponse(HTTPResponse):
-    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
-        super().__init__(sock, *args, **kwargs)
-        self.fp = io.BufferedReader(_InTime(self.fp.detach(), sock))
-
-
-class _Reaching(HTTPConnection):
+class _Reaching(LimitedConnection):
     """A connection to an address that was looked at: the name is not resolved again after that."""
-
-    response_class = _TimelyResponse
 
     def __init__(self, *args: Any, reach: Reach, **kwargs: Any) -> None:
         self._reach = reach
         super().__init__(*args, **kwargs)
 
-    def _new_conn(self) -> socket.socket:
-        name, last = self._dns_host, None
-        try:
-            for address in self._reach.addresses(name, self.port):
-                self._dns_host = address
-                try:
-                    return super()._new_conn()
-                except HTTPError as error:
-                    last = error
-        except socket.gaierror as error:
-            raise NameResolutionError(name, self, error) from error
-        finally:
-            self._dns_host = name
-        assert last is not None  # noqa: S101 - there was an address, and it failed
-        raise last
+    def addresses(self, host: str) -> list[str]:
+        return self._reach.addresses(host, self.port, limits_of_request())
 
     def getresponse(self) -> Urllib3Response:  # type: ignore[override]  # as urllib3 does
         began_s = time.monotonic()
@@ -239,7 +216,7 @@ class _HttpConnection(_Reaching):
     """Without TLS."""
 
 
-class _HttpsConnection(_Reaching, HTTPSConnection):
+class _HttpsConnection(_Reaching, LimitedTlsConnection):
     """With TLS: nothing is sent before it is known that the certificate is the right one."""
 
     def connect(self) -> None:

@@ -13,12 +13,12 @@ from gitboot.errors import HostUnreachable, UsageError
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-def accepted_by(where: str) -> str:
+def accepted_by(where: str, *, deadline_s: float = 30) -> str:
     """The commit that the instance behind ``where`` has accepted last: a URL, or a directory.
 
     Raises `HostUnreachable` where nothing answers, `UsageError` where there is no such commit.
     """
-    for said in _answers(where.rstrip("/")) if "://" in where else _files(Path(where)):
+    for said in _answers(where.rstrip("/"), deadline_s) if "://" in where else _files(Path(where)):
         for each in (said.get("accepted"), said.get("applied"), said):
             found = each.get("commit") if isinstance(each, dict) else None
             if isinstance(found, str) and _COMMIT.fullmatch(found):
@@ -29,14 +29,14 @@ def accepted_by(where: str) -> str:
     )
 
 
-def _answers(url: str) -> Iterator[dict[str, Any]]:
+def _answers(url: str, deadline_s: float) -> Iterator[dict[str, Any]]:
     """The status of an endpoint; of a mirror, what the tree says that it serves."""
+    from gitboot.http_client import HttpClient
     from gitboot.publish.manifest import MANIFEST
-    from gitboot.web import ask, opener
 
-    by = opener()
+    client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
-        reply = ask(by, f"{url}/{path}")
+        reply = client.ask(f"{url}/{path}", deadline_s=deadline_s)
         if reply.status == 200 and isinstance(reply.json, dict):
             yield reply.json
             return

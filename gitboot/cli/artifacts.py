@@ -112,6 +112,7 @@ def resolve(
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
+    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Print the spec of a BootImage for an image in a registry.
@@ -127,7 +128,7 @@ def resolve(
 
     found = resolved(
         OciReference.parse(image),
-        opened_registries(registries, registry_credentials, ca_bundle),
+        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
@@ -200,6 +201,7 @@ def verify(
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
+    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Check that each artifact exists, with its size and sha256.
@@ -216,7 +218,7 @@ def verify(
 
     decisions, found = named_in(path, rev, sites)
     found = at_sources(found) if sources else found
-    asked = opened_registries(registries, registry_credentials, ca_bundle)
+    asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     if cache is not None:
         check_output_folder(cache.parent)
     place = cache or kept("artifacts.json")

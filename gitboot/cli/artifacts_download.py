@@ -62,6 +62,7 @@ def download(
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
+    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Fetch the files of images into OUT, each under its digest.
@@ -80,7 +81,11 @@ def download(
     if Output.MIRROR not in decisions.outputs:
         raise UsageError("the Fleet's outputs do not have mirror: machines fetch each artifact where it is")
     files = [each.file for each in found if each.file.source is not None]
-    fetchers = fetchers_of(decisions.base_url, None, opened_registries(registries, registry_credentials, ca_bundle))
+    fetchers = fetchers_of(
+        decisions.base_url,
+        None,
+        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+    )
     refused = {}
     if image_keys is not None:
         new = {file.sha256 for file in files if not (out / mirrored_path(file)).is_file()}

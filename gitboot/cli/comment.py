@@ -8,11 +8,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
+from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import ForgeRefused, UsageError
+
+if TYPE_CHECKING:
+    from gitboot.http_client import HttpClient
 
 _MAX_REVIEW_BYTES: Final = 65_536  # GitHub takes as many characters; `gitboot diff` writes at most 60,000 bytes
 # A note of GitLab has up to 1,000,000 characters (its "Instance limits"), and JSON may need six bytes for each.
@@ -38,7 +42,8 @@ def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
     callback=_folder,
     help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
 )
-def command(file: Path, commit: str, subpath: str) -> None:
+@token_over_http_option
+def command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
     """Post FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
 
     gitboot makes the comment once, and replaces its text after that. It finds the comment by the first line of FILE,
@@ -52,7 +57,7 @@ def command(file: Path, commit: str, subpath: str) -> None:
     """
     from gitboot.review.markdown import failed_review, marker
 
-    thread = _thread_of_job()
+    thread = _thread_of_job(allow_token_over_http=allow_token_over_http)
     if not thread.token:
         click.echo("no GITBOOT_TOKEN: nothing is commented")
         return
@@ -111,8 +116,10 @@ class _Thread(ABC):
 
     edits_by: ClassVar[str]  # HTTP method
 
-    def __init__(self, token: str, headers: Mapping[str, str], *, comments: str, request: str, log: str) -> None:
-        self.token, self._headers = token, headers
+    def __init__(
+        self, client: HttpClient, token: str, credentials: Mapping[str, str], *, comments: str, request: str, log: str
+    ) -> None:
+        self._client, self.token, self._credentials = client, token, credentials
         self._comments, self._request = comments, request  # URLs
         self.log = log  # URL of the job's log, for people
 
@@ -162,10 +169,8 @@ class _Thread(ABC):
 
     def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
         """Return status, error text and JSON of an answer."""
-        from gitboot.web import ask, opener
-
-        answer = ask(
-            opener(), url, headers=self._headers, body=body, timeout_s=30, method=method, most_bytes=_MAX_ANSWER_BYTES
+        answer = self._client.ask(
+            url, credentials=self._credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
         )
         return answer.status, answer.detail, answer.json
 
@@ -175,11 +180,12 @@ class _GitHubThread(_Thread):
 
     edits_by = "PATCH"
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
         api, repository = variables["GITHUB_API_URL"], variables["GITHUB_REPOSITORY"]
         number = int(variables["GITHUB_REF"].split("/")[2])  # refs/pull/NUMBER/merge
         token = variables.get("GITHUB_TOKEN", "")
         super().__init__(
+            client,
             token,
             {"Authorization": f"Bearer {token}"},
             comments=f"{api}/repos/{repository}/issues/{number}/comments",
@@ -214,11 +220,12 @@ class _GitLabThread(_Thread):
 
     edits_by = "PUT"
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
         project, number = int(variables["CI_PROJECT_ID"]), int(variables["CI_MERGE_REQUEST_IID"])
         request = f"{variables['CI_API_V4_URL']}/projects/{project}/merge_requests/{number}"
         token = variables.get("GITBOOT_TOKEN", "")
         super().__init__(
+            client,
             token,
             {"PRIVATE-TOKEN": token},
             comments=f"{request}/notes",
@@ -242,9 +249,12 @@ class _GitLabThread(_Thread):
         return f"{self._comments}/{_number(comment)}"
 
 
-def _thread_of_job() -> _Thread:
+def _thread_of_job(*, allow_token_over_http: bool) -> _Thread:
+    from gitboot.http_client import HttpClient
+
+    client = HttpClient(allow_token_over_http=allow_token_over_http)
     try:
-        return _GitLabThread(os.environ) if os.environ.get("GITLAB_CI") else _GitHubThread(os.environ)
+        return _GitLabThread(client, os.environ) if os.environ.get("GITLAB_CI") else _GitHubThread(client, os.environ)
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
 

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from dataclasses import replace
 from hashlib import sha256
-from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -23,9 +22,8 @@ from gitboot.cli.inputs import FiniteRange, OutputOption, document, fleet_argume
 from gitboot.migration.former import SHAPES
 
 if TYPE_CHECKING:
-    from urllib.request import OpenerDirector
-
     from gitboot.cli.planning import Planned
+    from gitboot.http_client import HttpClient
     from gitboot.load import FleetRepository
     from gitboot.migration.contrast import Contrast
     from gitboot.migration.former import Asker, OldBoot
@@ -94,18 +92,18 @@ def command(
     6 where the old system did not answer.
     """
     from gitboot.cli.planning import planned_fleet
+    from gitboot.http_client import HttpClient, host_of
     from gitboot.migration.contrast import Likeness
-    from gitboot.web import host_of, opener
 
     host_of(old)
-    asked = opener(ca_bundle)
+    client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
     fleet = planned_fleet(path, rev, this_second(), None)
     for name in names:
         fleet.decision(name)
     decisions = [each for name, each in _active(fleet.repository).servers.items() if not names or name in names]
 
     def one(decision: Decision) -> Contrast:
-        return _compared(asked, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
+        return _compared(client, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
 
     found = sorted(_all(decisions, one, parallel), key=lambda each: each.server)
     for output in outputs:
@@ -160,7 +158,7 @@ def _asker(fleet: Planned, decision: Decision) -> Asker:
 
 
 def _compared(
-    opener: OpenerDirector,
+    client: HttpClient,
     old: str,
     shape: str,
     decision: Decision,
@@ -175,7 +173,7 @@ def _compared(
 
     boot = decision.policy.boot if decision.policy is not None else None
     try:
-        answer = _asked(opener, old, shape, asker, timeout_s)
+        answer = _asked(client, old, shape, asker, timeout_s)
         if answer is None:
             return Contrast(server=asker.name, verdict=Likeness.MISSING, message="the old system answers 404")
         if boot is None:
@@ -184,9 +182,9 @@ def _compared(
             return Contrast(server=asker.name, verdict=Likeness.NOTHING, message="no policy boots it from the network")
         if answer.kernel is None and answer.chain is None and not _installs(decision):
             return Contrast(server=asker.name, verdict=Likeness.EQUAL, message="both boot its disk, as it is installed")
-        data = _user_data(opener, old, answer, timeout_s)
+        data = _user_data(client, old, answer, timeout_s)
         digests = {
-            url: _digest(opener, url, timeout_s)
+            url: _digest(client, url, timeout_s)
             for url in (elsewhere(answer, boot, old_url=old, base_url=decision.base_url) if contents else ())
             if _same_host(url, old)
         }
@@ -203,7 +201,7 @@ def _installs(decision: Decision) -> bool:
     return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS
 
 
-def _asked(opener: OpenerDirector, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
+def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
     """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
     from gitboot.migration.former import boot_of
 
@@ -212,7 +210,7 @@ def _asked(opener: OpenerDirector, old: str, shape: str, asker: Asker, timeout_s
         variables = asker.variables(asker.macs[min(number, len(asker.macs) - 1)] if asker.macs else "")
         for _ in range(_HOPS):
             if not (
-                script := _fetched(opener, url, timeout_s) or ""
+                script := _fetched(client, url, timeout_s) or ""
             ).strip():  # Cobbler answers so whom it does not know
                 break
             boot = boot_of(script, url, variables)
@@ -222,28 +220,26 @@ def _asked(opener: OpenerDirector, old: str, shape: str, asker: Asker, timeout_s
     return None
 
 
-def _user_data(opener: OpenerDirector, old: str, boot: OldBoot, timeout_s: float) -> str | None:
+def _user_data(client: HttpClient, old: str, boot: OldBoot, timeout_s: float) -> str | None:
     """What the system would find where it is led; None: it is led nowhere, or to another host than the old system."""
     url = boot.user_data_url
     if url is None or not _same_host(url, old):
         return None
-    return _fetched(opener, f"{url}user-data" if url.endswith("/") else url, timeout_s)
+    return _fetched(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
 
 
-def _digest(opener: OpenerDirector, url: str, timeout_s: float) -> str:
+def _digest(client: HttpClient, url: str, timeout_s: float) -> str:
     """The sha256 of a file; that of nothing where it is not there."""
     from gitboot.errors import HostUnreachable
-    from gitboot.web import opened
+    from gitboot.http_client import SLOWEST_DOWNLOAD
 
     found, size = sha256(), 0
-    try:
-        with opened(opener, url, headers={"Accept": "*/*"}, timeout_s=timeout_s) as answer:
-            while answer.status == 200 and (piece := answer.read(_PIECE)):
-                found.update(piece)
-                if (size := size + len(piece)) > _LARGEST:
-                    raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_LARGEST:,} bytes")
-    except HTTPException as error:
-        raise HostUnreachable(f"{urlsplit(url).netloc}: {type(error).__name__}") from error
+    headers = {"Accept": "*/*"}
+    with client.stream("GET", url, headers=headers, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:
+        while answer.status == 200 and (piece := answer.read(_PIECE)):
+            found.update(piece)
+            if (size := size + len(piece)) > _LARGEST:
+                raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_LARGEST:,} bytes")
     return found.hexdigest()
 
 
@@ -252,23 +248,16 @@ def _same_host(url: str, old: str) -> bool:
     return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
 
 
-def _fetched(opener: OpenerDirector, url: str, timeout_s: float) -> str | None:
+def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
     """A text; None: there is none. Raises `HostUnreachable` for any other answer."""
     from gitboot.errors import HostUnreachable
-    from gitboot.web import opened
 
-    try:
-        with opened(opener, url, headers={"Accept": "*/*"}, timeout_s=timeout_s) as answer:
-            if answer.status in (404, 410):
-                return None
-            if answer.status != 200:
-                raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
-            content = answer.read(_MOST_BYTES + 1)
-    except HTTPException as error:
-        raise HostUnreachable(f"{urlsplit(url).netloc}: {type(error).__name__}") from error
-    if len(content) > _MOST_BYTES:
-        raise HostUnreachable(f"{urlsplit(url).netloc} answers more than {_MOST_BYTES:,} bytes")
-    return content.decode(errors="replace")
+    with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s) as answer:
+        if answer.status in (404, 410):
+            return None
+        if answer.status != 200:
+            raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
+        return answer.read_whole(_MOST_BYTES).decode(errors="replace")
 
 
 # What is shown

@@ -20,9 +20,7 @@ from gitboot.render.parts import RECORDS
 from gitboot.resolve.records import record_of
 
 if TYPE_CHECKING:
-    from urllib.request import OpenerDirector
-
-    from gitboot.web import WebAnswer
+    from gitboot.http_client import HttpClient, WebAnswer
 
 # Conditions without which nothing is proven by what records say, or nothing is offered that would be.
 _NEEDED: Final = ("Accepting", "BootsOffered", "ClockTrusted", "LedgerNamed", "LedgerWritable", "RecordsKnown")
@@ -99,8 +97,9 @@ class ApiInformant:
     """The API of an instance."""
 
     url: str
-    opener: OpenerDirector
-    headers: Mapping[str, str]
+    client: HttpClient
+    credentials: Mapping[str, str]  # headers
+    deadline_s: float  # of each request
 
     def status(self) -> Mapping[str, Any]:
         said = self._get("status")
@@ -117,21 +116,30 @@ class ApiInformant:
         return found
 
     def _get(self, path: str) -> WebAnswer:
-        from gitboot.web import ask
-
-        said = ask(self.opener, f"{self.url}/api/v1/{path}", headers=self.headers)
+        said = self.client.ask(f"{self.url}/api/v1/{path}", credentials=self.credentials, deadline_s=self.deadline_s)
         if said.status != 200:
             raise HostUnreachable(f"{self.url}/api/v1/{path} answered {said.status} {said.detail}".rstrip())
         return said
 
 
-def informant_at(where: str, token: Path | None, ca_bundle: Path | None) -> Informant:
+def informant_at(
+    where: str,
+    token: Path | None,
+    ca_bundle: Path | None,
+    *,
+    allow_token_over_http: bool = False,
+    deadline_s: float = 30,
+) -> Informant:
     """The instance behind a URL of its API, or a directory that it publishes, by its ``ops/records`` as well."""
     if "://" in where:
-        from gitboot.web import opener
+        from gitboot.http_client import HttpClient
 
-        headers = {"Authorization": f"Bearer {_content(token).decode().strip()}"} if token is not None else {}
-        return ApiInformant(where.rstrip("/"), opener(ca_bundle), headers)
+        client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+        if token is None:
+            return ApiInformant(where.rstrip("/"), client, {}, deadline_s)
+        client.check_credentials(where, f"the token in {token}")
+        words = _content(token).decode(errors="replace").strip()
+        return ApiInformant(where.rstrip("/"), client, {"Authorization": f"Bearer {words}"}, deadline_s)
     path = Path(where)
     is_records = path.parts[-2:] == Path(RECORDS).parts
     return TreeInformant(path.parent.parent if is_records else path)

@@ -35,22 +35,37 @@ _ca_bundle = click.option(
 )
 
 
+# For commands that send a token, each under this one name.
+token_over_http_option = click.option(
+    "--allow-token-over-http",
+    is_flag=True,
+    envvar="GITBOOT_ALLOW_TOKEN_OVER_HTTP",
+    help="Send tokens and passwords to http:// URLs of other machines too, where anyone on the way can read them. "
+    "Default: only to https:// URLs and to this machine.",
+)
+
+
 def registry_options(command: Command) -> Command:
-    """--registries, --registry-credentials and --ca-bundle."""
-    return _registries(_credentials(_ca_bundle(command)))
+    """--registries, --registry-credentials, --ca-bundle and --allow-token-over-http."""
+    return _registries(_credentials(_ca_bundle(token_over_http_option(command))))
 
 
 def opened_registries(
-    registries: tuple[str, ...], registry_credentials: Path | None, ca_bundle: Path | None
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    *,
+    allow_token_over_http: bool,
 ) -> Registries:
     """What those options say; raises `UsageError`."""
+    from gitboot.http_client import HttpClient
     from gitboot.oci.credentials import RegistryCredentials
     from gitboot.oci.reference import AllowedRegistry
     from gitboot.oci.registry import Registries
-    from gitboot.web import opener
 
     allowed = [AllowedRegistry.parse(each) for each in registries]
     credentials = RegistryCredentials(registry_credentials) if registry_credentials is not None else None
     if credentials is not None:
         credentials.check()
-    return Registries(allowed, opener(ca_bundle), credentials)
+    client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+    return Registries(allowed, client, credentials)

@@ -14,6 +14,7 @@ import click
 from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, now, output_option, path_option
+from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.phrases import count, did_you_mean
@@ -89,6 +90,7 @@ def command() -> None:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Authorities to trust for the API, besides the machine's own.",
 )
+@token_over_http_option
 @click.option("--branch", metavar="NAME", help="The branch to make. Default: gitboot/rollout-STREAM-PERCENT.")
 @click.option("--rev", metavar="REVISION", help="The commit that the step is made upon. Default: HEAD.")
 @click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
@@ -103,6 +105,7 @@ def advance_stream(
     records: str,
     api_token: Path | None,
     ca_bundle: Path | None,
+    allow_token_over_http: bool,
     branch: str | None,
     rev: str | None,
     no_commit: bool,
@@ -129,7 +132,7 @@ def advance_stream(
         check_branch(branch)
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
-    informant = informant_at(records, api_token, ca_bundle)
+    informant = informant_at(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
     with evaluating() as begun:
         fleet = _Fleet.open(path, WORKTREE if no_commit else rev or "HEAD", begun)
         found = fleet.advance(stream, informant, steps=steps, after=after)

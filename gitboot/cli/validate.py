@@ -29,6 +29,7 @@ def command(
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
+    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Check the fleet repository at PATH: every problem at once, with its place and its hint.
@@ -59,7 +60,12 @@ def command(
         if registries and any(problem.code == Code.OCI_TAG for problem in problems):
             from gitboot.oci.tags import with_digests
 
-            problems = with_digests(problems, opened_registries(registries, registry_credentials, ca_bundle))
+            problems = with_digests(
+                problems,
+                opened_registries(
+                    registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http
+                ),
+            )
     for output in outputs:
         output.write(FORMATS[output.format](problems, prefix_of(path)))
     if any(output.format == "text" for output in outputs):

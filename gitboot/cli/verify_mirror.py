@@ -72,12 +72,11 @@ def command(
     """
     from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
     from gitboot.targets.mirrored import MirrorFault
-    from gitboot.web import trusting
 
     look = partial(expected, tree, as_target=as_target)
     looked: PublishedMirror
     if "://" in mirror and not mirror.startswith("file://"):
-        looked = WebMirror(mirror, tree, trusting(ca_bundle), parallel=parallel, reads_entries=read_entries)
+        looked = WebMirror(mirror, tree, ca_bundle, parallel=parallel, reads_entries=read_entries)
     else:
         looked = FolderMirror(_folder(mirror), tree)
     with growing("files") as (begun, done):

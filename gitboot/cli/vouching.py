@@ -58,6 +58,7 @@ def signatures(
     registries: tuple[str, ...],
     registry_credentials: Path | None,
     ca_bundle: Path | None,
+    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Check the signatures of the files of images.
@@ -75,7 +76,11 @@ def signatures(
     fleet = _fleet(path, rev)
     images = _images(fleet, path, since)
     base_url = fleet.fleet.spec.base_url
-    fetchers = fetchers_of(base_url, assets, opened_registries(registries, registry_credentials, ca_bundle))
+    fetchers = fetchers_of(
+        base_url,
+        assets,
+        opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+    )
     with TemporaryDirectory(prefix="gitboot-") as scratch:
         check = SignatureCheck(fetchers, ImageKeys(image_keys, Path(scratch)), base_url)
         problems = tuple(sorted(_problems(fleet, images, check, required=required)))

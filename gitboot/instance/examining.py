@@ -176,7 +176,7 @@ def of_credentials(credentials: Path | None, look: Look) -> Examination:
 
 def of_mirrors(decisions: Decisions) -> Examination:
     """Whether what DHCP names, and what it leads to, is answered under each base URL."""
-    fetcher = WebFetcher(timeout_s=_TIMEOUT_S)
+    fetcher = WebFetcher(deadline_s=_TIMEOUT_S)
     first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     loaders = sorted({each.path for loader in (None, *wanted(decisions)) for each in offers(decisions, loader)})
     for mirror in mirrors(decisions):

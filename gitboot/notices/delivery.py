@@ -8,17 +8,15 @@ from collections.abc import Callable
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gitboot.canonical import canonical
 from gitboot.errors import HostUnreachable, UsageError
+from gitboot.http_client import HttpClient
 from gitboot.notices.notice import Level, Notice
 from gitboot.notices.receivers import Receiver
-from gitboot.web import opened, opener
 
 Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
-
-_TIMEOUT_S: Final = 10.0
 
 
 def sender_of(receiver: Receiver, ca_bundle: Path | None) -> Send:
@@ -33,7 +31,7 @@ def signature(secret: bytes, timestamp: str, body: bytes) -> str:
 
 class _Webhook:
     def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
-        self._receiver, self._opener = receiver, opener(ca_bundle)
+        self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
     def __call__(self, notice: Notice, at: datetime) -> None:
         body, timestamp = canonical(notice.facts()), str(int(at.timestamp()))
@@ -43,7 +41,7 @@ class _Webhook:
             "X-Gitboot-Timestamp": timestamp,
             "X-Gitboot-Signature-256": signature(self._receiver.secret or b"", timestamp, body),
         }
-        with opened(self._opener, self._receiver.url, headers=headers, data=body, timeout_s=_TIMEOUT_S) as answer:
+        with self._client.stream("POST", self._receiver.url, headers=headers, body=body) as answer:
             if not 200 <= answer.status < 300:
                 raise HostUnreachable(f"it answered {answer.status}")
 

@@ -10,20 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from http import HTTPStatus
-from typing import Final
-from urllib.parse import urlencode, urljoin, urlsplit
-from urllib.request import OpenerDirector
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
 
-from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused
+from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
 from gitboot.model.scalars import Digest
 from gitboot.oci.credentials import RegistryCredentials
 from gitboot.oci.layers import MANIFESTS
 from gitboot.oci.reference import AllowedRegistry, OciReference, origin
-from gitboot.web import WebStream, ask, opened
 
 _LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
 _MOST_REDIRECTS: Final = 5
-_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _AGAIN: Final = frozenset({408, 425, 429, *range(500, 600)})
 
 
@@ -33,13 +31,15 @@ class Registries:
     def __init__(
         self,
         allowed: Sequence[AllowedRegistry],
-        opener: OpenerDirector,
+        client: HttpClient,
         credentials: RegistryCredentials | None = None,
         *,
-        timeout_s: float = 30,
+        deadline_s: float = TOTAL_S,
+        rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        self._allowed, self._opener, self._credentials = tuple(allowed), opener, credentials
-        self._timeout_s = timeout_s
+        """The deadline is for each answer; the body of a blob has to come at the ``rate`` instead."""
+        self._allowed, self._client, self._credentials = tuple(allowed), client, credentials
+        self._deadline_s, self._rate = deadline_s, rate
         self._tokens: dict[tuple[str, str], str] = {}  # Authorization, by origin and repository
 
     def manifest(self, reference: OciReference) -> tuple[Digest, bytes]:
@@ -57,7 +57,7 @@ class Registries:
     @contextmanager
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
-    ) -> Iterator[WebStream]:
+    ) -> Iterator[AnswerStream]:
         """A file as it comes; whoever reads it checks its digest. With a Range the status may be 206 or 416.
 
         Raises as `manifest` does.
@@ -68,7 +68,7 @@ class Registries:
     @contextmanager
     def _opened(
         self, reference: OciReference, what: str, headers: Mapping[str, str], method: str = "GET"
-    ) -> Iterator[WebStream]:
+    ) -> Iterator[AnswerStream]:
         at = origin(reference, self._allowed)
         url = f"{at}/v2/{reference.repository}/{what}/{reference.version}"
         key = at, reference.repository
@@ -77,7 +77,7 @@ class Registries:
             if answer.status != HTTPStatus.UNAUTHORIZED:
                 yield _good(answer, reference)
                 return
-            challenge = answer.headers.get_all("WWW-Authenticate") or []
+            challenge = answer.headers.getlist("WWW-Authenticate")
         if (given := self._authorization(at, reference, challenge)) is None:
             raise RegistryRefused(f"{reference} is not given to the anonymous: give --registry-credentials")
         self._tokens[key] = given
@@ -87,22 +87,15 @@ class Registries:
     @contextmanager
     def _followed(
         self, url: str, headers: Mapping[str, str], authorization: str | None, method: str
-    ) -> Iterator[WebStream]:
+    ) -> Iterator[AnswerStream]:
         """The answer behind redirects, which registries give for blobs; a registry's token goes to itself alone."""
-        first = urlsplit(url)
-        for _ in range(_MOST_REDIRECTS):
-            here = urlsplit(url)
-            is_own = (here.scheme, here.netloc) == (first.scheme, first.netloc)
-            sent = {**headers, "Authorization": authorization} if is_own and authorization else headers
-            with opened(self._opener, url, headers=sent, method=method, timeout_s=self._timeout_s) as answer:
-                location = answer.headers.get("Location")
-                if answer.status not in _REDIRECTS or location is None:
-                    yield answer
-                    return
-            url = urljoin(url, location)
-            if urlsplit(url).scheme != "https" and urlsplit(url).scheme != first.scheme:
-                raise RegistryRefused(f"{first.netloc} leads from {first.scheme} to {url[:100]}")
-        raise RegistryRefused(f"{first.netloc} leads from one address to the next, {_MOST_REDIRECTS} times")
+        credentials = {"Authorization": authorization or ""}
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate, "redirects": _MOST_REDIRECTS}
+        try:
+            with self._client.stream(method, url, headers=headers, credentials=credentials, **options) as answer:
+                yield answer
+        except (RedirectRefused, UsageError) as error:
+            raise RegistryRefused(str(error)) from error
 
     def _authorization(self, at: str, reference: OciReference, challenges: Sequence[str]) -> str | None:
         """What the registry wants to see; None: credentials that are not at hand."""
@@ -121,7 +114,10 @@ class Registries:
         if "service" in asked:
             query["service"] = asked["service"]
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
-        answer = ask(self._opener, url, headers={"Authorization": own} if own else {}, timeout_s=self._timeout_s)
+        try:
+            answer = self._client.ask(url, credentials={"Authorization": own or ""}, deadline_s=self._deadline_s)
+        except UsageError as error:
+            raise RegistryRefused(str(error)) from error
         _check_answered(answer.status, urlsplit(realm).netloc)
         found = answer.json if isinstance(answer.json, dict) else {}
         token = found.get("token") or found.get("access_token")
@@ -151,7 +147,7 @@ def _check_realm(realm: str, at: str) -> None:
         raise RegistryRefused(f"{at} wants its token asked for at {realm[:100]!r}, where credentials are not sent")
 
 
-def _good(answer: WebStream, reference: OciReference) -> WebStream:
+def _good(answer: AnswerStream, reference: OciReference) -> AnswerStream:
     if answer.status in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
         return answer
     _check_answered(answer.status, reference.host)
@@ -167,7 +163,7 @@ def _check_answered(status: int, host: str) -> None:
         raise HostUnreachable(f"{host} answers {status}: not now")
 
 
-def _whole(answer: WebStream, reference: OciReference) -> bytes:
+def _whole(answer: AnswerStream, reference: OciReference) -> bytes:
     content = b""
     while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
         content += chunk

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import ssl
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from hashlib import md5, sha256
-from http.client import HTTPException
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-import urllib3
-from urllib3.exceptions import HTTPError
-
-from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
+from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.tree import read_manifest, read_state
 from gitboot.render.paths import BOOT
@@ -38,12 +31,7 @@ from gitboot.targets.mirrored import (
     left_over,
 )
 from gitboot.targets.served import served
-from gitboot.web import host_of
 
-_TIMEOUT_S: Final = 10.0  # without a byte
-# On a connection that was kept, and that the server ended just then.
-_ONCE_MORE: Final = urllib3.Retry(total=None, connect=0, read=1, redirect=0, status=0, other=0)
-_LONGEST_S: Final = 300.0  # of one file
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # files that are given to threads at a time
 _MD5_LENGTH: Final = 32  # in hexadecimal digits
@@ -171,17 +159,26 @@ class WebMirror:
     `gitboot read-access-logs` a GET is a machine's fetch.
     """
 
-    def __init__(self, url: str, root: Path, trusted: ssl.SSLContext, *, parallel: int, reads_entries: bool) -> None:
-        self._url, self._host = url.rstrip("/"), host_of(url)
-        self._boot, self._parallel, self._reads_entries = root / BOOT, parallel, reads_entries
-        self._pool = urllib3.PoolManager(
-            maxsize=parallel,
-            block=True,
-            retries=_ONCE_MORE,
-            timeout=urllib3.Timeout(connect=_TIMEOUT_S, read=_TIMEOUT_S),
-            ssl_context=trusted,
-            headers={"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity"},
+    def __init__(
+        self,
+        url: str,
+        root: Path,
+        ca_bundle: Path | None,
+        *,
+        parallel: int,
+        reads_entries: bool,
+        deadline_s: float = TOTAL_S,
+        rate: MinimumRate = SLOWEST_DOWNLOAD,
+    ) -> None:
+        """The deadline is for an answer without its body; a file has to come at the ``rate``."""
+        self._url, self._boot, self._parallel, self._reads_entries = (
+            url.rstrip("/"),
+            root / BOOT,
+            parallel,
+            reads_entries,
         )
+        self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
+        self._deadline_s, self._rate = deadline_s, rate
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """Ask as firmware does first, by HEAD, and then read it."""
@@ -206,28 +203,18 @@ class WebMirror:
 
     def _asked(self, method: str, path: str, file: MirrorFile | None = None) -> MirrorAnswer:
         """What is answered; as many bytes of it are read as the file has, and one."""
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
-            with self._answer(method, f"{self._url}/{quote(path)}") as answer:
+            with self._client.stream(method, f"{self._url}/{quote(path)}", **options) as answer:
                 found = _said(answer)
                 if method == "HEAD":
                     return replace(found, has_md5=file is not None and self._has_md5(answer, file))
                 digest, size = _read(answer, file.size + 1 if file is not None else 1)
                 return replace(found, sha256=digest, has_body=size > 0)
-        except (HTTPError, HTTPException, OSError, ValueError) as error:
-            said = str(getattr(error, "reason", None) or error).rpartition(">: ")[2].strip()
-            return MirrorAnswer(status=0, trouble=f"{self._host}: {said or type(error).__name__}")
+        except (HostUnreachable, ValueError) as error:
+            return MirrorAnswer(status=0, trouble=str(error))
 
-    @contextmanager
-    def _answer(self, method: str, url: str) -> Iterator[urllib3.BaseHTTPResponse]:
-        answer = self._pool.request(method, url, redirect=False, preload_content=False, decode_content=False)
-        try:
-            yield answer
-        finally:
-            if method != "HEAD" and answer.length_remaining != 0:
-                answer.close()  # nobody wants the rest
-            answer.release_conn()
-
-    def _has_md5(self, answer: urllib3.BaseHTTPResponse, file: MirrorFile) -> bool:
+    def _has_md5(self, answer: AnswerStream, file: MirrorFile) -> bool:
         etag = answer.headers.get("ETag", "").strip('"')
         if not file.is_evidence or len(etag) != _MD5_LENGTH:
             return False
@@ -243,7 +230,7 @@ def _only(finding: MirrorFinding | None) -> Iterator[MirrorFinding]:
         yield finding
 
 
-def _said(answer: urllib3.BaseHTTPResponse) -> MirrorAnswer:
+def _said(answer: AnswerStream) -> MirrorAnswer:
     """What the head of an answer says."""
     headers, length = answer.headers, answer.headers.get("Content-Length", "")
     dated = headers.get("Last-Modified")
@@ -258,12 +245,10 @@ def _said(answer: urllib3.BaseHTTPResponse) -> MirrorAnswer:
     )
 
 
-def _read(answer: urllib3.BaseHTTPResponse, most_bytes: int) -> tuple[str, int]:
+def _read(answer: AnswerStream, most_bytes: int) -> tuple[str, int]:
     """The sha256 of so many bytes at most, and how many there were."""
-    digest, size, began = sha256(), 0, time.monotonic()
-    while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size), decode_content=False)):
+    digest, size = sha256(), 0
+    while size < most_bytes and (chunk := answer.read(min(_CHUNK, most_bytes - size))):
         digest.update(chunk)
         size += len(chunk)
-        if time.monotonic() - began > _LONGEST_S:
-            raise TimeoutError(f"it is not sent after {_LONGEST_S:.0f} s")
     return digest.hexdigest(), size

@@ -1,0 +1,582 @@
+"""HTTP requests with a deadline for the whole request, limits for its size, and a rule for credentials.
+
+Every HTTP request that gitboot makes itself goes through `HttpClient`. Redfish goes through sushy, whose connections
+obey the same `RequestLimits` (`gitboot.bmc.transport`). Other libraries: docs/adr/0067-one-http-client.md.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property
+from http.client import HTTPException, HTTPResponse, IncompleteRead
+from ipaddress import ip_address
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any, Final
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.exceptions import HTTPError, NameResolutionError
+
+from gitboot import __version__
+from gitboot.errors import HostUnreachable, UsageError
+
+TOTAL_S: Final = 30.0  # of a request and its whole answer, unless the caller has another deadline
+MAX_ANSWER_BYTES: Final = 1 << 20  # of an answer that is read whole, unless the caller has another limit
+MAX_HEAD_BYTES: Final = 256 << 10  # of status lines and headers, with those of 1xx answers; nginx allows itself 8 KiB
+_FRAMING_BYTES: Final = (
+    64 << 10
+)  # of chunk sizes, chunk extensions and trailers, beside one byte for each byte of a body
+_CONNECT_S: Final = 10.0  # to one address of a host
+_SENT_AT_ONCE: Final = 16 << 10  # one TLS record, RFC 8446, 5.1
+_HOSTS: Final = 64  # whose connections are kept
+_LONGEST_DETAIL: Final = 200
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_REPEATABLE: Final = ("GET", "HEAD")
+# Headers that a caller has to pass as credentials.
+_SECRET_HEADERS: Final = frozenset(
+    {"authorization", "cookie", "job-token", "private-token", "proxy-authorization", "x-auth-token"}
+)
+
+# What urllib3 logs, it raises as well: without a handler, Python would print a server's words to stderr.
+logging.getLogger("urllib3").addHandler(logging.NullHandler())
+
+
+class RedirectRefused(HostUnreachable):
+    """A server redirects too often, or to a URL that gitboot does not follow."""
+
+
+class _RequestTooSlow(TimeoutError):
+    """The time of a request is over."""
+
+
+class _AnswerTooLarge(OSError):
+    """An answer has more bytes than its limit."""
+
+
+class _CredentialsWithheld(OSError):
+    """A connection without TLS leads to another machine, and the request has credentials."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MinimumRate:
+    """The slowest download that goes on: so many bytes in each period in which gitboot waits for the server."""
+
+    size_bytes: int = 60 << 10
+    period_s: float = 60.0
+
+
+SLOWEST_DOWNLOAD: Final = MinimumRate()  # 1 KiB/s, as curl's manual suggests for --speed-limit
+
+
+class RequestLimits:
+    """The time and the bytes that one request may still take, its redirects included."""
+
+    def __init__(
+        self,
+        *,
+        deadline_s: float,
+        connect_s: float = _CONNECT_S,
+        rate: MinimumRate | None = None,
+        is_loopback_only: bool = False,
+    ) -> None:
+        """``connect_s`` is for each address. With a ``rate``, the deadline counts until the body begins."""
+        self._deadline_s, self._ends_s = deadline_s, time.monotonic() + deadline_s
+        self._rate, self._is_body = rate, False
+        self._waited_s, self._arrived = 0.0, 0  # in this period of the rate
+        self.connect_s = connect_s
+        self._allowance = 0  # how many bytes may still be received
+        self.is_loopback_only = is_loopback_only
+        self.is_fresh = False  # whether the request has a connection of its own
+
+    def left_s(self) -> float:
+        """How many seconds the next step may take; raises TimeoutError if that is none."""
+        if self._is_body and self._rate is not None:
+            left_s = self._rate.period_s - self._waited_s
+        else:
+            left_s = self._ends_s - time.monotonic()
+        if left_s <= 0:
+            raise _RequestTooSlow(self.complaint)
+        return left_s
+
+    @property
+    def complaint(self) -> str:
+        """What to say if the time is over."""
+        if self._is_body and self._rate is not None:
+            return f"it sent less than {self._rate.size_bytes} bytes in {self._rate.period_s:g} s"
+        return f"its answer was not complete after {self._deadline_s:g} s"
+
+    def begin_answer(self) -> None:
+        """Expect the head of an answer."""
+        self._allowance, self.is_fresh = MAX_HEAD_BYTES, False
+
+    def begin_body(self, size_bytes: int) -> None:
+        """Expect at most so many bytes of the body, and what frames them."""
+        self._is_body, self._allowance = True, 2 * size_bytes + _FRAMING_BYTES
+
+    def count(self, size_bytes: int, waited_s: float) -> None:
+        """Count what was received, and how long gitboot waited for it; raises OSError if it is too much."""
+        self._allowance -= size_bytes
+        if self._allowance < 0:
+            what = "frames its body with too many bytes" if self._is_body else "sends too many headers"
+            raise _AnswerTooLarge(f"it {what}")
+        self._waited_s += waited_s
+        self._arrived += size_bytes
+        if self._rate is not None and self._arrived >= self._rate.size_bytes:
+            self._waited_s, self._arrived = 0.0, 0
+
+
+_limits: ContextVar[RequestLimits] = ContextVar("limits of the request that this thread makes")
+
+
+def limits_of_request() -> RequestLimits:
+    """The limits of the request that this thread makes."""
+    return _limits.get()
+
+
+@contextmanager
+def limited(limits: RequestLimits) -> Iterator[None]:
+    """Let the connections that this thread uses in the block obey these limits."""
+    token = _limits.set(limits)
+    try:
+        yield
+    finally:
+        _limits.reset(token)
+
+
+def look_up(host: str, port: int, limits: RequestLimits) -> list[str]:
+    """The IP addresses of a host, in the system's order, each once.
+
+    The system's resolver has no deadline. It runs in a thread, which is left to itself when the time is over.
+    Raises OSError (of the resolver), and TimeoutError.
+    """
+    with suppress(ValueError):
+        ip_address(host)
+        return [host]
+    found: SimpleQueue[list[Any] | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as error:
+            found.put(error)
+
+    threading.Thread(target=ask, name="look-up", daemon=True).start()
+    try:
+        answer = found.get(timeout=limits.left_s())
+    except Empty:
+        raise _RequestTooSlow(limits.complaint) from None
+    if isinstance(answer, Exception):
+        raise answer
+    return list(dict.fromkeys(str(each[4][0]) for each in answer))
+
+
+class _LimitedStream(io.RawIOBase):
+    """A socket's stream that obeys the limits of its request."""
+
+    def __init__(self, stream: io.RawIOBase, sock: socket.socket, limits: RequestLimits) -> None:
+        self._stream, self._socket, self._limits = stream, sock, limits
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        self._socket.settimeout(self._limits.left_s())
+        began_s = time.monotonic()
+        size = self._stream.readinto(buffer)
+        self._limits.count(size or 0, time.monotonic() - began_s)
+        return size
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+class _LimitedResponse(HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        self.fp = io.BufferedReader(_LimitedStream(self.fp.detach(), sock, limits_of_request()))
+
+
+class LimitedConnection(HTTPConnection):
+    """A connection whose every step obeys the limits of the request: names, TCP, TLS, sending, receiving."""
+
+    response_class = _LimitedResponse
+
+    def addresses(self, host: str) -> list[str]:
+        """The IP addresses to try, in this order. Raises OSError."""
+        return look_up(host, self.port, limits_of_request())
+
+    def _new_conn(self) -> socket.socket:
+        limits, name, last = limits_of_request(), self._dns_host, None
+        limits.is_fresh = True
+        try:
+            addresses = self.addresses(name.strip("[]"))
+            for number, address in enumerate(addresses):
+                # An address that does not answer leaves time for the others.
+                share_s = limits.left_s() / (len(addresses) - number)
+                self._dns_host, self.timeout = address, min(share_s, limits.connect_s)
+                try:
+                    connected = super()._new_conn()
+                except HTTPError as error:
+                    last = error
+                else:
+                    connected.settimeout(limits.left_s())  # of the TLS handshake as a whole
+                    return connected
+        except socket.gaierror as error:
+            raise NameResolutionError(name, self, error) from error
+        finally:
+            self._dns_host = name
+        raise last or OSError(f"{name} has no address")
+
+    def send(self, data: Any) -> None:
+        if self.sock is None:
+            self.connect()
+        limits = limits_of_request()
+        if limits.is_loopback_only and not is_loopback(str(self.sock.getpeername()[0])):
+            raise _CredentialsWithheld("it is at another machine, which gets no credentials unencrypted")
+        for first in range(0, len(data), _SENT_AT_ONCE):
+            self.sock.settimeout(limits.left_s())
+            super().send(data[first : first + _SENT_AT_ONCE])
+
+
+class LimitedTlsConnection(LimitedConnection, HTTPSConnection):
+    """A `LimitedConnection` with TLS."""
+
+
+class _HttpPool(HTTPConnectionPool):
+    ConnectionCls = LimitedConnection
+
+
+class _HttpsPool(HTTPSConnectionPool):
+    ConnectionCls = LimitedTlsConnection
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL of a web server; raises `UsageError` for anything else."""
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_web = False
+    if not is_web:
+        raise UsageError(f"{url!r} is no URL of a web server: it begins with https:// or http:// and a host")
+    if parts.username is not None or parts.password is not None:
+        raise UsageError(f"the URL of {parts.hostname} must not hold a user or a password")
+    return parts
+
+
+def host_of(url: str) -> str:
+    """The host and port of a URL of a web server, as people read it; raises `UsageError` for anything else."""
+    return split_url(url).netloc
+
+
+def origin(url: str) -> tuple[str, str, int]:
+    """Scheme, host and port of a URL (RFC 6454, 4); raises `UsageError`."""
+    parts = split_url(url)
+    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine: an address of 127.0.0.0/8, ::1, or localhost (RFC 6761, 6.3)."""
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def check_credentials(url: str, what: str = "the token", *, allow_token_over_http: bool = False) -> None:
+    """Raise `UsageError` unless credentials may be sent to a URL: https, loopback, or the caller allows http."""
+    parts = split_url(url)
+    if parts.scheme != "https" and not allow_token_over_http and not is_loopback(parts.hostname or ""):
+        raise UsageError(
+            f"http://{parts.netloc} would get {what} unencrypted; use https, or --allow-token-over-http on a network "
+            "that you trust"
+        )
+
+
+def trusted_certificates(ca_bundle: Path | None) -> ssl.SSLContext:
+    """A TLS context that trusts what the machine trusts, and ``ca_bundle`` (PEM) besides; raises `UsageError`."""
+    trusted = ssl.create_default_context()
+    if ca_bundle is not None:
+        try:
+            trusted.load_verify_locations(cafile=ca_bundle)
+        except OSError as error:
+            raise UsageError(f"{ca_bundle} cannot be read as certificates: {error.strerror}") from error
+    return trusted
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebAnswer:
+    """A whole answer, whatever its status."""
+
+    status: int
+    json: Any  # None: it was no JSON
+    retry_after_s: int | None = None
+
+    @property
+    def detail(self) -> str:
+        """The server's message, on one line."""
+        said = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
+        return " ".join(str(said or "").split())[:_LONGEST_DETAIL]
+
+
+class AnswerStream:
+    """An answer whose body is read piece by piece. gitboot never decompresses a body."""
+
+    def __init__(self, answer: urllib3.BaseHTTPResponse, url: str, led_to: str | None, limits: RequestLimits) -> None:
+        self._answer, self._host, self._limits = answer, host_of(url), limits
+        self.led_to = led_to  # the URL behind redirects; None: there was no redirect
+        self.status, self.headers = answer.status, answer.headers
+
+    def read(self, size_bytes: int) -> bytes:
+        """The next bytes, fewer only at the end. Raises `HostUnreachable` if the body ends too early or is too slow."""
+        self._limits.begin_body(size_bytes)
+        try:
+            return self._answer.read(size_bytes, decode_content=False)
+        except (HTTPError, HTTPException, OSError, ValueError) as error:
+            raise HostUnreachable(f"{self._host}: {_reason(error, self._limits)}") from error
+
+    def read_whole(self, max_bytes: int) -> bytes:
+        """All of the body. Raises `HostUnreachable` if that is more than ``max_bytes``."""
+        content = b""
+        while piece := self.read(max_bytes + 1 - len(content)):
+            content += piece
+            if len(content) > max_bytes:
+                raise HostUnreachable(f"{self._host} answers more than {max_bytes:,} bytes")
+        return content
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the whole body was read, as far as its length is known."""
+        return self._answer.length_remaining == 0
+
+    def close(self) -> None:
+        """Keep the connection if the body was read, else end it: the rest may be gigabytes."""
+        if self.is_at_end:
+            self._answer.drain_conn()
+        else:
+            self._answer.close()
+        self._answer.release_conn()  # the pool counts it as in use until then
+
+
+class HttpClient:
+    """Sends requests, from any thread, and keeps connections."""
+
+    def __init__(
+        self,
+        *,
+        ca_bundle: Path | None = None,
+        uses_proxies: bool = True,
+        allow_token_over_http: bool = False,
+        connections_per_host: int = 16,
+    ) -> None:
+        """``uses_proxies``: those of the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY). Raises `UsageError`."""
+        self._ca_bundle, self._uses_proxies = ca_bundle, uses_proxies
+        self._allow_token_over_http, self._per_host = allow_token_over_http, connections_per_host
+        self._pools: dict[str | None, urllib3.PoolManager] = {}  # by URL of the proxy
+        self._making_pool = threading.Lock()
+        if ca_bundle is not None:
+            _ = self._trusted
+
+    def check_credentials(self, url: str, what: str = "the token") -> None:
+        """Raise `UsageError` if this client would not send credentials to a URL."""
+        check_credentials(url, what, allow_token_over_http=self._allow_token_over_http)
+
+    def ask(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        credentials: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        deadline_s: float = TOTAL_S,
+        max_bytes: int = MAX_ANSWER_BYTES,
+        method: str | None = None,
+    ) -> WebAnswer:
+        """GET JSON from ``url``, or POST ``body`` as JSON to it, or use another method. Follows no redirect.
+
+        Raises `HostUnreachable` if no whole answer comes, and `UsageError` if the URL must not get the credentials.
+        """
+        sent = {"Accept": "application/json", **(headers or {})}
+        content = None if body is None else json.dumps(body).encode()
+        if content is not None:
+            sent["Content-Type"] = "application/json"
+        method = method or ("GET" if content is None else "POST")
+        with self.stream(
+            method, url, headers=sent, credentials=credentials, body=content, deadline_s=deadline_s
+        ) as answer:
+            return _whole_answer(answer.status, answer.headers, answer.read_whole(max_bytes))
+
+    @contextmanager
+    def stream(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        credentials: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        deadline_s: float = TOTAL_S,
+        rate: MinimumRate | None = None,
+        redirects: int = 0,
+    ) -> Iterator[AnswerStream]:
+        """Send a request, and read the answer in the block, whatever its status.
+
+        The deadline is for all of it: name, connection, TLS, redirects, headers and body. With a ``rate`` the body is a
+        download, and counts by that. ``credentials`` are headers. They go to the origin of ``url`` alone. Without
+        ``redirects`` a redirect is the answer.
+        Raises `HostUnreachable`, and `UsageError` if ``url`` must not get the credentials.
+        """
+        credentials = {name: value for name, value in (credentials or {}).items() if value}
+        if secret := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
+            raise ValueError(f"pass {', '.join(secret)} as credentials")
+        if credentials:
+            self.check_credentials(url)
+            if not all(value.isascii() and value.isprintable() for value in credentials.values()):
+                raise UsageError(f"the token for {host_of(url)} must be one line of printable ASCII characters")
+        is_plain = split_url(url).scheme == "http" and not self._allow_token_over_http
+        limits = RequestLimits(deadline_s=deadline_s, rate=rate, is_loopback_only=bool(credentials) and is_plain)
+        at, led_to = url, None
+        for left in range(redirects, -1, -1):
+            sent = {**(headers or {}), **(credentials if origin(at) == origin(url) else {})}
+            answer = AnswerStream(self._sent(method, at, sent, body, limits), at, led_to, limits)
+            try:
+                where = answer.headers.get("Location") if answer.status in _REDIRECTS and redirects else None
+                if where is None:
+                    yield answer
+                    return
+                if not left:
+                    break
+                at = led_to = _followed(at, where)
+            finally:
+                answer.close()
+        raise RedirectRefused(f"{host_of(url)}: more than {redirects} redirects")
+
+    def _sent(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
+    ) -> urllib3.BaseHTTPResponse:
+        host, pool = host_of(url), self._pool_for(url)
+        sent = {"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity", **headers}
+        while True:
+            limits.begin_answer()
+            try:
+                with limited(limits):
+                    return pool.request(
+                        method,
+                        url,
+                        body=body,
+                        headers=sent,
+                        redirect=False,
+                        retries=False,
+                        preload_content=False,
+                        decode_content=False,
+                        timeout=urllib3.Timeout(limits.left_s()),
+                        pool_timeout=limits.left_s(),
+                    )
+            except (HTTPError, HTTPException, OSError, ValueError) as error:
+                if method in _REPEATABLE and not limits.is_fresh and _is_disconnected(error):
+                    continue  # the server ended a kept connection just then
+                raise HostUnreachable(f"{host}: {_reason(error, limits)}") from error
+
+    @cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        """Loading what the machine trusts takes 20 ms: done at the first need."""
+        return trusted_certificates(self._ca_bundle)
+
+    def _pool_for(self, url: str) -> urllib3.PoolManager:
+        parts = split_url(url)
+        host, proxy = parts.hostname or "", None
+        if self._uses_proxies and not is_loopback(host) and not proxy_bypass(host):
+            proxy = getproxies().get(parts.scheme)
+        with self._making_pool:
+            if proxy not in self._pools:
+                self._pools[proxy] = self._new_pool(proxy)
+            return self._pools[proxy]
+
+    def _new_pool(self, proxy: str | None) -> urllib3.PoolManager:
+        options: dict[str, Any] = {
+            "num_pools": _HOSTS,
+            "maxsize": self._per_host,
+            "block": True,  # a host gets no more connections than that
+            "ssl_context": self._trusted,
+        }
+        if proxy is None:
+            pool = urllib3.PoolManager(**options)
+        else:
+            proxy = proxy if "://" in proxy else f"http://{proxy}"
+            if not proxy.startswith("http://"):
+                raise UsageError(f"{urlsplit(proxy).scheme}: the environment names a proxy that is not http://")
+            login = urllib3.util.parse_url(proxy).auth
+            about = urllib3.make_headers(proxy_basic_auth=login) if login else None
+            pool = urllib3.ProxyManager(proxy, proxy_headers=about, **options)
+        pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
+        return pool
+
+
+def _followed(url: str, location: str) -> str:
+    """The target of a redirect: by the same scheme, or from http to https."""
+    try:
+        target = urljoin(url, location)
+        before, (after, *_) = urlsplit(url).scheme, origin(target)
+    except (ValueError, UsageError):
+        before, after = "", None
+    if after != before and (before, after) != ("http", "https"):
+        raise RedirectRefused(f"{host_of(url)} leads to {location[:_LONGEST_DETAIL]!r}, and is not followed there")
+    return target
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it stems from, the last cause at the end."""
+    cause: BaseException | None = error
+    seen = set[int]()
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        yield cause
+        cause = cause.__cause__ or cause.__context__
+
+
+def _is_disconnected(error: BaseException) -> bool:
+    return any(isinstance(each, ConnectionError | ssl.SSLEOFError | ssl.SSLZeroReturnError) for each in _causes(error))
+
+
+def _reason(error: BaseException, limits: RequestLimits) -> str:
+    """What went wrong, without the names of libraries."""
+    causes = list(_causes(error))
+    for cause in causes:
+        if isinstance(cause, (_RequestTooSlow, _AnswerTooLarge, _CredentialsWithheld)):
+            return str(cause)
+    for cause in causes:
+        match cause:
+            case TimeoutError():
+                return limits.complaint
+            case ssl.SSLCertVerificationError():
+                return f"certificate verify failed: {cause.verify_message}"
+            case IncompleteRead():
+                return "its body ended too early"
+            case OSError(strerror=str(words)):
+                return words
+    return str(causes[-1]).rpartition(">: ")[2].strip() or type(causes[-1]).__name__
+
+
+def _whole_answer(status: int, headers: Mapping[str, str], content: bytes) -> WebAnswer:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        found = None
+    after = headers.get("Retry-After") or ""
+    return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)

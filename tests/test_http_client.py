@@ -1,0 +1,441 @@
+"""The HTTP client with servers that strangers control, at real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gitboot import http_client
+from gitboot.assets.fetching import WebFetcher
+from gitboot.bmc.access import Credentials
+from gitboot.bmc.redfish import BmcConnection
+from gitboot.cli.accepted import accepted_by
+from gitboot.cli.informant import informant_at
+from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
+from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials, is_loopback
+from tests.rack import typed
+from tests.redfish.certificates import Authority
+from tests.strange_server import Answer, Client, strange_server
+
+SHORT_S = 0.4  # a deadline: whatever takes longer on any machine ends with the same words
+OK = b"HTTP/1.1 200 OK\r\n"
+TOKEN = {"Authorization": "Bearer very-secret"}
+TOO_SLOW = r"its answer was not complete after 0\.4 s"
+
+
+def sending(*pieces: bytes, drips: bytes = b"", floods: bytes = b"") -> Answer:
+    """An answer that begins with these pieces, and goes on without end by one that drips or floods."""
+
+    def answer(client: Client) -> None:
+        for piece in pieces:
+            client.send(piece)
+        if floods:
+            client.flood(floods, 1 << 40)
+        if drips:
+            client.drip(drips)
+
+    return answer
+
+
+def silent(client: Client) -> None:
+    client.wait()
+
+
+TRICKLES: dict[str, Answer] = {
+    "nothing": silent,
+    "status": sending(drips=b"H"),
+    "headers": sending(OK, b"X-Long: ", drips=b"a"),
+    "early hints": sending(drips=b"HTTP/1.1 100 Continue\r\n\r\n"),
+    "body": sending(OK, b"Content-Length: 1000000\r\n\r\n", drips=b"a"),
+    "body without a length": sending(OK, b"\r\n", drips=b"a"),
+    "chunks": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n", drips=b"1\r\na\r\n"),
+    "chunk extension": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n1;", drips=b"a"),
+    "trailers": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", drips=b"a: b\r\n"),
+}
+
+
+@pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
+def test_finding_s16_an_answer_that_drips_ends_at_the_deadline(answer: Answer) -> None:
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable, match=TOO_SLOW):
+            HttpClient().ask(server.url, deadline_s=SHORT_S)
+        assert server.left.wait(60)
+
+
+def test_finding_s16_a_command_that_asks_an_instance_ends_at_the_deadline() -> None:
+    with strange_server(TRICKLES["body"]) as server:
+        with pytest.raises(HostUnreachable, match=TOO_SLOW):
+            accepted_by(server.url, deadline_s=SHORT_S)
+        with pytest.raises(HostUnreachable, match=TOO_SLOW):
+            informant_at(server.url, None, None, deadline_s=SHORT_S).status()
+
+
+@pytest.mark.parametrize("drips", [b"", b"\x16"], ids=["silent", "dripping"])
+def test_a_tls_handshake_ends_at_the_deadline(drips: bytes) -> None:
+    def answer(client: Client) -> None:
+        client.send(b"\x16\x03\x03\x3f\xff\x02\x00\x3f\xfb")  # a ServerHello that never comes to its end
+        client.drip(drips) if drips else client.wait()
+
+    with strange_server(answer, reads=False) as server, pytest.raises(HostUnreachable, match=TOO_SLOW):
+        HttpClient().ask(server.url.replace("http:", "https:"), deadline_s=SHORT_S)
+
+
+def test_redirects_share_one_deadline() -> None:
+    def answer(client: Client) -> None:
+        client.wait(SHORT_S / 4)
+        client.send(b"HTTP/1.1 302 Found\r\nLocation: /again\r\nContent-Length: 0\r\n\r\n")
+
+    client = HttpClient()
+    with (
+        strange_server(answer) as server,
+        pytest.raises(HostUnreachable, match=TOO_SLOW),
+        client.stream("GET", server.url, deadline_s=SHORT_S, redirects=1000),
+    ):
+        pass
+
+
+def test_a_resolver_that_does_not_answer_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(60))
+    with pytest.raises(HostUnreachable, match=TOO_SLOW):
+        HttpClient().ask("http://boot.test/", deadline_s=SHORT_S)
+    over.set()
+
+
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a host with an IPv6 address that leads nowhere, as many have."""
+    with socket.create_server(("127.0.0.2", 0), backlog=0) as full:
+        port = full.getsockname()[1]
+        waiting = [socket.socket() for _ in range(4)]  # the queue of its connections is full
+        for each in waiting:
+            each.setblocking(False)
+            each.connect_ex(("127.0.0.2", port))
+        monkeypatch.setattr(http_client, "look_up", lambda *_: ["127.0.0.2", "127.0.0.1"])
+        with socket.create_server(("127.0.0.1", port)) as listening:
+            threading.Thread(target=_answer_once, args=(listening,), daemon=True).start()
+            assert HttpClient().ask(f"http://boot.test:{port}/", deadline_s=4).json == {}
+        for each in waiting:
+            each.close()
+
+
+def _answer_once(listening: socket.socket) -> None:
+    connected, _ = listening.accept()
+    with connected:
+        connected.recv(1 << 16)
+        connected.sendall(OK + b"Content-Length: 2\r\n\r\n{}")
+
+
+# Sizes
+
+
+ZEROS = bytes(1 << 20)
+FLOODS: dict[str, Answer] = {
+    "zeros with a length": sending(OK, b"Content-Length: 10737418240\r\n\r\n", floods=ZEROS),
+    "zeros without a length": sending(OK, b"\r\n", floods=ZEROS),
+    "one chunk": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n280000000\r\n", floods=ZEROS),
+    "a chunk of -1 bytes": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n-1\r\n", floods=ZEROS),
+    "a chunk extension": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n1;", floods=b"a" * (1 << 20)),
+    "trailers": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n0\r\n", floods=b"a: b\r\n" * (1 << 17)),
+    "tiny chunks": sending(OK, b"Transfer-Encoding: chunked\r\n\r\n", floods=b"0000000000001\r\na\r\n" * (1 << 16)),
+    "a header": sending(OK, b"X-Long: ", floods=b"a" * (1 << 20)),
+    "headers": sending(OK, floods=b"X-Many: a\r\n" * (1 << 16)),
+    "early hints": sending(floods=b"HTTP/1.1 100 Continue\r\n\r\n" * (1 << 15)),
+    "a status line": sending(floods=b"HTTP" * (1 << 18)),
+    "an error": sending(b"HTTP/1.1 500 Oops\r\nContent-Length: 10737418240\r\n\r\n", floods=ZEROS),
+}
+
+
+@pytest.mark.parametrize("answer", FLOODS.values(), ids=FLOODS.keys())
+def test_an_answer_without_end_ends_at_its_size(answer: Answer) -> None:
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable, match=r"answers more than|too many|got more than|line") as raised:
+            HttpClient().ask(server.url, deadline_s=600)
+        assert server.left.wait(60)
+    assert server.taken < 64 << 20  # buffers of this machine
+    assert len(str(raised.value)) < 300
+
+
+def test_a_body_is_never_decompressed() -> None:
+    bomb = gzip.compress(bytes(64 << 20))
+    head = b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
+    with strange_server(sending(OK, head, bomb)) as server:
+        with HttpClient().stream("GET", server.url) as answer:
+            assert answer.read_whole(1 << 20) == bomb
+        assert b"Accept-Encoding: identity\r\n" in server.requests[0]
+
+
+def test_a_body_that_ends_too_early_is_none() -> None:
+    def answer(client: Client) -> None:
+        client.send(OK + b"Content-Length: 10\r\n\r\n{}")
+        raise ConnectionError
+
+    with strange_server(answer) as server, pytest.raises(HostUnreachable, match="ended too early"):
+        HttpClient().ask(server.url)
+
+
+# Downloads
+
+
+def test_a_download_below_the_minimum_rate_ends() -> None:
+    rate = MinimumRate(size_bytes=1 << 20, period_s=SHORT_S)
+    client = HttpClient()
+    with (
+        strange_server(TRICKLES["body"]) as server,
+        client.stream("GET", server.url, rate=rate) as answer,
+        pytest.raises(HostUnreachable, match=r"it sent less than 1048576 bytes in 0\.4 s"),
+    ):
+        answer.read(1 << 20)
+
+
+def test_a_download_may_take_longer_than_the_deadline_of_its_head() -> None:
+    """The stranger sends the rest only when the deadline is over: the client's own reading is what waits for it."""
+    over = threading.Event()
+
+    def answer(client: Client) -> None:
+        client.send(OK + b"Content-Length: 2\r\n\r\n{")
+        over.wait(60)
+        client.send(b"}")
+
+    with (
+        strange_server(answer) as server,
+        HttpClient().stream("GET", server.url, deadline_s=SHORT_S, rate=MinimumRate()) as found,
+    ):
+        threading.Timer(2 * SHORT_S, over.set).start()
+        assert found.read_whole(10) == b"{}"
+
+
+def test_time_in_which_the_reader_is_busy_does_not_count_against_a_download() -> None:
+    rate = MinimumRate(size_bytes=2, period_s=SHORT_S)
+    with (
+        strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as server,
+        HttpClient().stream("GET", server.url, rate=rate) as answer,
+    ):
+        assert answer.read(1) == b"{"
+        threading.Event().wait(2 * SHORT_S)
+        assert answer.read(10) == b"}"
+
+
+def test_an_artifact_that_trickles_is_unknown() -> None:
+    fetcher = WebFetcher(deadline_s=SHORT_S, rate=MinimumRate(size_bytes=1 << 20, period_s=SHORT_S))
+    with strange_server(TRICKLES["body"]) as server:
+        with pytest.raises(HostUnreachable), fetcher.read(server.url) as content:
+            next(content.chunks)
+        assert server.left.wait(60)
+
+
+# Credentials
+
+
+@pytest.mark.parametrize(
+    ("url", "is_sent"),
+    [
+        ("https://boot.test/", True),
+        ("http://boot.test/", False),
+        ("http://127.0.0.1:8080/", True),
+        ("http://127.8.8.8/", True),
+        ("http://[::1]/", True),
+        ("http://[::ffff:127.0.0.1]/", True),
+        ("http://localhost/", True),
+        ("http://localhost.boot.test/", False),
+        ("http://127.0.0.1.boot.test/", False),
+        ("http://0x7f000001/", False),
+        ("http://10.0.0.1/", False),
+        ("HTTP://boot.test/", False),
+    ],
+)
+def test_finding_s16_tokens_go_to_https_and_to_this_machine(url: str, is_sent: bool) -> None:
+    if is_sent:
+        check_credentials(url)
+    else:
+        with pytest.raises(UsageError, match="--allow-token-over-http"):
+            check_credentials(url)
+    check_credentials(url, allow_token_over_http=True)
+
+
+def test_finding_s16_a_command_sends_no_token_to_an_http_url(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("very-secret\n")
+    options = ("--steps", "1,100", "--api-token", tmp_path / "token", "--no-commit", "--path", tmp_path)
+    done = typed("rollout", "advance", "images", "--records", "http://boot.invalid/", *options)
+    assert (done.code, "unencrypted" in done.err, "very-secret" in done.err) == (64, True, False)
+
+
+def test_credentials_may_not_be_passed_as_other_headers() -> None:
+    for name in ("authorization", "Cookie", "PRIVATE-TOKEN"):
+        with pytest.raises(ValueError, match="as credentials"):
+            HttpClient().ask("https://boot.test/", headers={name: "very-secret"})
+
+
+def test_a_token_of_two_lines_is_refused_and_not_shown() -> None:
+    with pytest.raises(UsageError, match="one line") as raised:
+        HttpClient().ask("https://boot.test/", credentials={"Authorization": "Bearer very\r\nsecret"})
+    assert "secret" not in str(raised.value)
+
+
+def test_localhost_at_another_machine_gets_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver may answer anything; the address of the connection counts."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as found:
+        if found.connect_ex(("192.0.2.1", 9)):
+            pytest.skip("this machine has no address but loopback")
+        own = found.getsockname()[0]
+    with socket.create_server((own, 0)) as listening:
+        port = listening.getsockname()[1]
+        monkeypatch.setattr(http_client, "look_up", lambda *_: [own])
+        with pytest.raises(HostUnreachable, match="no credentials unencrypted"):
+            HttpClient().ask(f"http://localhost:{port}/", credentials=TOKEN)
+        connected, _ = listening.accept()
+        with connected:
+            assert connected.recv(1 << 16) == b""
+
+
+def leading_to(url: str) -> Answer:
+    return sending(b"HTTP/1.1 302 Found\r\nLocation: " + url.encode() + b"\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_a_redirect_to_another_origin_carries_no_token() -> None:
+    with (
+        strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as other,
+        strange_server(leading_to(f"{other.url}/there")) as server,
+        HttpClient().stream("GET", server.url, credentials=TOKEN, redirects=5) as answer,
+    ):
+        assert (answer.status, answer.led_to) == (200, f"{other.url}/there")
+    assert b"very-secret" in server.requests[0]
+    assert b"very-secret" not in other.requests[0]
+
+
+def test_a_redirect_within_an_origin_carries_the_token() -> None:
+    def answer(client: Client) -> None:
+        is_first = b"GET / " in server.requests[-1]
+        led = b"HTTP/1.1 307 Found\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n"
+        client.send(led if is_first else OK + b"Content-Length: 2\r\n\r\n{}")
+
+    with (
+        strange_server(answer) as server,
+        HttpClient().stream("GET", f"{server.url}/", credentials=TOKEN, redirects=5) as found,
+    ):
+        assert found.read_whole(10) == b"{}"
+    assert [b"very-secret" in each for each in server.requests] == [True, True]
+
+
+def test_no_redirect_leads_from_https_to_http(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    (tmp_path / "authority.pem").write_text(authority.pem)
+    tls, issued = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), authority.issue()
+    tls.load_cert_chain(issued.certificate, issued.key)
+    with (
+        strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as other,
+        strange_server(leading_to(other.url), tls=tls) as server,
+    ):
+        client = HttpClient(ca_bundle=tmp_path / "authority.pem")
+        with pytest.raises(RedirectRefused), client.stream("GET", server.url, credentials=TOKEN, redirects=5):
+            pass
+        with pytest.raises(HostUnreachable, match="certificate verify failed"):
+            HttpClient().ask(server.url)
+    assert other.requests == []
+
+
+def test_redirects_are_followed_only_so_often() -> None:
+    with strange_server(leading_to("/again")) as server:
+        with (
+            pytest.raises(RedirectRefused, match="more than 5 redirects"),
+            HttpClient().stream("GET", server.url, redirects=5),
+        ):
+            pass
+        assert len(server.requests) == 6
+
+
+# Connections
+
+
+def test_a_connection_is_kept_and_made_anew_when_the_server_has_ended_it() -> None:
+    def answer(client: Client) -> None:
+        client.send(OK + b"Content-Length: 2\r\n\r\n{}")
+        if len(server.requests) == 2:
+            client.wait()  # for the third request, which it does not answer
+            raise ConnectionResetError
+
+    client = HttpClient()
+    with strange_server(answer) as server:
+        assert [client.ask(server.url).json for _ in range(3)] == [{}, {}, {}]
+
+
+def test_a_server_that_ends_each_connection_is_asked_once() -> None:
+    def answer(client: Client) -> None:
+        raise ConnectionResetError
+
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable):
+            HttpClient().ask(server.url)
+        assert len(server.requests) == 1
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+
+    def name_proxy(url: str) -> None:
+        monkeypatch.setenv("http_proxy", url)
+        monkeypatch.setenv("https_proxy", url)
+
+    return name_proxy
+
+
+def test_the_proxy_of_the_environment_is_used_but_not_for_this_machine(proxy: Callable[[str], None]) -> None:
+    with strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as server:
+        proxy(server.url)
+        assert HttpClient().ask("http://boot.invalid/there").json == {}
+        with pytest.raises(HostUnreachable):
+            HttpClient(uses_proxies=False).ask("http://boot.invalid/there")
+        assert HttpClient().ask(f"{server.url}/here").json == {}
+    assert [each.partition(b"\r\n")[0] for each in server.requests] == [
+        b"GET http://boot.invalid/there HTTP/1.1",
+        b"GET /here HTTP/1.1",
+    ]
+
+
+def test_a_proxy_that_drips_ends_at_the_deadline(proxy: Callable[[str], None]) -> None:
+    with strange_server(sending(b"HTTP/1.1 200 OK\r\n", drips=b"X-A: b\r\n")) as server:
+        proxy(server.url)
+        with pytest.raises(HostUnreachable, match=TOO_SLOW):
+            HttpClient().ask("https://boot.invalid/", deadline_s=SHORT_S)
+
+
+@pytest.mark.parametrize("url", ["boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"])
+def test_what_is_no_url_of_a_web_server_is_a_wrong_setting(url: str) -> None:
+    with pytest.raises(UsageError, match="no URL of a web server"):
+        HttpClient().ask(url)
+
+
+def test_loopback_is_this_machine() -> None:
+    assert not is_loopback("")
+    assert not is_loopback("127.0.0.1.")
+    assert is_loopback("127.0.0.1")
+
+
+def test_what_a_server_says_is_read_as_json() -> None:
+    said = json.dumps({"message": "not\nnow"}).encode()
+    head = b"HTTP/1.1 503 Busy\r\nRetry-After: 7\r\nContent-Length: %d\r\n\r\n" % len(said)
+    with strange_server(sending(head, said)) as server:
+        answer = HttpClient().ask(server.url)
+    assert (answer.status, answer.detail, answer.retry_after_s) == (503, "not now", 7)
+
+
+@pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
+def test_finding_s16_a_bmc_that_drips_ends_at_the_deadline(answer: Answer) -> None:
+    credentials = Credentials(name="", username="admin", password="secret")
+    with strange_server(answer) as server:
+        bmc = BmcConnection(
+            server.url, credentials, system="/redfish/v1/Systems/1", connect_timeout_s=0.2, read_timeout_s=0.2
+        )
+        with pytest.raises(BmcUnreachable):
+            bmc.observe()
+        bmc.close(log_out=False)
+        assert server.left.wait(60)
