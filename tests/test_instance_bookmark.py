@@ -63,7 +63,7 @@ class Patient(Patrol):
     """Says what was found once all was looked at."""
 
     def found(self) -> frozenset[str]:
-        if self._thread.ident is not None:
+        if self._thread.is_alive:
             self.release()
             self._thread.join()
         return super().found()
