@@ -69,7 +69,7 @@ class Project:
     path: str  # OWNER/NAME, with more before it at GitLab
 
     @classmethod
-    def parse(cls, text: str, api: str | None = None) -> Project:
+    def parse(cls, text: str, api: str | None = None, *, allow_token_over_http: bool = False) -> Project:
         """``KIND=URL`` of the project's page, and where the API is if not at its place; raises `UsageError`."""
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
@@ -77,7 +77,7 @@ class Project:
                 f"--forge {text}: expected {', '.join(ForgeKind)}, then = and the URL of the project's page"
             )
         host, parts = host_of(url), urlsplit(url)
-        check_credentials(url)
+        check_credentials(url, "the token of --forge", allow_token_over_http=allow_token_over_http)
         page = parts.path.strip("/").removesuffix(".git")
         path = page.removeprefix(_below(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
@@ -143,10 +143,17 @@ class Forge:
     """One project of a forge. The token is read anew each time, and goes to the host of that project alone."""
 
     def __init__(
-        self, project: Project, token: Path, *, name: str, link: str | None = None, ca_bundle: Path | None = None
+        self,
+        project: Project,
+        token: Path,
+        *,
+        name: str,
+        link: str | None = None,
+        ca_bundle: Path | None = None,
+        allow_token_over_http: bool = False,
     ) -> None:
         self._project, self._token, self._name, self._link = project, token, name, link
-        self._client = HttpClient(ca_bundle=ca_bundle)
+        self._client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
 
     def write(self, verdict: CommitVerdict) -> None:
         """Make it the commit's status; raises `HostUnreachable` or `ForgeRefused`."""

@@ -21,6 +21,7 @@ GITBOOT = Path(background_threads.__file__).parent
 PLAIN_THREADS = {
     "background_threads.py",
     "http_client.py",  # a name is looked up once
+    "notices/delivery.py",  # a notice is sent once, and the caller raises the error
     "serve/server.py",  # where it ends, the process does
 }
 # Who may speak HTTP: the client, and sushy's transport. The names of errors and statuses are no transport.

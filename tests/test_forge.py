@@ -203,3 +203,10 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
 def test_a_project_that_cannot_be_meant_is_said(text: str, said: str) -> None:
     with pytest.raises(UsageError, match=re.escape(said)):
         Project.parse(text)
+
+
+def test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed() -> None:
+    text = "gitea=http://git.acme.test/acme/fleet"
+    with pytest.raises(UsageError, match="the token of --forge unencrypted; use https, or --allow-token-over-http"):
+        Project.parse(text)
+    assert Project.parse(text, allow_token_over_http=True).api == "http://git.acme.test/api/v1"

@@ -15,12 +15,15 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
 
 from gitboot.errors import HostUnreachable
+from gitboot.notices import delivery
 from gitboot.notices.delivery import sender_of
 from gitboot.notices.notice import Level, NotedEvent, Notice
 from gitboot.notices.receivers import Receiver, read_receivers
 from gitboot.serve.openapi import NoticeItem
 from tests.fleets import at
+from tests.instance import eventually
 from tests.notified import hook, notify_file
+from tests.strange_server import Client, strange_server
 
 NOON = at("20T12:00")
 EVENT = NotedEvent(
@@ -105,6 +108,22 @@ def test_apprise_that_cannot_says_nothing_of_its_url(
             sender_of(receiver(tmp_path, f'apprise = "{url}"'), None)(NOTICE, NOON)
         assert "very-secret" not in str(raised.value)
     assert "very-secret" not in caplog.text
+
+
+def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "_APPRISE_S", 0.3)
+
+    def answer(client: Client) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+        client.drip(b"a")
+
+    with strange_server(answer) as server:
+        send = sender_of(receiver(tmp_path, f'apprise = "json://127.0.0.1:{server.port}"'), None)
+        for said in ("did not deliver it within", "still sends a notice"):
+            with pytest.raises(HostUnreachable, match=said):
+                send(NOTICE, NOON)
+        eventually(lambda: server.requests)
+    assert len(server.requests) == 1
 
 
 def test_what_is_shown_has_an_end() -> None:

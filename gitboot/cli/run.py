@@ -246,6 +246,12 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     "the usual one for the KIND of --forge.",
 )
 @click.option(
+    "--allow-token-over-http",
+    is_flag=True,
+    help="Send the token of --forge to an http:// URL of another machine too, where anyone on the way can read it. "
+    "Default: only to an https:// URL and to this machine.",
+)
+@click.option(
     "--push-secret",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file with the secret of a forge's webhook: POST /hooks/push, where operators ask, then lets the instance "
@@ -380,7 +386,9 @@ def _settings(
     return Settings(
         artifacts=artifacts,
         forge=_forge_settings(
-            git.subpath, **{name: given.pop(name) for name in tuple(given) if name.startswith("forge")}
+            git.subpath,
+            allow_token_over_http=given.pop("allow_token_over_http"),
+            **{name: given.pop(name) for name in tuple(given) if name.startswith("forge")},
         ),
         git=git,
         trust=trust,
@@ -414,6 +422,7 @@ def _forge_settings(
     forge_name: str | None,
     forge_link: str | None,
     forge_api: str | None,
+    allow_token_over_http: bool,
 ) -> ForgeSettings | None:
     from gitboot.instance.settings import ForgeSettings
 
@@ -421,7 +430,14 @@ def _forge_settings(
         return None
     project, token = forge
     name = forge_name or "/".join(filter(None, ("gitboot", subpath)))
-    return ForgeSettings(project=project, token=token, name=name, link=forge_link, api=forge_api)
+    return ForgeSettings(
+        project=project,
+        token=token,
+        name=name,
+        link=forge_link,
+        api=forge_api,
+        allow_token_over_http=allow_token_over_http,
+    )
 
 
 def _run(settings: Settings, access: AccessSettings) -> Exit:

@@ -19,7 +19,6 @@ from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
-from gitboot.forge import Project
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
@@ -46,6 +45,7 @@ from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Set
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
+from gitboot.instance.verdicts import project_of
 from gitboot.ledger import facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
@@ -632,7 +632,9 @@ def _leave_status(
     It has how far the ledger has come: an older copy of it is noticed by that.
     """
     identity, changes = store.progress
-    links = Project.parse(settings.forge.project, settings.forge.api).links() if settings.forge is not None else None
+    project, links = project_of(settings), None
+    if project is not None:
+        links = project.links()
     said = {"at": format_instant(at), "site": settings.site, "changes": changes, "links": links}
     facts_at = left.write({**status.facts(), **said})
     tree.write_status(status_file(facts_at), at)

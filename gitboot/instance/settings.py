@@ -60,6 +60,7 @@ class ForgeSettings:
     name: str = "gitboot"  # of the commit status
     link: str | None = None  # where that leads; None: to the commit's page
     api: str | None = None  # URL, where it is not at its place by kind
+    allow_token_over_http: bool = False
 
 
 class CheckAssets(StrEnum):

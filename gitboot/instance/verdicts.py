@@ -235,12 +235,26 @@ def line_of(source: Source) -> tuple[Revision, ...]:
     return between if accepted is None or accepted in between else (*between, accepted)
 
 
-def forge_of(settings: Settings) -> Forge | None:
-    """The forge that settings name, if they do; raises `UsageError` where it cannot be meant."""
+def project_of(settings: Settings) -> Project | None:
+    """Return the project that --forge names; raises `UsageError`."""
     if (told := settings.forge) is None:
         return None
-    project = Project.parse(told.project, told.api)
-    return Forge(project, told.token, name=told.name, link=told.link, ca_bundle=settings.git.ca_bundle)
+    return Project.parse(told.project, told.api, allow_token_over_http=told.allow_token_over_http)
+
+
+def forge_of(settings: Settings) -> Forge | None:
+    """The forge that settings name, if they do; raises `UsageError` where it cannot be meant."""
+    told, project = settings.forge, project_of(settings)
+    if told is None or project is None:
+        return None
+    return Forge(
+        project,
+        told.token,
+        name=told.name,
+        link=told.link,
+        ca_bundle=settings.git.ca_bundle,
+        allow_token_over_http=told.allow_token_over_http,
+    )
 
 
 @contextmanager

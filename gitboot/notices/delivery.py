@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import hmac
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gitboot.canonical import canonical
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.http_client import HttpClient
 from gitboot.notices.notice import Level, Notice
 from gitboot.notices.receivers import Receiver
+
+_APPRISE_S: Final = 60.0  # for one notice: apprise asks a service several times, each with timeouts of its own
 
 Send = Callable[[Notice, datetime], None]  # raises `HostUnreachable` where it did not arrive
 
@@ -47,18 +51,37 @@ class _Webhook:
 
 
 class _ByApprise:
+    """Sends in a thread that is left to itself at the deadline: apprise has a timeout only between two bytes."""
+
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
         self._apprise: Any = None
+        self._sending: threading.Thread | None = None  # the last one
         if find_spec("apprise") is None:
             raise UsageError(f"receivers.{receiver.name}: apprise is not installed: pip install 'gitboot[notify]'")
 
     def __call__(self, notice: Notice, at: datetime) -> None:  # noqa: ARG002 - as a webhook has it
-        if self._apprise is None:  # by the thread that sends: it takes its time
-            self._apprise = _apprise(self._receiver)
-        kind = "warning" if notice.level is Level.WARNING else "info"
-        if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
-            raise HostUnreachable("apprise could not deliver it")
+        if self._sending is not None and self._sending.is_alive():
+            raise HostUnreachable(f"apprise still sends a notice that it began more than {_APPRISE_S:.0f} s ago")
+        done = Future[None]()
+        self._sending = threading.Thread(target=self._send, args=(notice, done), name="apprise", daemon=True)
+        self._sending.start()
+        try:
+            done.result(_APPRISE_S)
+        except TimeoutError:
+            raise HostUnreachable(f"apprise did not deliver it within {_APPRISE_S:.0f} s") from None
+
+    def _send(self, notice: Notice, done: Future[None]) -> None:
+        try:
+            if self._apprise is None:
+                self._apprise = _apprise(self._receiver)
+            kind = "warning" if notice.level is Level.WARNING else "info"
+            if not self._apprise.notify(title=notice.title, body=notice.text, notify_type=kind, body_format="text"):
+                raise HostUnreachable("apprise could not deliver it")
+        except BaseException as error:  # noqa: BLE001 - the caller raises the error
+            done.set_exception(error)
+        else:
+            done.set_result(None)
 
 
 def _apprise(receiver: Receiver) -> Any:
