@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 
 import pygit2
 import pytest
 
+from gitboot.targets.holding import HEAD, parse_head, render_head
+from tests import instance as instance_module
 from tests.buckets import KEY, Store, s3_server
 from tests.configured import configured
 from tests.credentials import give_credentials
@@ -27,7 +33,7 @@ BY_UUID = f"ipxe/{uuid_of('web01')}"
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
     with s3_server() as found:
-        for bucket in ("boots", "killed", "waits"):
+        for bucket in ("boots", "killed", "strange", "dies", "waits"):
             found.make(bucket)
         yield found
 
@@ -129,6 +135,68 @@ def _kill(instance: Instance, dies_at: int, number: int, *_: str) -> str | None:
 
 class Killed(Exception):
     """The end of an instance that does not end cleanly."""
+
+
+def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_target_not_current(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    store.reset()
+    repository = Repository.create(tmp_path / "git")
+    repository.push(with_user_data(1))
+    target = (*configured(max_reinstalls=9), "--target", f"s3://strange?endpoint={store.url}&credentials={keys}")
+    with running(repository.bare, tmp_path, *target) as instance:
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+    strange, head = b"[]\n", parse_head(store.get("strange", HEAD).content)
+    digest = sha256(strange).hexdigest()
+    store.put("strange", f"ops/shards/{digest}.json", strange)
+    store.put("strange", HEAD, render_head(replace(head, shards=dict.fromkeys(head.shards, digest))))
+    with running(repository.bare, tmp_path, *target) as instance:
+        found = until_condition(instance, "TargetsCurrent", status=False, reason="PublishError")
+        assert "is not what gitboot wrote" in found["message"]
+
+
+# A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
+_FAULTY = """
+import os, sys
+from gitboot.targets.s3 import BucketTarget
+fault, load = sys.argv.pop(1), BucketTarget.load
+def faulty(target):
+    if os.path.exists(fault):
+        raise MemoryError("2.9 GB")
+    return load(target)
+BucketTarget.load = faulty
+from gitboot.cli import program
+program()
+"""
+
+
+def test_finding_s8_a_running_instance_reports_a_thread_that_died_and_starts_it_again(
+    tmp_path: Path, store: Store, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.reset()
+    fault = tmp_path / "fault"
+    fault.touch()
+
+    def start(arguments: Sequence[str], environment: Mapping[str, str], *, errors: int) -> subprocess.Popen[bytes]:
+        command = (sys.executable, "-c", _FAULTY, str(fault), *arguments)
+        return subprocess.Popen(command, env=environment, stderr=errors)
+
+    monkeypatch.setattr(instance_module, "Command", start)
+    repository = Repository.create(tmp_path / "git")
+    repository.push(with_user_data(1))
+    target = ("--target", f"s3://dies?endpoint={store.url}&credentials={keys}")
+    with suppress(_Traceback), running(repository.bare, tmp_path, *configured(max_reinstalls=9), *target) as instance:
+        until_condition(instance, "TargetsCurrent", status=False, reason="ThreadDied")
+        found = until_condition(instance, "ThreadsRunning", status=False, reason="Died")
+        assert "s3://dies" in found["message"] and "MemoryError: 2.9 GB" in found["message"]
+        fault.unlink()
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        assert f"boot/{ENTRY}" in contents(store, "dies")
+        raise _Traceback
+
+
+class _Traceback(Exception):
+    """The end of an instance whose standard error has a traceback."""
 
 
 def test_an_override_waits_for_the_target_from_which_its_machine_boots(

@@ -502,7 +502,9 @@ def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
         assert server.left.wait(60)
 
 
-@pytest.mark.parametrize("content", [b"[]\n", b"nonsense", b"[" * 100_000, b'{"a": 1}'])
+@pytest.mark.parametrize(
+    "content", [b"[]\n", b"nonsense", b"[" * 100_000, b'{"a": 1}', b'{"\\ud800": {"state": "", "files": {}}}']
+)
 def test_finding_s8_a_shard_that_gitboot_did_not_write_is_an_error(
     tmp_path: Path, store: Store, bucket: str, content: bytes
 ) -> None:

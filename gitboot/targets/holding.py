@@ -9,12 +9,13 @@ beside them is not touched.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from gitboot.canonical import canonical
 
@@ -150,7 +151,7 @@ def parse_unlisted(data: bytes) -> frozenset[str]:
 
 def _loaded(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return msgspec.json.decode(data)  # rejects lone surrogates, which no path has and no file can store
     except RecursionError as error:
         raise ValueError("too deep") from error
 
