@@ -40,6 +40,7 @@ class Message(NamedTuple):
     author: str = ""  # Name <address>, as whoever made the commit has written it
     committer: str = ""
     signer: Signer | None = None  # None: not signed by a trusted key, or nobody has looked
+    content: str = ""  # SHA-256 of the commit without its signatures, if it may acknowledge something
 
     @property
     def by(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from itertools import islice
 from pathlib import Path
 
 import pygit2
@@ -11,6 +12,7 @@ from pygit2.enums import DiffOption
 
 from gitboot.files import fleet_root
 from gitboot.load import Revision
+from gitboot.source.commit_objects import CommitObject, CommitReader, tree_of
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
 from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
@@ -37,9 +39,9 @@ class Blame:
         with self._repository.reading() as git:
             if self._commit is None:
                 return {}
-            tree = git[self._commit].peel(pygit2.Tree)
+            tree = tree_of(git, CommitReader(git).peel(self._commit))
             name = self._prefix + path
-            if name not in tree:
+            if tree is None or name not in tree:
                 return {}
             lines = _blamed(git, name, self._commit)
             if self._root is None:
@@ -63,11 +65,44 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
 
 def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
     lines: dict[int, CommitSummary] = {}
-    for hunk in git.blame(path, newest_commit=pygit2.Oid(hex=commit)):
-        start = hunk.final_start_line_number
-        wrote = describe(git[hunk.final_commit_id].peel(pygit2.Commit))
-        lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
+    try:
+        for hunk in git.blame(path, newest_commit=pygit2.Oid(hex=commit)):
+            start = hunk.final_start_line_number
+            wrote = describe(CommitReader(git).read(hunk.final_commit_id))
+            lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
+    except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
+        return _blamed_along_first_parents(git, path, commit)
     return lines
+
+
+def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
+    """Return who wrote each line. A line that a merge brought in is its merge commit's."""
+    lines: dict[int, CommitSummary] = {}
+    reader = CommitReader(git)
+    newer = reader.peel(commit)
+    content = _content(git, newer, path)
+    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line in content -> line in the newest
+    for older in [*islice(reader.first_parents(commit), 1, None), None]:
+        before = _content(git, older, path) if older is not None else b""
+        if before == content and older is not None:
+            newer = older
+            continue
+        kept = _kept(before, content) if before else {}
+        lines |= {final: describe(newer) for now, final in origins.items() if now not in kept}
+        origins = {kept[now]: final for now, final in origins.items() if now in kept}
+        if not origins or older is None:
+            break
+        newer, content = older, before
+    return lines
+
+
+def _content(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes:
+    """Return a file of a commit; nothing if the commit has no such file."""
+    tree = tree_of(git, commit)
+    if tree is None or path not in tree:
+        return b""
+    found = tree[path]
+    return found.data if isinstance(found, pygit2.Blob) else b""
 
 
 def _kept(old: bytes, new: bytes) -> dict[int, int]:

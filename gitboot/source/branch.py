@@ -14,6 +14,8 @@ from pygit2.enums import FileMode
 
 from gitboot.load import Revision
 from gitboot.source.bringing import Fetching, InThisProcess, home_of
+from gitboot.source.commit_objects import CommitReader, tree_of
+from gitboot.source.commits import date_of
 from gitboot.source.remote import Conversation, Remote
 from gitboot.source.repository import Stored, blaming, opened
 
@@ -45,7 +47,7 @@ class OwnedBranch:
         """The commit that the branch is at; None where there is no such branch."""
         with self._opened() as ours:
             tip = self._conversation(ours).heads().get(self._ref)
-            if tip is not None and tip not in ours:
+            if tip is not None and tip not in ours.odb:
                 self._fetching.fetch_branch(replace(self._remote_of(), reference=self._ref), self._path)
             return tip
 
@@ -58,7 +60,7 @@ class OwnedBranch:
         """A file of a commit; None where it has none there."""
         with self._opened() as ours, blaming(self._path):
             try:
-                found = ours[commit].peel(pygit2.Tree)[path]
+                found = _tree_of(ours, commit)[path]
             except KeyError:
                 return None
             return found.data if isinstance(found, pygit2.Blob) else None
@@ -75,7 +77,7 @@ class OwnedBranch:
         with self._opened() as ours, blaming(self._path):
             index = pygit2.Index()
             if parent is not None:
-                index.read_tree(ours[parent].peel(pygit2.Tree))
+                index.read_tree(_tree_of(ours, parent))
             for path, content in changes.items():
                 if content is not None:
                     index.add(pygit2.IndexEntry(path, ours.create_blob(content()), FileMode.BLOB))
@@ -105,15 +107,23 @@ class OwnedBranch:
             yield ours
 
 
+def _tree_of(ours: pygit2.Repository, commit: str) -> pygit2.Tree:
+    """Return a commit's tree. Raises `KeyError` if the commit names no tree."""
+    tree = tree_of(ours, CommitReader(ours).peel(commit))
+    if tree is None:
+        raise KeyError(f"commit {commit} names no tree")
+    return tree
+
+
 def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
     """Who wrote a commit of a clone, and when; None where it is not there."""
     with clone.reading() as ours:
-        if revision not in ours:
+        if revision not in ours.odb:
             return None
-        author = ours[revision].peel(pygit2.Commit).author
-        texts = ((raw or b"").decode(errors="replace") for raw in (author.raw_name, author.raw_email))
+        author = CommitReader(ours).peel(revision).author
+        texts = (raw.decode(errors="replace") for raw in (author.name, author.email))
         name, email = (" ".join(text.translate(_UNWRITABLE).split()) for text in texts)
-        return Authorship(name or "unknown", email or "unknown", max(author.time, 0), author.offset)
+        return Authorship(name or "unknown", email or "unknown", int(date_of(author).timestamp()), author.offset)
 
 
 _UNWRITABLE: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")

@@ -113,7 +113,7 @@ def _recovered(ours: pygit2.Repository, accepted: Revision, clones: Iterable[Pat
             recover_folder(ours, left)
     with suppress(SourceError):
         upstream.bring_commit(ours, accepted, ())
-    if accepted not in ours:
+    if accepted not in ours.odb:
         return False
     point(ours, ACCEPTED, accepted)
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,9 +12,11 @@ import pygit2
 
 from gitboot.errors import CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.source.ancestry import is_ancestor
 from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
+from gitboot.source.commit_objects import CommitReader, peel_reference
 from gitboot.source.commits import date_of
-from gitboot.source.line import Merge, line, message_of, messages
+from gitboot.source.line import Merge, acknowledging_content, line, message_of, messages
 from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored, blaming
 from gitboot.source.subpath import ACCEPTED, folder_at, note_accepted
@@ -60,12 +63,12 @@ class Source:
     def committed_at(self, revision: Revision) -> datetime:
         """Return the committer time of a commit."""
         with self.clone.reading() as ours:
-            return date_of(ours[revision].peel(pygit2.Commit).committer)
+            return date_of(CommitReader(ours).peel(revision).committer)
 
     def is_rewind(self, accepted: Revision, latest: Revision) -> bool:
         """Whether ``latest`` leaves out something of what led to ``accepted``."""
         with self.clone.reading() as ours:
-            return accepted != latest and not ours.descendant_of(latest, accepted)
+            return not is_ancestor(ours, pygit2.Oid(hex=accepted), pygit2.Oid(hex=latest))
 
     def has(self, revision: Revision) -> bool:
         """Whether a commit was fetched."""
@@ -73,7 +76,7 @@ class Source:
             if not self.clone.path.exists():
                 return False
         with self.clone.reading() as ours:
-            return revision in ours
+            return revision in ours.odb
 
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
         """The commits from ``since`` to ``revision`` by first parents, the oldest first, with what they brought in.
@@ -83,9 +86,18 @@ class Source:
         """
         with self.clone.reading() as ours:
             if since is None:
-                return (Merge(revision, (message_of(ours[revision].peel(pygit2.Commit)),)),)
+                return (Merge(revision, (message_of(CommitReader(ours).peel(revision)),)),)
             old, new = pygit2.Oid(hex=since), pygit2.Oid(hex=revision)
             return line(ours, old, new) or (Merge(revision, tuple(messages(ours, old, new))),)
+
+    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+        """Return the signed content, as digests, of the acknowledging commits that led to ``tips``, not to ``hidden``.
+
+        Commits that the clone lacks are left out.
+        """
+        with self.clone.reading() as ours:
+            old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
+            return acknowledging_content(ours, old, new) if new else frozenset()
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         """The files of a commit; with an earlier snapshot only what differs from it is read."""
@@ -140,7 +152,7 @@ def tag_on(source: Source, revision: Revision) -> bytes | None:
     """The annotated tag that the remote's reference means, as Git stores it, if it is one and on this commit."""
     with source.clone.reading() as ours:
         reference = ours.references.get(source.tag)
-        if reference is None or str(reference.peel(pygit2.Commit).id) != revision:
+        if reference is None or peel_reference(ours, reference).revision != revision:
             return None
         return ours.read(reference.target)[1]
 
@@ -162,7 +174,7 @@ def _at(clone: Stored, name: str) -> Revision | None:
     def read() -> Revision | None:
         with clone.reading() as ours:
             reference = ours.references.get(name)
-            return None if reference is None else Revision(str(reference.peel(pygit2.Commit).id))
+            return None if reference is None else peel_reference(ours, reference).revision
 
     return clone.steadily(read)
 
@@ -205,6 +217,6 @@ def accepted_snapshot(state: Path) -> Snapshot:
         with clone.reading() as ours:
             reference = ours.references.get(ACCEPTED)
             if reference is not None:
-                revision = Revision(str(reference.peel(pygit2.Commit).id))
+                revision = peel_reference(ours, reference).revision
                 return of_commit(clone, revision, folder_at(ours, revision))
     raise UsageError(f"no commit was accepted with the state directory {state} yet: begin with `gitboot run`")

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-import pygit2
-
 from gitboot.load import Revision
+from gitboot.source.commit_objects import CommitObject, Person
 from gitboot.text import one_line
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,25 +24,25 @@ class CommitSummary:
     subject: str
 
 
-def describe(commit: pygit2.Commit) -> CommitSummary:
-    """What a commit says of itself, each on one line."""
+def describe(commit: CommitObject) -> CommitSummary:
+    """Return who made a commit, when and why, each on one line."""
     return CommitSummary(
-        revision=Revision(str(commit.id)),
+        revision=commit.revision,
         author=named(commit.author),
         date=date_of(commit.author),
-        subject=one_line(_text(commit.raw_message).lstrip().partition("\n")[0]),
+        subject=one_line(_text(commit.message).lstrip().partition("\n")[0]),
     )
 
 
-def date_of(signature: pygit2.Signature) -> datetime:
+def date_of(who: Person) -> datetime:
     """Return when an author or a committer signed. A date outside 1970 to 9999 becomes the nearest date inside."""
-    return _EPOCH + timedelta(seconds=min(max(signature.time, 0), _YEAR_9999))
+    return _EPOCH + timedelta(seconds=min(max(who.time, 0), _YEAR_9999))
 
 
-def named(who: pygit2.Signature) -> str:
+def named(who: Person) -> str:
     """Name <address>, on one line."""
-    return one_line(f"{_text(who.raw_name)} <{_text(who.raw_email)}>")
+    return one_line(f"{_text(who.name)} <{_text(who.email)}>")
 
 
-def _text(data: bytes | None) -> str:
-    return (data or b"").decode(errors="replace")
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -17,7 +17,9 @@ from gitboot.files import fleet_root
 from gitboot.load import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.source.line import Merge, line, messages
+from gitboot.source.ancestry import merge_base
+from gitboot.source.commit_objects import CommitReader, tree_of
+from gitboot.source.line import Merge, acknowledging_content, line, messages
 from gitboot.source.repository import Stored, blaming, containing, files_of, objects_of
 from gitboot.source.snapshot import check_folder, commit_at, fleet_folder, folder_in
 from gitboot.source.tree import of_commit, tree_at
@@ -41,6 +43,7 @@ class Range:
     folder: str  # of the fleet in its repository
     messages: tuple[Message, ...]  # of BASE..HEAD, the newest first
     repository: Stored
+    met: frozenset[str] = frozenset()  # the signed content, as digests, of acknowledging commits that led to BASE
     line: tuple[Passed, ...] = ()  # from BASE to HEAD, the oldest first; empty where BASE is not on HEAD's line
 
 
@@ -83,12 +86,15 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         if merge:
             snapshot = _merged(repository, old, new, folder, path)
             passed = _and_merge(passed, snapshot, tuple(messages(repository, old, new)), begins=first == old)
+        found = tuple(messages(repository, first, new, *([old] if merge else [])))
+        can_repeat = any(each.content for each in found)  # else the history is not searched
         return Range(
+            met=acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
             base=of_commit(stored, Revision(str(first)), folder),
             head=snapshot,
             folder=folder,
             repository=stored,
-            messages=tuple(messages(repository, first, new, *([old] if merge else []))),
+            messages=found,
             line=() if head == WORKTREE else passed,
         )
 
@@ -117,7 +123,7 @@ def _commit(repository: pygit2.Repository, rev: str, path: Path) -> pygit2.Oid:
 
 
 def _merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
-    found = repository.merge_base(old, new)
+    found = merge_base(repository, old, new)
     if found is None:
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
         raise UsageError(f"{path}: the two commits have no common ancestor here; {hint}")
@@ -140,13 +146,20 @@ _IRREGULAR: Final = {0o120000: Irregular.SYMLINK, 0o160000: Irregular.SUBMODULE}
 
 def _merged(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path) -> Snapshot:
     """The files below ``folder`` after HEAD was merged into BASE."""
-    _merge_base(repository, old, new, path)
+    base = _merge_base(repository, old, new, path)
     # libgit2 writes the files that it merges: into a repository that is thrown away, beside which ours is read.
     with tempfile.TemporaryDirectory() as scratch:
         aside = pygit2.init_repository(scratch, bare=True)
         try:
             aside.odb.add_disk_alternate(str(objects_of(repository)))
-            index = aside.merge_commits(old, new)
+            try:
+                index = aside.merge_commits(old, new)
+            except pygit2.GitError:  # libgit2 may be unable to parse a commit whose tree is whole
+                reader = CommitReader(aside)
+                ancestor, ours, theirs = (tree_of(aside, reader.read(each)) for each in (base, old, new))
+                if ancestor is None or ours is None or theirs is None:
+                    raise
+                index = aside.merge_trees(ancestor, ours, theirs)
             prefix = f"{folder}/" if folder else ""
             if clashing := list(_conflicts(index.conflicts or (), prefix)):
                 raise InvalidRepository(clashing)

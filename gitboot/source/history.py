@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.load import Revision, Snapshot
+from gitboot.source.commit_objects import CommitReader
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of
 from gitboot.source.snapshot import commit_at, fleet_folder
@@ -49,17 +47,10 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
         if git is None:
             raise UsageError(f"{path} is in no Git repository, so it has no history")
         folder = fleet_folder(git, root)
-        start = git[commit_at(git, rev or "HEAD", str(path))].peel(pygit2.Commit)
+        start = commit_at(git, rev or "HEAD", str(path))
         steps = tuple(
             Step(commit=describe(commit), tree=None if tree is None else tree.hex())
-            for commit in _first_parents(start)
-            for tree in (tree_at(git, Revision(str(commit.id)), folder),)
+            for commit in CommitReader(git).first_parents(start)
+            for tree in (tree_at(git, commit.revision, folder),)
         )
         return History(Stored(files_of(git)), folder, steps, shallow=git.is_shallow)
-
-
-def _first_parents(commit: pygit2.Commit) -> Iterator[pygit2.Commit]:
-    yield commit
-    while commit.parent_ids:
-        commit = commit.parents[0]
-        yield commit

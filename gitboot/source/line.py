@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final, NamedTuple
 
 import pygit2
-from pygit2.enums import SortMode
 
 from gitboot.authorship import Message
 from gitboot.load import Revision
+from gitboot.source.ancestry import commits_between
+from gitboot.source.commit_objects import CommitObject, CommitReader
 from gitboot.source.commits import named
 
 MAX_STEPS: Final = 200  # of a line; a longer one is one step
@@ -28,16 +30,15 @@ def line(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> tup
 
     Nor where it is a long one.
     """
-    found: list[pygit2.Commit] = []
-    commit = repository[new].peel(pygit2.Commit)
-    while commit.id != old:
+    found: list[CommitObject] = []
+    for commit in CommitReader(repository).first_parents(new):
+        if commit.id == old:
+            break
         found.append(commit)
-        if not commit.parent_ids or len(found) > MAX_STEPS:
+        if not commit.parents or len(found) > MAX_STEPS:
             return ()
-        commit = commit.parents[0]
     return tuple(
-        Merge(Revision(str(each.id)), tuple(messages(repository, each.parent_ids[0], each.id)))
-        for each in reversed(found)
+        Merge(each.revision, tuple(messages(repository, each.parents[0], each.id))) for each in reversed(found)
     )
 
 
@@ -49,31 +50,37 @@ def leading_from(repository: pygit2.Repository, old: pygit2.Oid | None, new: pyg
     """
     if old is None or old == new:
         return (Revision(str(new)),)
-    found = [new, *islice(_first_parents(repository, new), MAX_STEPS)]
-    known = {old} if old in found else {old, *_first_parents(repository, old)}
+    reader = CommitReader(repository)
+    found = [commit.id for commit in islice(reader.first_parents(new), MAX_STEPS + 1)]
+    known = {old} if old in found else {commit.id for commit in reader.first_parents(old)}
     until = next((at for at, each in enumerate(found) if at and each in known), None)
     if until is None and len(found) > MAX_STEPS:
         return None
     return tuple(Revision(str(each)) for each in reversed(found[:until]))
 
 
-def _first_parents(repository: pygit2.Repository, tip: pygit2.Oid) -> Iterator[pygit2.Oid]:
-    commit = repository[tip].peel(pygit2.Commit)
-    while commit.parent_ids:
-        yield commit.parent_ids[0]
-        commit = commit.parents[0]
-
-
 def messages(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, *others: pygit2.Oid) -> Iterator[Message]:
     """The messages of the commits that ``new``, or one of the ``others``, has and ``old`` has not, the newest first."""
-    walker = repository.walk(new, SortMode.TOPOLOGICAL)
-    for other in others:
-        walker.push(other)
-    walker.hide(old)
-    for commit in walker:
-        yield message_of(commit)
+    yield from map(message_of, commits_between(repository, [old], new, *others))
 
 
-def message_of(commit: pygit2.Commit) -> Message:
-    text = commit.raw_message.decode(errors="replace")
-    return Message(str(commit.id), text, named(commit.author), named(commit.committer))
+def message_of(commit: CommitObject) -> Message:
+    text = commit.message.decode(errors="replace")
+    content = commit.content_digest if has_acknowledgement(commit) else ""
+    return Message(commit.revision, text, named(commit.author), named(commit.committer), content=content)
+
+
+def has_acknowledgement(commit: CommitObject) -> bool:
+    """Return whether a commit's message may have a line that acknowledges something."""
+    return _ACKNOWLEDGEMENT.search(commit.message) is not None
+
+
+_ACKNOWLEDGEMENT: Final = re.compile(rb"gitboot-ack", re.IGNORECASE)
+
+
+def acknowledging_content(
+    repository: pygit2.Repository, hidden: Iterable[pygit2.Oid], tips: Iterable[pygit2.Oid]
+) -> frozenset[str]:
+    """Return the signed content, as digests, of acknowledging commits that led to ``tips`` and not to ``hidden``."""
+    found = commits_between(repository, hidden, *tips)
+    return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))

@@ -12,6 +12,7 @@ from typing import Final
 import pygit2
 from pygit2.enums import ObjectType
 
+from gitboot.source.commit_objects import CommitReader, read_tag
 from gitboot.source.leftout import is_left_out, left_out, note_left_out
 from gitboot.source.repository import MAX_TREE_BYTES, SUBMODULE, TREE, entries, files_of, objects_of, opened
 
@@ -80,19 +81,19 @@ def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
 def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb | tuple[()]) -> set[pygit2.Oid]:
     """All that ``tip`` refers to, however far, but for what is held and what only that refers to."""
     found: set[pygit2.Oid] = set()
-    pending = [tip]
+    pending, reader = [tip], CommitReader(repository)
     while pending:
         oid = pending.pop()
         if oid in found or oid in held:
             continue
         found.add(oid)
-        _check_size(repository, oid)
-        match repository[oid]:
-            case pygit2.Tag() as tag:
+        match _checked_kind(repository, oid):
+            case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
                 pending.append(tag.target)
-            case pygit2.Commit() as commit:
-                pending += [commit.tree_id, *commit.parent_ids]
-            case pygit2.Tree():
+            case ObjectType.COMMIT:
+                commit = reader.read(oid)
+                pending += [*filter(None, [commit.tree]), *commit.parents]
+            case ObjectType.TREE:
                 for mode, _, raw in entries(repository.odb, oid.raw):
                     if mode == TREE:
                         pending.append(pygit2.Oid(raw=raw))
@@ -106,17 +107,16 @@ def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collect
 
     A few bytes of a pack can be gigabytes, and whoever reads a commit reads all of it.
     """
-    pending, seen = [tip], set(known)
+    pending, seen, reader = [tip], set(known), CommitReader(repository)
     while pending:
         if (oid := pending.pop()) in seen:
             continue
         seen.add(oid)
-        _check_size(repository, oid)
-        match repository[oid]:
-            case pygit2.Tag() as tag:
+        match _checked_kind(repository, oid):
+            case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
                 pending.append(tag.target)
-            case pygit2.Commit() as commit:
-                pending += commit.parent_ids
+            case ObjectType.COMMIT:
+                pending += reader.read(oid).parents
 
 
 def _blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
@@ -125,10 +125,12 @@ def _blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:
     return size if kind == ObjectType.BLOB else 0
 
 
-def _check_size(repository: pygit2.Repository, oid: pygit2.Oid) -> None:
-    size = repository.odb.read_header(oid)[1]
+def _checked_kind(repository: pygit2.Repository, oid: pygit2.Oid) -> ObjectType:
+    """Return what an object is. Raises `pygit2.GitError` if it is too large to be read."""
+    kind, size = repository.odb.read_header(oid)
     if size > MAX_TREE_BYTES:
         raise pygit2.GitError(f"object {oid} has {size:,} bytes, more than {MAX_TREE_BYTES:,}")
+    return ObjectType(kind)
 
 
 def merge_packs(repository: pygit2.Repository, limit: int) -> None:

@@ -12,6 +12,7 @@ import pygit2
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.load import Revision
+from gitboot.source.commit_objects import CommitReader, peel_reference, tree_of
 from gitboot.source.repository import blaming, containing
 from gitboot.source.snapshot import fleet_folder
 
@@ -34,7 +35,8 @@ def is_proposed(path: Path, branch: str, files: Mapping[str, bytes]) -> bool | N
         tracking = (f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes)
         there = [name for name in (f"refs/heads/{branch}", *tracking) if name in repository.references]
         folder = fleet_folder(repository, root)
-        trees = [repository.references[name].peel(pygit2.Tree) for name in there]
+        tips = [peel_reference(repository, repository.references[name]) for name in there]
+        trees = [tree for tree in (tree_of(repository, tip) for tip in tips) if tree is not None]
         return any(_holds(tree, folder, files) for tree in trees) if there else None
 
 
@@ -49,9 +51,10 @@ def propose(
     with blaming(path), containing(root) as repository:
         assert repository is not None  # noqa: S101 - is_proposed said so
         folder = fleet_folder(repository, root)
-        parent = repository[base].peel(pygit2.Commit)
+        parent = CommitReader(repository).peel(base)
         index = pygit2.Index()
-        index.read_tree(parent.tree)
+        if (tree := tree_of(repository, parent)) is not None:
+            index.read_tree(tree)
         for name, content in files.items():
             entry = index[f"{folder}/{name}" if folder else name]
             index.add(pygit2.IndexEntry(entry.path, repository.create_blob(content), entry.mode))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -149,7 +149,7 @@ class Conversation:
     """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
-        self._remote = remote
+        self._remote, self._local = remote, local
         self._callbacks = _Callbacks(remote)
         with self._translated():
             pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
@@ -164,7 +164,17 @@ class Conversation:
     def heads(self) -> Heads:
         """Every ref of the remote."""
         with self._translated():
+            if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
+                names = ("HEAD", *self._local.references)
+                return {name: each for name in names if (each := self._target(name)) is not None}
             return {str(head.name): str(head.oid) for head in self._link.list_heads(self._callbacks)}
+
+    def _target(self, name: str) -> str | None:
+        """Return what a ref of a local repository points at; None if it is unborn or dangling."""
+        with suppress(KeyError):
+            assert self._local is not None  # noqa: S101 - who asks has looked
+            return str(self._local.lookup_reference(name).resolve().target)
+        return None
 
     def default_branch(self) -> str | None:
         """The ref that the remote's HEAD names; None where it says none."""

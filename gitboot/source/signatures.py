@@ -13,6 +13,7 @@ from gitboot.load import Revision
 from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from gitboot.source.commit_objects import CommitReader
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.line import MAX_STEPS, leading_from
 from gitboot.source.repository import Stored
@@ -122,9 +123,8 @@ class Signatures:
 
     def _signer_of_commit(self, revision: Revision) -> Signer:
         with self._repository.reading() as git:
-            commit = git[revision].peel(pygit2.Commit)
-            raw, is_merge = git.read(commit.id)[1], len(commit.parent_ids) > 1
-        return _signer_of(raw, of_commit, self._keys, is_merge=is_merge)
+            commit = CommitReader(git).peel(revision)
+        return _signer_of(commit.raw, of_commit, self._keys, is_merge=len(commit.parents) > 1)
 
     def _mark_of_keys(self) -> str:
         try:
@@ -138,7 +138,7 @@ _MOST_KNOWN: Final = 4096
 
 def _is_cut(git: pygit2.Repository, first: Revision) -> bool:
     """Whether a line of commits begins where a shallow clone does, and not behind what it was to lead back to."""
-    return git.is_shallow and not git[first].peel(pygit2.Commit).parent_ids
+    return git.is_shallow and not CommitReader(git).peel(first).parents
 
 
 def _signer_of_tag(raw: bytes, keys: SignatureKeys) -> Signer:

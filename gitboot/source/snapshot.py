@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.load import Revision, Snapshot
+from gitboot.source.commit_objects import CommitReader
 from gitboot.source.repository import Stored, blaming, containing, files_of, lacks_memory, words
 from gitboot.source.subpath import folder_of
 from gitboot.source.tree import of_commit, symlink_at, tree_at
@@ -85,11 +90,45 @@ def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, p
 def commit_at(repository: pygit2.Repository, rev: str, where: str) -> Revision:
     """The commit that a Git revision means; raise `UsageError` naming ``where`` when it means none."""
     try:
-        return Revision(str(repository.revparse_single(rev).peel(pygit2.Commit).id))
+        return CommitReader(repository).peel(_object_at(repository, rev)).revision
     except (pygit2.GitError, KeyError, ValueError) as error:
         if lacks_memory(error):
             raise MemoryError from error
         raise UsageError(f"{where} has {_missing(repository, rev, error)}") from error
+
+
+def _object_at(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
+    """Return the object that a Git revision means.
+
+    libgit2 cannot name a commit that it cannot parse. So a revision that it rejects is read once more here, with the
+    suffixes ``^``, ``^N`` and ``~N``. Raises `pygit2.GitError`, `KeyError` and `ValueError`.
+    """
+    try:
+        return repository.revparse_single(rev).id
+    except (pygit2.GitError, KeyError, ValueError):
+        with suppress(pygit2.GitError, LookupError, ValueError, StopIteration):
+            return _object_by_parts(repository, rev)
+        raise
+
+
+def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
+    name = _SUFFIXES.split(rev, maxsplit=1)[0]
+    try:
+        oid = repository.lookup_reference_dwim(name).resolve().target
+    except (pygit2.GitError, KeyError, ValueError):
+        oid = repository.expand_id(name)
+    reader = CommitReader(repository)
+    for kind, number in _SUFFIX.findall(rev.removeprefix(name)):
+        commit, count = reader.peel(oid), int(number or 1)
+        if kind == "~":
+            oid = next(islice(reader.first_parents(commit.id), count, None)).id
+        elif count:
+            oid = commit.parents[count - 1]
+    return pygit2.Oid(hex=str(oid))
+
+
+_SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
+_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
 
 def _missing(repository: pygit2.Repository, rev: str, error: Exception) -> str:

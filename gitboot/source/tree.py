@@ -19,6 +19,7 @@ from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.load.merged import merged
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
+from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.leftout import left_out
 from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 
@@ -37,7 +38,7 @@ def of_commit(repository: Stored, revision: Revision, folder: str = "", previous
     """
     with repository.reading() as git:
         base = None
-        if previous is not None and previous.revision in git:
+        if previous is not None and previous.revision in git.odb:
             base = tree_at(git, previous.revision, previous.folder)
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
@@ -72,7 +73,7 @@ _IRREGULAR: Final = {
 
 def tree_at(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
     """The id of a commit's tree at ``folder``; None where there is none."""
-    found: pygit2.Object = git[revision].peel(pygit2.Tree)
+    found: pygit2.Object | None = tree_of(git, CommitReader(git).peel(revision))
     for name in folder.split("/") if folder else ():
         if not isinstance(found, pygit2.Tree) or name not in found:
             return None

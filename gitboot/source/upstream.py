@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,14 +14,17 @@ import pygit2
 from gitboot.errors import SourceError, SubpathMissing, UsageError
 from gitboot.files import fleet_root
 from gitboot.load import Revision
+from gitboot.source.commit_objects import CommitReader, peel_reference, read_tag
 from gitboot.source.objects import check, check_history, copy
 from gitboot.source.remote import Conversation, Remote, wanted
-from gitboot.source.repository import blaming, containing, files_of, lacks_memory
+from gitboot.source.repository import blaming, containing, files_of, lacks_memory, opened
 from gitboot.source.snapshot import folder_in
 from gitboot.source.subpath import folder_of, note_folder
 from gitboot.source.tree import tree_at
 
 _ALL: Final = "refs/gitboot/all/"
+_WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history
+_UNPARSED: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
 _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
 
 
@@ -70,7 +75,7 @@ class Upstream:
                 heads = conversation.heads()
                 name = wanted(self._remote, heads)
                 tip = heads[name]
-                if tip not in ours:
+                if tip not in ours.odb:
                     if theirs is not None:
                         self._copy(theirs, ours, tip)
                     else:
@@ -78,8 +83,8 @@ class Upstream:
         with blaming(self._remote.url):
             check_history(ours, pygit2.Oid(hex=tip), _commits(ours, kept))
         try:
-            commit = Revision(str(ours[tip].peel(pygit2.Commit).id))
-        except pygit2.InvalidSpecError as error:
+            commit = CommitReader(ours).peel(tip).revision
+        except pygit2.GitError as error:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
         if folder and tree_at(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
@@ -89,7 +94,7 @@ class Upstream:
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
     ) -> None:
         """Bring one commit into the clone, with all branches and tags: few servers give one by its id."""
-        if commit in ours:
+        if commit in ours.odb:
             return
         if theirs is not None:
             self._copy(theirs, ours, commit)
@@ -98,7 +103,7 @@ class Upstream:
             ours.references.delete(name)  # a branch "a" keeps out a new branch "a/b"
         conversation = Conversation(self._remote, None, ours, self._state / "home")
         self._fetch(conversation, ours, kept, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*")
-        if commit not in ours:
+        if commit not in ours.odb:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
 
     def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
@@ -116,11 +121,34 @@ class Upstream:
         except SourceError as error:
             if lacks_memory(error):
                 raise
+            if _UNPARSED.search(str(error)):
+                self._fetch_without_negotiation(ours, refspecs)
+                return
             # Perhaps what is sent builds on something that is damaged here. Then this raises CorruptClone.
             for name in kept:
                 if (reference := ours.references.get(name)) is not None:
-                    check(ours, reference.peel(pygit2.Commit).id)
+                    check(ours, peel_reference(ours, reference).id)
             raise
+
+    def _fetch_without_negotiation(self, ours: pygit2.Repository, refspecs: Iterable[str]) -> None:
+        """Fetch all of the history into an empty repository, and copy what the clone lacks.
+
+        To negotiate, libgit2 parses the newest commits of the clone, and gives up at one that it cannot parse.
+        """
+        folder = self._state / _WHOLE
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            with blaming(folder):
+                pygit2.init_repository(folder, bare=True).free()
+            with opened(folder) as whole:
+                Conversation(self._remote, None, whole, self._state / "home").fetch(*refspecs)
+                for name in sorted(whole.references):
+                    target = whole.references[name].resolve().target
+                    assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference names an object
+                    self._copy(whole, ours, str(target))
+                    ours.references.create(name, target, force=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def _local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
@@ -144,11 +172,11 @@ class Upstream:
 
 def _own_tag(ours: pygit2.Repository, tip: str, name: str) -> str | None:
     """A tag that bears the name under which it was found: an older one, given out as a newer, does not."""
-    found = ours[tip]
-    return tip if isinstance(found, pygit2.Tag) and name == f"refs/tags/{found.name}" else None
+    tag = read_tag(ours, pygit2.Oid(hex=tip))
+    return tip if tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}" else None
 
 
 def _commits(ours: pygit2.Repository, names: Iterable[str]) -> set[pygit2.Oid]:
     """The commits that references of the clone name; what led to them was looked at when they came."""
     found = (ours.references.get(name) for name in names)
-    return {reference.peel(pygit2.Commit).id for reference in found if reference is not None}
+    return {peel_reference(ours, reference).id for reference in found if reference is not None}
