@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -106,6 +106,9 @@ class Commits:
 
     def merges(self, since: Revision | None, revision: Revision) -> tuple[Merge, ...]:
         return (Merge(revision, ()),)
+
+    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+        return frozenset()
 
     def committed_at(self, revision: Revision) -> datetime:
         return datetime(2026, 11, 20, tzinfo=UTC)

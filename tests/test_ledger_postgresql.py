@@ -22,7 +22,17 @@ from gitboot.cli import cli
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.instance.directory import has_ledger
-from gitboot.ledger import events, evidence, facts, moving, overrides, records, requests, secret_fetches
+from gitboot.ledger import (
+    acknowledgements,
+    events,
+    evidence,
+    facts,
+    moving,
+    overrides,
+    records,
+    requests,
+    secret_fetches,
+)
 from gitboot.ledger.database import Database
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
@@ -92,22 +102,28 @@ def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: P
         open_ledger(path)
 
 
-def test_a_ledger_of_the_first_version_is_looked_at_as_it_is_and_then_gone_on_with(
-    path: Path, postgres_server: PostgresServer
+@pytest.mark.parametrize("version", sorted(POSTGRESQL_MIGRATIONS))
+def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_with(
+    path: Path, postgres_server: PostgresServer, version: int
 ) -> None:
     written(path)
     address = address_beside(path)
     assert address is not None
     schema = address.url.rpartition("%3D")[2]
-    postgres_server.sql(
-        f"DROP TABLE {schema}.secret_fetches; UPDATE {schema}.ledger_version SET number = {min(POSTGRESQL_MIGRATIONS)}"
-    )
+    later = [table for since, table in NEW_TABLES.items() if since > version]
+    dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
+    postgres_server.sql(f"{dropped}UPDATE {schema}.ledger_version SET number = {version}")
     before = described(path)
-    assert before.rows["secret_fetches"] == 0
+    assert [before.rows[table] for table in later] == [0] * len(later)
     for _ in range(2):
         with open_ledger(path) as ledger:
-            assert (facts.read(ledger).identity, secret_fetches.read(ledger)) == (before.identity, {})
+            found = facts.read(ledger).identity, secret_fetches.read(ledger), acknowledgements.read(ledger)
+            assert found == (before.identity, {}, frozenset())
             assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
+
+
+# By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
+NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements"}
 
 
 def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:

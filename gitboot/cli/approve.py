@@ -31,19 +31,12 @@ def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> N
     It counts for exactly these changes: one more commit, and they are to be looked at again. The line
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
     """
-    from gitboot.cli.instance import request
-    from gitboot.errors import StaleDigest
+    from gitboot.cli.instance import held_changes, request
     from gitboot.instance.acting import check_acts
     from gitboot.instance.directory import read_status
-    from gitboot.instance.requests import APPROVE
+    from gitboot.instance.requests import APPROVE, check_approval
 
-    status = read_status(state)
+    read_status(state)  # raises an error if no instance has run here
     check_acts(state)
-    held = status["attempted"].get("held")
-    if held is None:
-        raise StaleDigest("no commit is held: there is nothing to acknowledge")
-    if held["digest"] != digest:
-        raise StaleDigest(f"the commit that is held changes {held['digest']}, not {digest}: look at it again")
-    if others := sorted(set(guards) - set(held["guards"])):
-        raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held['guards'])} does")
+    check_approval(held_changes(state), digest, guards)
     click.echo(request(state, APPROVE, {"digest": digest, "guards": sorted(set(guards)), "reason": reason}))

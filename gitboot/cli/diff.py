@@ -89,6 +89,7 @@ def command(
         line=found.line if each_merge or accepted is not None else (),
         command=again,
         need=trust.reinstalls_need,
+        met=found.met,
         known=found.changes() if found.changes is not None else None,
     )
     result = dataclasses.replace(result, signers=found.signers)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +19,8 @@ from gitboot.instance import build
 from gitboot.instance.acting import check_acts
 from gitboot.instance.build import Look, carried_out
 from gitboot.instance.commit import Commit
-from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, running
-from gitboot.instance.requests import REFUSED
+from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, read_status, running
+from gitboot.instance.requests import REFUSED, HeldChanges
 from gitboot.ledger import requests
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.opening import open_ledger
@@ -100,7 +100,7 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
             ledger.database.hold(Holder.of(state))  # another may come to act meanwhile
         number = requests.give(ledger, datetime.now(UTC), operator(), what, facts)
         if process is None:
-            carried_out(ledger, commit, datetime.now(UTC))
+            carried_out(ledger, commit, datetime.now(UTC), held_changes(state))
         else:
             _wake(process)
         outcome = _awaited(ledger, number)
@@ -112,6 +112,14 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
     return outcome
+
+
+def held_changes(state: Path) -> HeldChanges | None:
+    """Return what the instance held when it wrote its status last; None if it held nothing, or none has run."""
+    with suppress(UsageError):
+        held = read_status(state)["attempted"].get("held")
+        return HeldChanges(held["digest"], tuple(held["guards"])) if held is not None else None
+    return None
 
 
 def _wake(process: int) -> None:

@@ -37,6 +37,7 @@ class Compared:
     base: Side
     head: Side
     messages: tuple[Message, ...]
+    met: frozenset[str] = frozenset()  # as `gitboot.source.compare.Range` has it
     changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
     line: tuple[Between, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
@@ -76,6 +77,7 @@ def compared(
         head=new,
         changes=pair.changes if pair is not None else None,
         messages=messages,
+        met=found.met,
         line=tuple(
             Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, deciding))
             for merge, passed in zip(line, found.line, strict=True)

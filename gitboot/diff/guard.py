@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -233,19 +233,34 @@ class AckLine:
     """A well-formed line of a commit's message."""
 
     STALE: ClassVar[str] = "it acknowledges other changes than these: something was changed since, look again"
+    USED: ClassVar[str] = (
+        "a signed acknowledgement counts once, and a commit with the same signed content was accepted before "
+        "(--reinstalls-need signed): sign a new commit"
+    )
 
     commit: str
     text: str
     digest: str
     guard: str
     by: str  # who says it
+    content: str = ""  # SHA-256 of what the commit's signature covers, if the line counts by that signature
+
+    @property
+    def id(self) -> str:
+        """What counts once, if the line counts by a signature."""
+        return f"{self.content} {self.digest} {self.guard}"
 
 
-def ack_lines(messages: Iterable[Message], need: ReinstallsNeed | None = None) -> Iterator[AckLine | Unheeded]:
+def ack_lines(
+    messages: Iterable[Message], need: ReinstallsNeed | None = None, met: Container[str] = frozenset()
+) -> Iterator[AckLine | Unheeded]:
     """Every line of commits' messages that is to acknowledge something.
 
     The line may stand anywhere in a message and be indented, as a squash leaves it. What is wrong in any way
     acknowledges nothing, and neither does a line for reinstallations that is not what these ``need``.
+
+    ``met`` holds the signed content of commits that led to an accepted commit, and the `AckLine.id` of lines that
+    counted. A line that counts by a signature counts once.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
@@ -253,8 +268,15 @@ def ack_lines(messages: Iterable[Message], need: ReinstallsNeed | None = None) -
             _, digest, guard = line.split() if why is None else ("", "", "")
             if (why := why or _not_enough(message, guard, need)) is not None:
                 yield Unheeded(commit=message.commit, line=line.strip(), why=why)
+                continue
+            content = message.content if guard == Guard.MAX_REINSTALLS and need is ReinstallsNeed.SIGNED else ""
+            found = AckLine(
+                commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by, content=content
+            )
+            if content and (content in met or found.id in met):
+                yield Unheeded(commit=found.commit, line=found.text, why=AckLine.USED)
             else:
-                yield AckLine(commit=message.commit, text=line.strip(), digest=digest, guard=guard, by=message.by)
+                yield found
 
 
 def may_acknowledge(message: Message) -> bool:
@@ -276,12 +298,15 @@ def _not_enough(message: Message, guard: str, need: ReinstallsNeed | None) -> st
 
 
 def acknowledgements(
-    messages: Iterable[Message], digest: Digest, need: ReinstallsNeed | None = None
+    messages: Iterable[Message],
+    digest: Digest,
+    need: ReinstallsNeed | None = None,
+    met: Container[str] = frozenset(),
 ) -> Acknowledgements:
     """What commits acknowledge of the changes with this digest."""
     given: dict[tuple[str, str], str] = {}
     unheeded = []
-    for line in ack_lines(messages, need):
+    for line in ack_lines(messages, need, met):
         match line:
             case AckLine() if line.digest == digest:
                 given.setdefault((line.digest, line.guard), line.by)

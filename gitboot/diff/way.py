@@ -46,6 +46,7 @@ class Way:
     held: Hop | None  # from where they end to the newest commit; None: they lead to it
     steps: tuple[Hop, ...]  # that trip and that nobody acknowledged: each can be by its own digest
     unheeded: tuple[Unheeded, ...]
+    used: frozenset[str] = frozenset()  # the ids of the signed lines that count for the hops
 
     @property
     def reached(self) -> int:
@@ -54,21 +55,26 @@ class Way:
 
 
 def way(
-    legs: Sequence[Leg], judged: Judged, approved: Acknowledged = NOBODY, need: ReinstallsNeed | None = None
+    legs: Sequence[Leg],
+    judged: Judged,
+    approved: Acknowledged = NOBODY,
+    need: ReinstallsNeed | None = None,
+    met: Container[str] = frozenset(),
 ) -> Way:
     """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
 
     A step to a commit is judged from the last one that could be accepted, so what somebody took back need not be
     acknowledged. It may also be judged from an earlier one, where that is what somebody acknowledged: the commits of
     a branch that were put on top one by one. ``approved`` is what was acknowledged without a line in a message,
-    ``need`` what reinstallations are acknowledged by alone.
+    ``need`` what reinstallations are acknowledged by alone, ``met`` the signed lines that counted before.
 
-    A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it.
+    A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it. A line that
+    counts by its signature does not count behind any commit with the same signed content.
     """
     if len(legs) > MAX_STEPS:
         messages = tuple(message for leg in legs for message in leg.messages)
         legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
-    search = _Search(legs, judged, approved, need)
+    search = _Search(legs, judged, approved, need, met)
     for new, leg in enumerate(legs, 1):
         if leg.valid:
             search.arrive(new)
@@ -81,9 +87,16 @@ class _Line:
 
     at: int
     ack: AckLine
+    first: int  # the position of the first commit with the same signed content; `at`, if no signature is needed
+
+    @property
+    def key(self) -> _Line | str:
+        """What counts once on a way."""
+        return self.ack.id if self.ack.content else self
 
 
-_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one: each counts once on a way
+_Given = _Line | tuple[str, str]  # a line, or what was acknowledged without one
+_Used = _Line | str | tuple[str, str]  # each of which counts once on a way
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ class _Path:
     """A way to a position, and what acknowledges it."""
 
     hops: tuple[Hop, ...] = ()
-    used: frozenset[_Given] = frozenset()
+    used: frozenset[_Used] = frozenset()
 
 
 @dataclass(slots=True)
@@ -102,6 +115,7 @@ class _Search:
     judged: Judged
     approved: Acknowledged
     need: ReinstallsNeed | None
+    met: Container[str]
     paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
     matched: set[_Line] = field(default_factory=set)  # whose digest is one of a hop up to their commit
     heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
@@ -109,8 +123,14 @@ class _Search:
     faulty: tuple[Unheeded, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        found = [(at, each) for at, leg in enumerate(self.legs, 1) for each in ack_lines(leg.messages, self.need)]
-        self.lines = tuple(_Line(at, each) for at, each in found if isinstance(each, AckLine))
+        legs = tuple(enumerate(self.legs, 1))
+        first = {each.content: at for at, leg in reversed(legs) for each in leg.messages}
+        found = [(at, each) for at, leg in legs for each in ack_lines(leg.messages, self.need, self.met)]
+        self.lines = tuple(
+            _Line(at, each, first[each.content] if each.content else at)
+            for at, each in found
+            if isinstance(each, AckLine)
+        )
         self.faulty = tuple(each for _, each in found if isinstance(each, Unheeded))
 
     def arrive(self, new: int) -> None:
@@ -127,13 +147,15 @@ class _Search:
         """From where it may be reached: the latest first, and the others where something could acknowledge that."""
         latest, *others = sorted(self.paths, reverse=True)
         yield latest
-        yield from (old for old in others if self.approved or any(line.at > old for line in self.lines))
+        yield from (old for old in others if self.approved or any(line.first > old for line in self.lines))
 
-    def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Given]]:
+    def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Used]]:
         """A hop with what of it is acknowledged, and by what."""
-        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
+        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.first > hop.old]
         self.heeded.update(same)
-        counting = [line for line in same if line not in path.used and (line.at >= hop.new or line not in self.matched)]
+        counting = [
+            line for line in same if line.key not in path.used and (line.at >= hop.new or line not in self.matched)
+        ]
         self.matched.update(line for line in same if line.at >= hop.new)
         given: dict[str, _Given] = {
             each[1]: each for each in self.approved.keys() - path.used if each[0] == hop.verdict.digest
@@ -145,7 +167,8 @@ class _Search:
             replace(trip, acknowledged=trip.guard.value in given, by=by.get(trip.guard.value, ""))
             for trip in hop.verdict.trips
         )
-        used = frozenset(given[trip.guard.value] for trip in trips if trip.acknowledged)
+        counted = (given[trip.guard.value] for trip in trips if trip.acknowledged)
+        used = frozenset(each.key if isinstance(each, _Line) else each for each in counted)
         return replace(hop, verdict=replace(hop.verdict, trips=trips)), used
 
     def _who(self, given: _Given) -> str:
@@ -157,12 +180,17 @@ class _Search:
         if reached < newest:
             held, _ = self._acknowledged(Hop(old=reached, new=newest, verdict=self.judged(reached, newest)), path)
         stale = (
-            Unheeded(commit=line.ack.commit, line=line.ack.text, why=AckLine.STALE)
+            Unheeded(
+                commit=line.ack.commit,
+                line=line.ack.text,
+                why=AckLine.USED if line.first < line.at else AckLine.STALE,
+            )
             for line in self.lines
             if line not in self.heeded
         )
         steps = tuple(self._steps(reached, newest)) if held is not None else ()
-        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale))
+        used = frozenset(each for each in path.used if isinstance(each, str))
+        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale), used=used)
 
     def _steps(self, reached: int, newest: int) -> Iterator[Hop]:
         """Each single step behind the last position reached that somebody has to acknowledge."""

@@ -51,6 +51,9 @@ class CommitSource(Protocol):
         Without ``since`` the one commit.
         """
 
+    def acknowledging_content(self, hidden: Iterable[Revision], tips: Iterable[Revision]) -> frozenset[str]:
+        """The signed content of acknowledging commits that led to ``tips``, not to ``hidden``, as far as it is here."""
+
     def committed_at(self, revision: Revision) -> datetime:
         """Return the committer time of a commit."""
 
@@ -93,6 +96,8 @@ class Attempt:
     changes: tuple[str, ...] = ()  # the digests of the steps that led to the accepted one since the start
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by them
     moves: Moves = NO_MOVES  # of machines between sites, by them
+    searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
@@ -163,6 +168,7 @@ class Accepting:
         self._published = published  # the commit that the tree was made of before this start
         self._kept = kept  # one that was accepted before it, of which nothing has to be found out
         self._merges = _MergesBetween(source)
+        self._has_searched = False  # whether since the start
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """What becomes of the newest commit, and what there is to say of it.
@@ -170,8 +176,8 @@ class Accepting:
         After a start that is first the one that was accepted before: bad commits and a lost remote keep it. What is
         accepted here counts once it is written down, and `adopt` was called.
         """
-        attempt, events = replace(before, trouble=None), list[Event]()
-        for step in (self._adopted, self._taken_up_again, self._taken_newest):
+        attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
+        for step in (self._adopted, self._taken_up_again, self._searched, self._taken_newest, self._searched):
             attempt = self._over_a_whole_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:
                 break
@@ -236,16 +242,18 @@ class Accepting:
             return attempt
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
-            found = self._judging.judge(ahead, knowledge)
+            found = self._judging.judge(ahead, knowledge, attempt.met)
         except Unfinished:
             return attempt
         if suspension is not None and at < suspension.until:
             return replace(attempt, orders=found.latest_orders, waiting=latest)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
+            met = attempt.met | found.used
             attempt = self._accepted(found.reached, digests, found.introduced, events, at)
             attempt = replace(
                 attempt,
+                met=met,
                 moves=found.moves,
                 let_in=found.let_in,
                 acknowledged=tuple(_heeded(found.hops)),
@@ -261,6 +269,23 @@ class Accepting:
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
             held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
         return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
+
+    def _searched(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
+        """Find the acknowledgements in the history of the accepted commit: none of them counts again.
+
+        After a start they are looked for in all that is known to have been accepted: the ledger may come from a gitboot
+        that did not note them, or from a backup.
+        """
+        accepted = attempt.accepted.revision if attempt.accepted is not None else None
+        since, tips = attempt.searched or knowledge.facts.searched, {accepted}
+        if not self._has_searched:
+            tips |= {*map(Revision, knowledge.unsearched), self._source.accepted(), self._published}
+        if tips - {None, since}:
+            hidden = [Revision(since)] if since is not None else []
+            found = self._source.acknowledging_content(hidden, sorted(filter(None, tips)))
+            attempt = replace(attempt, searched=accepted, met=attempt.met | (found - knowledge.met))
+        self._has_searched = accepted is not None  # until then the ledger is not told
+        return attempt
 
     def _ahead(self, accepted: Commit | None, latest: Revision, knowledge: Knowledge) -> Ahead:
         if accepted is None:  # one that cannot be compared with what was accepted may leave something out

@@ -10,6 +10,7 @@ from gitboot.errors import UsageError
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge, News
 from gitboot.ledger import (
+    acknowledgements,
     events,
     evidence,
     facts,
@@ -80,11 +81,12 @@ def _of_another_site(about: Facts, site: str | None) -> str:
 
 def known(store: Store) -> Knowledge:
     """What the ledger knows."""
+    about = facts.read(store)
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
     for each in evidence.pending(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
     return Knowledge(
-        facts=facts.read(store),
+        facts=about,
         records=records.read(store),
         machines=machines.read(store),
         standing=machines.standing(store),
@@ -96,6 +98,8 @@ def known(store: Store) -> Knowledge:
         noted=evidence.last_noted(store),
         secret_fetches=secret_fetches.read(store),
         approvals=facts.approvals(store),
+        met=acknowledgements.read(store),
+        unsearched=events.accepted_commits(store) if about.searched is None else (),
         taken=evidence.taken(store),
     )
 
@@ -144,6 +148,8 @@ def _write_facts(tx: Transaction, news: News) -> None:
         facts.accept(tx, now.accepted)
     if now.sequence != before.sequence:
         facts.count_decisions(tx, now.sequence)
+    if now.searched != before.searched:
+        facts.search(tx, now.searched)
     facts.use_up(tx, news.used_up)
     if now.suspension != before.suspension:
         facts.suspend(tx, now.suspension)
@@ -152,6 +158,7 @@ def _write_facts(tx: Transaction, news: News) -> None:
     if now.orders != before.orders:
         facts.order(tx, now.orders)
     facts.approve(tx, news.approved)
+    acknowledgements.add(tx, news.met)
 
 
 def write_events(store: Store, happened: Sequence[Event]) -> None:

@@ -38,7 +38,7 @@ from gitboot.instance.overrides import Schedule
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Outlet, Reconciler
-from gitboot.instance.requests import BEGIN, REFUSED
+from gitboot.instance.requests import BEGIN, REFUSED, HeldChanges
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
@@ -704,11 +704,13 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         yield Look(commit=commit, knowledge=knowledge, keys=keys)
 
 
-def carried_out(store: Store, commit: Commit | None, at: datetime) -> None:
-    """Do what operators asked for, in the place of an instance that does not run; ``commit`` is the accepted one."""
-    batch = Batch(
-        requests=requests.read(store), commit=commit, changed=tuple(commit.decisions.servers) if commit else ()
-    )
+def carried_out(store: Store, commit: Commit | None, at: datetime, held: HeldChanges | None = None) -> None:
+    """Do what operators asked for, in the place of an instance that does not run.
+
+    ``commit`` is the accepted one, ``held`` what the instance held when it ran last.
+    """
+    changed = tuple(commit.decisions.servers) if commit else ()
+    batch = Batch(requests=requests.read(store), commit=commit, changed=changed, held=held)
     learnt = learn(_known_and_published(store), batch, at)
     write(store, [learnt.news])
 

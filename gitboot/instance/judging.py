@@ -70,6 +70,7 @@ class Advance:
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
     moves: Moves = NO_MOVES  # by then
+    used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, none of which counts again
     let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
@@ -131,8 +132,11 @@ class Judging:
         self._evaluation, self._limits, self._covered, self._need = evaluation, limits, covered, need
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
-    def judge(self, ahead: Ahead, knowledge: Knowledge) -> Advance:
-        """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`."""
+    def judge(self, ahead: Ahead, knowledge: Knowledge, met: frozenset[str] = frozenset()) -> Advance:
+        """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`.
+
+        ``met`` are acknowledgements that do not count again, besides those in ``knowledge``.
+        """
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
             ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
@@ -150,7 +154,7 @@ class Judging:
         def named(hop: Hop) -> tuple[Revision, Verdict]:
             return ahead.merges[hop.new - 1][0], hop.verdict
 
-        found, candidate = way(walk.legs, judged, given, self._need), None
+        found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met), None
         if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
             candidate = Candidate(
                 commit=newest,
@@ -167,6 +171,7 @@ class Judging:
             reached=reached,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
             hops=tuple(map(named, found.hops)),
+            used=found.used,
             introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
             moves=moves,
             candidate=candidate,

@@ -43,6 +43,8 @@ class Knowledge:
     approvals: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # by digest of changes: guard -> by whom and why
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again; see `gitboot.ledger.acknowledgements`
+    unsearched: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
     sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, which no ledger keeps; None: nobody looks
@@ -102,6 +104,7 @@ class News:
     verdicts: Mapping[int, str]  # by the number of an observation
     approved: tuple[Approval, ...]
     used_up: tuple[str, ...]  # the digests of the changes that were accepted
+    met: frozenset[str]  # acknowledgements that do not count again
     outcomes: tuple[tuple[Request, str], ...]
     events: tuple[Event, ...]
     taken: Mapping[str, int] | None  # None: as before
@@ -111,7 +114,7 @@ class News:
     def is_nothing(self) -> bool:
         lists: Iterable[Collection[object]] = (
             *(self.records, self.machines, self.gone, self.overrides, self.pins, self.pending, self.verdicts),
-            *(self.approved, self.outcomes, self.events, self.switches, self.dropped, self.departed),
+            *(self.approved, self.met, self.outcomes, self.events, self.switches, self.dropped, self.departed),
             self.secret_fetches,
         )
         singles = (
@@ -160,6 +163,7 @@ class Learning:
         self.dropped: frozenset[SystemUuid] = frozenset()
         self.approved: list[Approval] = []
         self.used_up: tuple[str, ...] = ()
+        self.met: frozenset[str] = frozenset()
         self.outcomes: list[tuple[Request, str]] = []
         self.taken: Mapping[str, int] | None = None
         self.prune_before: datetime | None = None
@@ -270,6 +274,8 @@ class Learning:
             sightings=self.sightings,
             claims=self.claims,
             approvals=_approvals(known.approvals, self.approved, self.used_up),
+            met=known.met | self.met if self.met else known.met,
+            unsearched=known.unsearched if self.facts.searched is None else (),
             taken=known.taken if self.taken is None else self.taken,
         )
 
@@ -300,6 +306,7 @@ class Learning:
             verdicts=self._verdicts,
             approved=tuple(self.approved),
             used_up=self.used_up,
+            met=self.met - self.known.met,
             outcomes=tuple(self.outcomes),
             events=tuple(self.events),
             taken=self.taken if self.taken != self.known.taken else None,

@@ -18,6 +18,7 @@ from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
+from gitboot.instance.requests import HeldChanges
 from gitboot.instance.switching import carry_switches
 from gitboot.ledger.entries import Request
 from gitboot.load.machines import NO_MOVES, Moves
@@ -39,6 +40,7 @@ class Batch:
         tuple[SystemUuid, OverrideRecord | SwitchRecord], ...
     ] = ()  # by jobs at BMCs; the ledger has it already
     requests: tuple[Request, ...] = ()
+    held: HeldChanges | None = None  # what can be approved
     stoppage: Stoppage | None = None  # what a person has stopped without the ledger
     keeping: Keeping | None = None  # how the clock is kept; None: it is no instance that learns this
     up: Uptime | None = None  # how long the kernel runs
@@ -46,6 +48,8 @@ class Batch:
     turned: bool = False  # whether the clock alone has changed a plan since the last one, or there was none
     caught_up: bool = False  # whether the newest commit that there is is the accepted one
     accepted: tuple[str, tuple[str, ...]] | None = None  # a commit, and the digests of what led to it
+    searched: str | None = None  # the commit whose history was searched for acknowledgements; None: as before
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
     moves: Moves = NO_MOVES  # of machines between this instance's site and the others, likewise
@@ -88,12 +92,15 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         requests.obey(learning, batch.stoppage)
-    requests.carry_out(learning, batch.requests, batch.commit, at)
+    requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events
     if batch.accepted is not None:
         learning.facts = replace(learning.facts, orders=batch.orders)
+    if batch.searched is not None:
+        learning.facts = replace(learning.facts, searched=batch.searched)
+    learning.met |= batch.met
     learning.known_pairs |= batch.let_in
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted

@@ -39,7 +39,7 @@ from gitboot.instance.overrides import (
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
 from gitboot.instance.publishing import InLedger, as_it_lies, published
-from gitboot.instance.requests import BEGIN
+from gitboot.instance.requests import APPROVE, BEGIN, HeldChanges
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
@@ -131,15 +131,21 @@ class Reconciler:
             unwritable=None,
         )
         self._collect(wait_all=False)
+        is_approval_left = False
         try:
             with self._inbox.held():
                 current, taken = taken_in(read_back(before, self._store), self._store, self._inbox, at)
                 lap(Stage.TAKE_IN)
-                wanted = tuple(each for each in taken.requests if each.what != BEGIN)
+                # After a start it is not known yet what is held: an approval waits until it is.
+                waiting = {BEGIN} if current.attempt.attempted is not None else {BEGIN, APPROVE}
+                wanted = tuple(each for each in taken.requests if each.what not in waiting)
+                is_approval_left = any(each.what == APPROVE for each in taken.requests if each.what in waiting)
                 witnessed = taken.witnessed or is_vouched_for(current)
                 turned = current.plans.is_due(at) or current.attempt.attempted is None
                 heartbeat = Batch(keeping=keeping, up=taken.up, witnessed=witnessed, turned=turned)
                 said = replace(heartbeat, written=taken.written, requests=wanted, stoppage=taken.stoppage)
+                said = replace(said, events=tuple(_unproven_status(telling, self.standing, at)))
+                said = replace(said, held=_held_changes(current.attempt))
                 asked = learn(current.knowledge, said, at)
                 attempt, events = self._accepting.accept(current.attempt, asked.knowledge, at)
                 lap(Stage.ACCEPT)
@@ -174,7 +180,7 @@ class Reconciler:
             self._bookmark.keep(self.standing, len(different), at)
         lap(Stage.REPORT)
         lap.end(Stage.RECONCILE)
-        return due
+        return at if is_approval_left and self.standing.attempt.attempted is not None else due
 
     def has_asked(self, fetched: Fetched | None) -> bool:
         """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
@@ -215,6 +221,8 @@ class Reconciler:
             keeping=before.keeping,
             up=heard.up,
             accepted=(accepted.revision, attempt.changes),
+            searched=attempt.searched,
+            met=attempt.met,
             moves=attempt.moves,
             let_in=attempt.let_in,
             orders=attempt.orders,
@@ -381,6 +389,27 @@ def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemU
     by_name = {each.bmc.credentials: each.bmc for each in asked.values() if each.bmc}
     now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
     return frozenset(uuid for uuid, each in asked.items() if each.bmc and now[each.bmc.credentials] != each.credentials)
+
+
+def _unproven_status(telling: Telling | None, standing: Standing, at: datetime) -> Iterator[Event]:
+    """Say once that a commit status names a change that the ledger has not come to, and that nothing proves.
+
+    Anyone who may write commit statuses can write one, so nothing else follows from it.
+    """
+    before = standing.telling.claimed if standing.telling is not None else None
+    claimed = telling.claimed if telling is not None else None
+    if claimed is not None and claimed != before and standing.opened is not None and claimed > standing.opened:
+        message = (
+            f"a commit status at the forge names change {claimed} of this ledger, which has come to change "
+            f"{standing.opened}, and has no proof by the ledger's key. gitboot ignores it: anyone who may write "
+            "statuses, or an earlier gitboot, can have written it. If you restored this ledger from a backup, run "
+            "gitboot records begin"
+        )
+        yield Event(at=at, type="StatusUnproven", message=message, facts={"change": claimed}, warning=True)
+
+
+def _held_changes(attempt: Attempt) -> HeldChanges | None:
+    return HeldChanges(attempt.held.digest, attempt.held.guards) if attempt.held is not None else None
 
 
 def is_vouched_for(standing: Standing) -> bool:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override import OFF, OverrideRecord, State
 from gitboot.bmc.switch import SwitchState
-from gitboot.errors import UsageError
+from gitboot.errors import StaleDigest, UsageError
 from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
@@ -48,15 +48,32 @@ RESUME: Final = "resume"  # {}
 STOP: Final = "stop"  # {"reason", "everything"}
 START: Final = "start"  # {}
 
+
+class HeldChanges(NamedTuple):
+    """What the newest commit changes, if guards hold it."""
+
+    digest: str
+    guards: tuple[str, ...]
+
+
 REFUSED: Final = "refused: "  # how the outcome of one begins that was not carried out
 
 
-def carry_out(learning: Learning, requests: Iterable[Request], commit: Commit | None, at: datetime) -> None:
-    """Do what was asked for, each once; a request that makes no sense is refused, and noted as that."""
+def carry_out(
+    learning: Learning,
+    requests: Iterable[Request],
+    commit: Commit | None,
+    at: datetime,
+    held: HeldChanges | None = None,
+) -> None:
+    """Do what was asked for, each once; a request that makes no sense is refused, and noted as that.
+
+    ``held`` are the changes that a guard holds. Only these can be approved, whoever left the request.
+    """
     for request in requests:
         try:
-            outcome = _do(learning, request, commit, at)
-        except (UsageError, ValueError, KeyError, TypeError, AttributeError) as error:
+            outcome = _do(learning, request, commit, at, held)
+        except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
         message, facts = f"{request.who}: {outcome}", {"who": request.who, "request": request.what}
         type = "RecordsBegun" if request.what == BEGIN else "Requested"
@@ -71,7 +88,17 @@ def obey(learning: Learning, stoppage: Stoppage) -> None:
         learning.facts = replace(learning.facts, stoppage=stoppage)
 
 
-def _do(learning: Learning, request: Request, commit: Commit | None, at: datetime) -> str:
+def check_approval(held: HeldChanges | None, digest: str, guards: Collection[str]) -> None:
+    """Raise `StaleDigest` if these guards do not hold the changes with this digest."""
+    if held is None:
+        raise StaleDigest("no commit is held: there is nothing to acknowledge")
+    if held.digest != digest:
+        raise StaleDigest(f"the commit that is held changes {held.digest}, not {digest}: look at it again")
+    if others := sorted(set(guards) - set(held.guards)):
+        raise StaleDigest(f"{', '.join(others)} does not hold it; {', '.join(held.guards)} does")
+
+
+def _do(learning: Learning, request: Request, commit: Commit | None, at: datetime, held: HeldChanges | None) -> str:
     facts = request.facts
     match request.what:
         case "records":
@@ -104,6 +131,7 @@ def _do(learning: Learning, request: Request, commit: Commit | None, at: datetim
         case "back":
             return _is_back(learning, facts)
         case "approve":
+            check_approval(held, facts["digest"], facts["guards"])
             approval = Approval(facts["digest"], tuple(facts["guards"]), at, request.who, facts["reason"])
             learning.approved.append(approval)
             return (

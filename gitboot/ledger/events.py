@@ -33,6 +33,14 @@ def read(store: Store) -> Iterator[dict[str, Any]]:
             yield {"at": at, "type": type, "message": message, **rows.json_value(facts)}
 
 
+def accepted_commits(store: Store) -> tuple[str, ...]:
+    """Return the commits that were ever accepted, in the order of their ids."""
+    found = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
+    with store.reading():
+        commits = (rows.json_value(facts).get("commit") for (facts,) in found)
+        return tuple(sorted({each for each in commits if isinstance(each, str)}))
+
+
 def last(path: Path) -> int:
     """The number of the newest event in the ledger at ``path``; 0 where there is none."""
     with _beside(path) as database:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
@@ -21,6 +22,7 @@ def read(store: Store) -> Facts:
         return Facts(
             identity=found["identity"],
             accepted=found.get("accepted"),
+            searched=found.get("searched"),
             lapsed=found.get("lapsed"),
             sequence=int(found.get("sequence", 0)),
             initialised=found.get("initialised"),
@@ -47,6 +49,11 @@ def read(store: Store) -> Facts:
 def accept(tx: Transaction, commit: str | None) -> None:
     """Note which commit was accepted last; None: none is known any more."""
     _put(tx, "accepted", commit)
+
+
+def search(tx: Transaction, commit: str | None) -> None:
+    """Note the accepted commit whose history was searched for acknowledgements."""
+    _put(tx, "searched", commit)
 
 
 def lapse(tx: Transaction) -> None:
@@ -122,6 +129,22 @@ def note_life(tx: Transaction, about: Facts) -> None:
         seconds = [each.total_seconds() for each in beat.intervals]
         _put(tx, "heartbeat", rows.json_of({"at": format_instant(beat.at), "intervals": seconds, "up": beat.up}))
 
+
+def status_key(store: Store) -> bytes:
+    """Return the key that proves which commit statuses the instance of this ledger wrote; make it at the first call.
+
+    The key stays the same for as long as the ledger exists, on every host that shares the ledger.
+    """
+    query = "SELECT value FROM facts WHERE name = 'statusKey'"
+    if not store.rows(query):
+        with store.writing() as tx:
+            if not tx.rows(query):
+                _put(tx, "statusKey", secrets.token_hex(_KEY_BYTES))
+    ((value,),) = store.rows(query)
+    return bytes.fromhex(value)
+
+
+_KEY_BYTES: Final = 32
 
 # What holds commits back, and what lets them pass
 

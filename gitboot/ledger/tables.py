@@ -97,12 +97,16 @@ MIGRATIONS: Final = (
     """
     CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL) STRICT;
     """,
+    """
+    CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY) STRICT;
+    """,
 )
 VERSION: Final = len(MIGRATIONS)
 
 # What brings the tables of a PostgreSQL from one version to the next, by the version that they have. The first was 5.
 POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
+    6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
 }
 # New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
 POSTGRESQL: Final = """
@@ -155,6 +159,7 @@ POSTGRESQL: Final = """
     CREATE TABLE pins (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
     CREATE TABLE known_bmcs (address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials));
     CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
+    CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY);
     CREATE TABLE ledger_version (number INTEGER NOT NULL);
 """
 # Of hosts that share a ledger; none of it is copied with that. What the endpoints of each record comes in here.
@@ -174,6 +179,6 @@ SHARED: Final = """
 """
 TABLES: Final = (
     *("facts", "records", "runs", "overrides", "switches", "events", "machines", "offers", "versions"),
-    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches"),
+    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches", "acknowledgements"),
 )
 NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
@@ -31,7 +31,13 @@ class HeldStep:
 
 
 def judged_by_steps(
-    verdict: Verdict, base: Side, head: Side, line: Sequence[Between], limits: Limits, need: ReinstallsNeed | None
+    verdict: Verdict,
+    base: Side,
+    head: Side,
+    line: Sequence[Between],
+    limits: Limits,
+    need: ReinstallsNeed | None,
+    met: Container[str],
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[Unheeded, ...]]:
     """A verdict over several commits as an instance comes to it: each is judged by itself.
 
@@ -55,7 +61,7 @@ def judged_by_steps(
         Leg(revision=each.revision, valid=side(at).decisions is not None, messages=each.messages)
         for at, each in enumerate(line, 1)
     ]
-    found = way(legs, judged, need=need)
+    found = way(legs, judged, need=need, met=met)
     if found.held is None:
         trips = tuple(trip for hop in found.hops for trip in hop.verdict.trips)  # each of which is acknowledged
         return replace(verdict, trips=trips), (), found.unheeded

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -164,20 +164,23 @@ def review(
     line: Sequence[Between] = (),
     command: str,
     need: ReinstallsNeed | None = None,
+    met: Container[str] = frozenset(),
     known: Changes | None = None,
 ) -> Review:
     """Compare and judge two sides; without decisions on one there is less to say. ``known``: their changes.
+
+    ``met`` is the signed content, as digests, of commits that led to BASE and acknowledge something.
 
     The fleet's own guards count as they were and as they are: a commit that loosens them is judged by the old.
     """
     if head.decisions is None or head.repository is None:
         return _without_changes(base, head, command)
     changes = known or compare(base.decisions, head.decisions, base.repository, head.repository)
-    given = acknowledgements(messages, changes.digest, need)
+    given = acknowledgements(messages, changes.digest, need, met)
     verdict = judge(changes.extent, tightened(limits, base, head), given.given)
     steps, unheeded = tuple[HeldStep, ...](), given.unheeded
     if len(line) > 1:
-        verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits, need)
+        verdict, steps, unheeded = judged_by_steps(verdict, base, head, line, limits, need, met)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = Causes(changes, base.repository, head.repository)
