@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, WebAnswer, check_credentials, host_of
 
 _LONGEST: Final = 140  # of a description: GitHub's; GitLab and Gitea take 255
-_WITNESS: Final = re.compile(r"(?P<says>.*) \(ledger (?P<ledger>\S+), change (?P<change>\d+)\)")
+_WITNESS: Final = re.compile(
+    r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
+    r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
+)
+_MOST_PAGES: Final = 10  # of the statuses of one commit; GitHub takes 1000 of one name
 _AGAIN: Final = frozenset({408, 409, 423, 425, 429})
 
 
@@ -50,13 +56,35 @@ class CommitVerdict:
     says: str  # in a few words, which begin with the judgement
     ledger: str  # the identity of the instance's ledger
     change: int  # how far that had come
+    proof: str = field(default="", compare=False)  # that the ledger's own instance wrote it; see `proven`
+
+    def proven(self, key: bytes) -> CommitVerdict:
+        """Return the verdict with a proof that only who has the ledger's key can make."""
+        stated = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
+        proof = base64.urlsafe_b64encode(hmac.digest(key, stated.encode(), "sha256")[:_PROOF_BYTES])
+        return replace(self, proof=proof.decode())
+
+    def is_proven(self, key: bytes) -> bool:
+        """Return whether who wrote it had the ledger's key."""
+        return hmac.compare_digest(self.proof, self.proven(key).proof)
 
     @property
     def description(self) -> str:
         """As people read it, and as it is found again: the words give way to the witness."""
-        witness = f" (ledger {self.ledger}, change {self.change})"
+        proof = f", proof {self.proof}" if self.proof else ""
+        witness = f" (ledger {self.ledger}, change {self.change}{proof})"
         room = _LONGEST - len(witness)
         return (self.says if len(self.says) <= room else f"{self.says[: room - 1]}…") + witness
+
+
+_PROOF_BYTES: Final = 12  # of an HMAC-SHA-256: a description has room for few more
+
+
+class Witnessed(NamedTuple):
+    """How far a ledger had come, by the commit statuses of a forge."""
+
+    proven: int | None = None  # by statuses that the ledger's own instance wrote; None: there is none
+    claimed: int | None = None  # by statuses that anyone may have written; None: there is none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,6 +140,11 @@ class Project:
         if self.kind is ForgeKind.GITLAB:
             return f"{self.api}/projects/{quote(self.path, safe='')}/statuses/{commit}"
         return f"{self.api}/repos/{quote(self.path)}/statuses/{commit}"
+
+    @property
+    def page_size(self) -> int:
+        """How many statuses `lists` asks for at once."""
+        return 50 if self.kind is ForgeKind.GITEA else 100
 
     def lists(self, commit: str, name: str) -> str:
         """Where the statuses of a commit are, at least the newest of this name."""
@@ -172,13 +205,46 @@ class Forge:
         its instance. Raises as `write` does.
         """
         for commit in commits:
-            answer = self._asked(self._project.lists(commit, self._name))
-            found = [each for each in answer.json if self._is_own(each)] if isinstance(answer.json, list) else []
-            for each in sorted(found, key=lambda each: int(each["id"]), reverse=True):
-                verdict = _read(commit, each.get("description"))
-                if verdict is not None and ledger in (None, verdict.ledger):
+            _, found = self._page(commit)
+            for verdict in found:
+                if ledger in (None, verdict.ledger):
                     return verdict
         return None
+
+    def witnessed(self, commits: Iterable[str], ledger: str, key: bytes) -> Witnessed:
+        """Return how far a ledger had come, by the first of these commits that has a proven status of it.
+
+        All statuses of a commit count, and not only the newest: anyone who may write statuses can repeat an old one.
+        Nothing is proven if a commit has more statuses than are read. Raises as `write` does.
+        """
+        claimed: int | None = None
+        for commit in commits:
+            found, is_whole = self._all(commit)
+            own = [each for each in found if each.ledger == ledger]
+            proven = [each.change for each in own if each.is_proven(key)]
+            claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
+            if proven or not is_whole:
+                return Witnessed(max(proven) if is_whole else None, claimed)
+        return Witnessed(None, claimed)
+
+    def _all(self, commit: str) -> tuple[list[CommitVerdict], bool]:
+        """Return the verdicts on a commit, and whether no more are there."""
+        found: list[CommitVerdict] = []
+        for page in range(1, _MOST_PAGES + 1):
+            count, verdicts = self._page(commit, page)
+            found += verdicts
+            if count < self._project.page_size:
+                return found, True
+        return found, False
+
+    def _page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
+        """Return how many statuses a page has, and the verdicts among them, the newest first."""
+        url = self._project.lists(commit, self._name)
+        listed = self._asked(f"{url}&page={page}" if page > 1 else url).json
+        statuses = listed if isinstance(listed, list) else []
+        own = sorted(filter(self._is_own, statuses), key=lambda each: int(each["id"]), reverse=True)
+        verdicts = (_read(commit, each.get("description")) for each in own)
+        return len(statuses), [each for each in verdicts if each is not None]
 
     def _is_own(self, status: Any) -> bool:
         if not isinstance(status, dict) or not isinstance(status.get("id"), int):
@@ -216,7 +282,12 @@ def _read(commit: str, description: object) -> CommitVerdict | None:
     except ValueError:
         return None
     return CommitVerdict(
-        commit=commit, judgement=judgement, says=found["says"], ledger=found["ledger"], change=int(found["change"])
+        commit=commit,
+        judgement=judgement,
+        says=found["says"],
+        ledger=found["ledger"],
+        change=int(found["change"]),
+        proof=found["proof"] or "",
     )
 
 

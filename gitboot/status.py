@@ -44,6 +44,7 @@ class Telling:
     failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
     asked: bool = True  # whether it was asked, be it in vain, what it knew of this ledger before it is told anything
     known: int | None = None  # how far the ledger had come by what it knew; None: it knew nothing, or did not answer
+    claimed: int | None = None  # the same by statuses of which nothing proves that the ledger's instance wrote them
 
 
 class ThreadFailure(NamedTuple):

@@ -468,7 +468,7 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
     from gitboot.instance.build import running
     from gitboot.instance.loop import Audience, Bell, Loop
     from gitboot.instance.notifying import notifying
-    from gitboot.instance.verdicts import Witness, telling
+    from gitboot.instance.verdicts import telling, witness_of
 
     bell = Bell()
     with (
@@ -481,7 +481,7 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
             )
             instance, source = stack.enter_context(acting)
         identity = instance.store.progress[0]
-        forge = Witness(verdicts, source, identity) if verdicts is not None else None
+        forge = witness_of(verdicts, source, instance.store) if verdicts is not None else None
         notices = stack.enter_context(notifying(settings, identity, _clock, bell.ring, patience_s=_LAST_TELLING_S))
         loop = Loop(
             *(instance.reconciler, source),
@@ -526,14 +526,14 @@ def _once(settings: Settings) -> Exit:
     from gitboot.instance.build import running
     from gitboot.instance.loop import Audience, Loop
     from gitboot.instance.notifying import notifying
-    from gitboot.instance.verdicts import Witness, telling
+    from gitboot.instance.verdicts import telling, witness_of
 
     with (
         telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,
         running(settings, tell=tell, clock=_clock, wait=True, judged=_judged_by(verdicts)) as (instance, source),
     ):
         identity = instance.store.progress[0]
-        forge = Witness(verdicts, source, identity) if verdicts is not None else None
+        forge = witness_of(verdicts, source, instance.store) if verdicts is not None else None
         with notifying(settings, identity, _clock, lambda: None, patience_s=_LONGEST_TELLING_S) as notices:
             Loop(
                 *(instance.reconciler, source),

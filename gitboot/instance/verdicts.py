@@ -11,9 +11,11 @@ from typing import Final
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError
-from gitboot.forge import CommitVerdict, Forge, Project, judgement_in
+from gitboot.forge import CommitVerdict, Forge, Project, Witnessed, judgement_in
 from gitboot.instance.judging import accepted_words, held_words, invalid_words
 from gitboot.instance.settings import Settings
+from gitboot.ledger.facts import status_key
+from gitboot.ledger.store import Store
 from gitboot.load import Revision
 from gitboot.problems.problem import Severity
 from gitboot.source import Source
@@ -70,6 +72,7 @@ class Verdicts:
         self._noted: dict[str, CommitVerdict] = {}  # by commit, the last that was noted
         self._newest: CommitVerdict | None = None  # of them
         self._further: tuple[float, float] | None = None  # when the ledger came further than was told: first, last
+        self._key = b""  # of the ledger, once `ask` was called
         self._telling = Telling(asked=not asks)
         self._may_tell = not asks
         self._ending = False
@@ -81,9 +84,9 @@ class Verdicts:
         """How it fares."""
         return self._telling
 
-    def ask(self, commits: Sequence[str], ledger: str) -> None:
+    def ask(self, commits: Sequence[str], ledger: str, key: bytes) -> None:
         """Ask what the forge knows of a ledger, by the newest of these commits of which it does; once that is known, no
-        more.
+        more. Only statuses with a proof by the ledger's ``key`` count, and all that is told from now on has one.
 
         Waits for the forge: not for the thread that reconciles. Without ``commits`` it is not asked, and goes for asked
         in vain.
@@ -91,13 +94,14 @@ class Verdicts:
         if self._may_tell:
             return
         try:
-            found = self._forge.latest(commits, ledger) if commits else None
+            found = self._forge.witnessed(commits, ledger, key) if commits else Witnessed()
         except (HostUnreachable, ForgeRefused) as error:
             telling, may_tell = replace(self._telling, failure=(type(error).__name__, str(error)), asked=True), False
         else:
-            known = found.change if found is not None else None
-            telling, may_tell = replace(self._telling, failure=None, asked=True, known=known), bool(commits)
+            telling = replace(self._telling, failure=None, asked=True, known=found.proven, claimed=found.claimed)
+            may_tell = bool(commits)
         with self._changed:
+            self._key = key
             turned, self._telling, self._may_tell = telling != self._telling, telling, may_tell
             self._changed.notify_all()
         if turned:
@@ -179,12 +183,15 @@ class Verdicts:
 
         GitHub takes 1000 for a commit. Where it takes no more that only say how far the ledger has come, it knows less.
         """
+        verdict = verdict.proven(self._key)
         known = self._forge.latest([verdict.commit], verdict.ledger)
         try:
             if known is None or known.description != verdict.description:
                 self._forge.write(verdict)
         except ForgeRefused:
-            if known is None or replace(known, change=verdict.change).description != verdict.description:
+            if known is None or not known.is_proven(self._key):
+                raise
+            if replace(known, change=verdict.change).proven(self._key).description != verdict.description:
                 raise
 
     def _told(self, verdict: CommitVerdict, failures: int) -> float | None:
@@ -210,8 +217,8 @@ class Verdicts:
 class Witness:
     """A forge that is asked how far the ledger of an instance had come, before the instance tells it anything."""
 
-    def __init__(self, verdicts: Verdicts, source: Source, ledger: str) -> None:
-        self._verdicts, self._source, self._ledger = verdicts, source, ledger
+    def __init__(self, verdicts: Verdicts, source: Source, ledger: str, key: bytes) -> None:
+        self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
 
     @property
     def telling(self) -> Telling:
@@ -223,7 +230,12 @@ class Witness:
         commits: tuple[Revision, ...] = ()
         with suppress(SourceError):
             commits = line_of(self._source) if fetched else ()
-        self._verdicts.ask(commits, self._ledger)
+        self._verdicts.ask(commits, self._ledger, self._key)
+
+
+def witness_of(verdicts: Verdicts, source: Source, store: Store) -> Witness:
+    """Return the witness of the ledger of an instance that acts."""
+    return Witness(verdicts, source, store.progress[0], status_key(store))
 
 
 def line_of(source: Source) -> tuple[Revision, ...]:
