@@ -40,13 +40,16 @@ class Keyring:
                 raise UsageError(f"{path} has no OpenPGP public key that gpg can read")
         return keyring
 
-    def signer(self, signature: bytes, payload: bytes | Path) -> Signer:
-        """Whose key has signed these bytes, or this file; raises `Distrusted`. The name is as the key has it."""
+    def signer(self, signature: bytes, payload: bytes | Path, *, takes_text: bool = True) -> Signer:
+        """Whose key has signed these bytes, or this file; raises `Distrusted`. The name is as the key has it.
+
+        A signature of a text covers every text that differs only in the ends of its lines: RFC 4880, 5.2.1.
+        """
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         with TemporaryDirectory(dir=self._home) as folder:
             detached = Path(folder, "signature")
             detached.write_bytes(signature)
-            return _judged(self._gpg("--verify", str(detached), of, given=given))
+            return _judged(self._gpg("--verify", str(detached), of, given=given), takes_text=takes_text)
 
     def _gpg(self, *arguments: str, given: bytes = b"") -> Ended:
         return ask_alone(["gpg", "--homedir", str(self._home), *_OF_ITS_OWN, *arguments], given, self._home)
@@ -59,7 +62,7 @@ _OF_ITS_OWN: Final = (
 )
 
 
-def _judged(found: Ended) -> Signer:
+def _judged(found: Ended, *, takes_text: bool) -> Signer:
     """What gpg says by its status lines: DETAILS in GnuPG's doc, "Format of the --status-fd output"."""
     said = [line.removeprefix("[GNUPG:] ").split(" ") for line in found.output.splitlines()]
     verdicts = [words for words in said if words[0] in _VERDICTS]
@@ -74,8 +77,13 @@ def _judged(found: Ended) -> Signer:
     valid = [words for words in said if words[0] == "VALIDSIG"]
     if found.status != 0 or len(valid) != 1:
         raise Distrusted("signed in a way that gpg does not take as valid")
+    if not takes_text and valid[0][_CLASS] != _BINARY:
+        raise Distrusted("signed as a text, and its signature is of other texts, too: sign without gpg's textmode")
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
+
+_CLASS: Final = 9  # the word of VALIDSIG that is the class of the signature, in hexadecimal digits
+_BINARY: Final = "00"
 
 _VERDICTS: Final = {
     "GOODSIG": "",

@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
-from gitboot.forge import CommitVerdict, Forge, Judgement, Project
+from gitboot.forge import CommitVerdict, Forge, Judgement, Project, Witnessed
 from tests.cases import for_each
 from tests.forges import TOKEN, ForgeHost, forge_host
 
@@ -70,6 +71,45 @@ def test_what_others_write_is_no_verdict(host: ForgeHost, token: Path) -> None:
         )
     assert forge(host, token).latest([ONE]) is None
     assert forge(host, token, name="gitboot/fra1").latest([ONE]) == ACCEPTED
+
+
+KEY = b"of the ledger"
+
+
+def posted(host: ForgeHost, token: Path, *verdicts: CommitVerdict) -> Forge:
+    found = forge(host, token)
+    for verdict in verdicts:
+        found.write(verdict)
+    return found
+
+
+def test_a_status_proves_its_change_by_the_key_of_the_ledger_alone(host: ForgeHost, token: Path) -> None:
+    told = posted(host, token, ACCEPTED.proven(KEY), replace(HELD, change=999_999_999))
+    assert told.witnessed([TWO, ONE], LEDGER, KEY) == Witnessed(proven=7, claimed=999_999_999)
+    assert told.witnessed([TWO, ONE], LEDGER, b"another") == Witnessed(proven=None, claimed=999_999_999)
+    assert told.witnessed([ONE], "another", KEY) == Witnessed()
+
+
+@pytest.mark.parametrize(
+    "other", [{"commit": TWO}, {"change": 8}, {"ledger": "another"}, {"judgement": Judgement.HELD, "says": "held"}]
+)
+def test_a_proof_is_of_one_verdict(host: ForgeHost, token: Path, other: dict[str, Any]) -> None:
+    """Whoever may write statuses copies the proof of another one."""
+    copied = replace(replace(ACCEPTED, **other), proof=ACCEPTED.proven(KEY).proof)
+    told = posted(host, token, copied)
+    assert told.witnessed([copied.commit], copied.ledger, KEY).proven is None
+
+
+def test_an_old_status_that_is_repeated_hides_no_newer_one(host: ForgeHost, token: Path) -> None:
+    old, new = replace(ACCEPTED, change=3).proven(KEY), replace(ACCEPTED, change=9).proven(KEY)
+    told = posted(host, token, new, *[old] * 30)
+    assert told.witnessed([ONE], LEDGER, KEY).proven == 9
+
+
+def test_more_statuses_than_are_read_prove_nothing(host: ForgeHost, token: Path) -> None:
+    told = posted(host, token, ACCEPTED.proven(KEY))
+    host.statuses *= 1100
+    assert told.witnessed([ONE], LEDGER, KEY).proven is None
 
 
 def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) -> None:

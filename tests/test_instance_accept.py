@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from gitboot.diff.guard import Limits
+from gitboot.instance.accept import Attempt
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import requests
 from gitboot.status import Held
@@ -106,6 +108,34 @@ def test_what_is_held_passes_with_an_approval_for_each_guard_and_exactly_its_dig
     turn(parts, 2)
     assert (applied(parts), parts.reconciler.status.held) == (commit, None)
     assert [event.type for event in parts.events].count("Acknowledged") == 2
+
+
+@pytest.mark.parametrize("what", ["another digest", "a guard that does not hold it", "nothing is held"])
+def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes_from(
+    parts: Parts, repository: Repository, what: str
+) -> None:
+    if what != "nothing is held":
+        repository.push(documents("flatcar-2"))
+        turn(parts)
+    digest = held(parts).digest if what == "a guard that does not hold it" else "0" * 64
+    facts = {"digest": digest, "guards": ["maxDeletes"], "reason": "planned"}
+    number = requests.give(parts.ledger, NOON, "op", "approve", facts)
+    turn(parts, 1)
+    assert (requests.outcome(parts.ledger, number) or "").startswith("refused: ")
+    assert parts.reconciler.standing.knowledge.approvals == {}
+
+
+def test_an_approval_that_is_left_before_a_start_waits_until_it_is_known_what_is_held(
+    tmp_path: Path, parts: Parts, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-2"))
+    turn(parts)
+    given = held(parts).digest, held(parts).guards
+    parts.reconciler.standing = replace(parts.reconciler.standing, attempt=Attempt())  # as after a start
+    approve(parts, *given)
+    assert parts.reconciler.reconcile(NOON) == NOON  # again at once
+    turn(parts, 1)
+    assert applied(parts) == commit
 
 
 def test_an_approval_is_used_up_by_the_commit_that_it_let_pass(parts: Parts, repository: Repository) -> None:

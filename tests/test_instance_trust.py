@@ -17,7 +17,7 @@ from gitboot.forge import Forge, Project
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import KEPT, Batch, learn
 from gitboot.instance.standing import Fetched
-from gitboot.instance.verdicts import Verdicts, Witness, verdicts_of
+from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.ledger import facts, requests
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars import Digest
@@ -482,7 +482,7 @@ class Witnessed:
         self.parts = parts
         forge = Forge(Project.parse(host.project), token, name="gitboot")
         self.verdicts = Verdicts(forge, lambda: None, asks=True, first_retry_s=0.05)
-        self.witness = Witness(self.verdicts, parts.source, parts.ledger.progress[0])
+        self.witness = witness_of(self.verdicts, parts.source, parts.ledger)
 
     def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
         parts = self.parts
@@ -590,6 +590,22 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
     with beside(tmp_path, repository, host, token) as found:  # said once
         found.turn(NOON + later + timedelta(minutes=1))
         assert (found.doubt, found.phases) == (None, {"Disk": 3})
+
+
+def test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt(
+    tmp_path: Path, repository: Repository, host: ForgeHost, token: Path
+) -> None:
+    with beside(tmp_path, repository, host, token, "adopt") as found:
+        found.turn(NOON)
+        ledger, commit = found.parts.ledger.progress[0], found.parts.reconciler.status.applied
+    forged = f"accepted (ledger {ledger}, change 999999999)"
+    host.statuses.append({"id": 99, "sha": commit, "context": "gitboot", "state": "success", "description": forged})
+    with beside(tmp_path, repository, host, token) as found:
+        for seconds in range(2):
+            found.turn(NOON + timedelta(seconds=seconds))
+        assert (found.doubt, found.phases) == (None, {"Disk": 3})
+        said = [event for event in found.parts.events if event.type == "StatusUnproven"]
+        assert [event.facts["change"] for event in said] == [999999999]
 
 
 def test_e9_what_was_only_installed_since_a_backup_is_known_by_the_forge_too(

@@ -24,6 +24,7 @@ from tests.rack import Rack, until_condition
 
 NOON = at("20T12:00")
 A, B = "a" * 40, "b" * 40
+KEY = b"of the ledger"
 ERROR = Problem(path="x.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
 FINE = Status(ledger="mine", attempted=B, accepted=B)
 
@@ -129,23 +130,24 @@ def test_a_forge_that_takes_no_more_for_a_commit_knows_less_and_that_is_all(host
 
 def test_nothing_is_told_before_it_was_asked_what_is_known(host: ForgeHost, token: Path) -> None:
     forge = Forge(Project.parse(host.project), token, name="gitboot")
-    forge.write(verdict(A, change=7))
-    forge.write(replace(verdict(A, change=70), ledger="another"))
+    forge.write(verdict(A, change=7).proven(KEY))
+    forge.write(replace(verdict(A, change=70), ledger="another").proven(KEY))
     woken = threading.Event()
     verdicts = Verdicts(forge, woken.set, asks=True)
     assert verdicts.telling == Telling(asked=False)
     verdicts.note([verdict(B, change=3)])
-    verdicts.ask((), "mine")  # nothing was fetched
+    verdicts.ask((), "mine", KEY)  # nothing was fetched
     assert verdicts.telling == Telling(asked=True)
     host.faults.append((503, {}))
-    verdicts.ask((B, A), "mine")
+    verdicts.ask((B, A), "mine", KEY)
     assert verdicts.telling.failure is not None
     assert len(host.statuses) == 2
-    verdicts.ask((B, A), "mine")
+    verdicts.ask((B, A), "mine", KEY)
     assert (verdicts.telling, woken.is_set()) == (Telling(known=7), True)
     eventually(lambda: len(host.statuses) == 3)
+    assert f"change 3, proof {verdict(B, change=3).proven(KEY).proof})" in host.statuses[-1]["description"]
     before = len(host.requests)
-    verdicts.ask((B, A), "mine")  # once is enough
+    verdicts.ask((B, A), "mine", KEY)  # once is enough
     assert len(host.requests) == before
     verdicts.close()
 
@@ -206,6 +208,23 @@ def test_a_merge_has_the_verdict_of_the_instance_as_its_status(host: ForgeHost, 
     newest = Forge(Project.parse(host.project), token, name="gitboot").latest([invalid, held, first])
     assert newest is not None and (newest.commit, newest.ledger) == (invalid, ledger)
     assert newest.change > 0
+
+
+@pytest.mark.parametrize("host", ["github"], indirect=True)
+def test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt(host: ForgeHost, token: Path, rack: Rack) -> None:
+    rack.add("web01", provision=1)
+    commit = rack.push()
+    rack.once("--forge", host.project, token, records="adopt")
+    ledger = rack.ledger()
+    for number in range(2):
+        forged = f"accepted (ledger {ledger}, change {999_999_998 + number})"
+        known = {"sha": commit, "context": "gitboot", "state": "success", "description": forged}
+        host.statuses.append({**known, "id": 1000 + number})
+    with rack.running("--forge", host.project, token) as instance:
+        warned = eventually(lambda: [each for each in instance.events if each["type"] == "StatusUnproven"])
+        assert [each["change"] for each in warned] == [999_999_999]
+        assert "RestoredLedger" not in str(instance.status())
+        assert instance.status()["records"] == {"Provisioned": 1}
 
 
 def test_e19_each_of_several_merges_in_one_poll_has_a_verdict(host: ForgeHost, token: Path, rack: Rack) -> None:

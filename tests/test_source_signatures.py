@@ -20,7 +20,7 @@ from gitboot.source.keys import SignatureKeys, TrustedKeys
 from gitboot.source.repository import Stored
 from gitboot.source.signatures import Signatures
 from tests.repositories import ENVIRONMENT, Work
-from tests.signers import Person, allowed, gpg_people, rewritten, ssh_person, stored
+from tests.signers import Person, allowed, by_gpg, gpg_people, rewritten, ssh_person, stored
 
 RIGHT = "right"
 
@@ -116,6 +116,17 @@ def test_an_openpgp_signature_counts_as_its_key_does(
 ) -> None:
     commit = gpg[who].commit(work, {"fleet.yaml": who})
     assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+
+
+def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
+    """It is of every commit that differs only in the ends of its lines, each with another digest of its content."""
+    raw = subprocess.run(["git", "cat-file", "commit", "HEAD"], cwd=work.path, capture_output=True, check=True).stdout
+    payload = work.path.parent / "payload"
+    payload.write_bytes(raw)
+    for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as a text")):
+        signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign").strip().replace(b"\n", b"\n ")
+        commit = stored(work, raw.replace(b"\n\n", b"\ngpgsig " + signature + b"\n\n", 1))
+        assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
 def test_a_commit_that_is_not_signed_does_not_count(work: Work, signers: Path, keyring: Path) -> None:

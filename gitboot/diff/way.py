@@ -83,11 +83,11 @@ def way(
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """An acknowledgement, and the position of the commit that has it."""
+    """An acknowledgement, and the position of the first commit that has it, with whichever signature."""
 
     at: int
     ack: AckLine
-    first: int  # the position of the first commit with the same signed content; `at`, if no signature is needed
+    is_repeated: bool = False  # whether its own commit lies behind that one
 
     @property
     def key(self) -> _Line | str:
@@ -117,7 +117,7 @@ class _Search:
     need: ReinstallsNeed | None
     met: Container[str]
     paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
-    matched: set[_Line] = field(default_factory=set)  # whose digest is one of a hop up to their commit
+    matched: set[_Line | str] = field(default_factory=set)  # whose digest is one of a hop up to their commit
     heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
     lines: tuple[_Line, ...] = field(init=False)
     faulty: tuple[Unheeded, ...] = field(init=False)
@@ -127,7 +127,7 @@ class _Search:
         first = {each.content: at for at, leg in reversed(legs) for each in leg.messages}
         found = [(at, each) for at, leg in legs for each in ack_lines(leg.messages, self.need, self.met)]
         self.lines = tuple(
-            _Line(at, each, first[each.content] if each.content else at)
+            _Line(first[each.content], each, first[each.content] < at) if each.content else _Line(at, each)
             for at, each in found
             if isinstance(each, AckLine)
         )
@@ -147,16 +147,16 @@ class _Search:
         """From where it may be reached: the latest first, and the others where something could acknowledge that."""
         latest, *others = sorted(self.paths, reverse=True)
         yield latest
-        yield from (old for old in others if self.approved or any(line.first > old for line in self.lines))
+        yield from (old for old in others if self.approved or any(line.at > old for line in self.lines))
 
     def _acknowledged(self, hop: Hop, path: _Path) -> tuple[Hop, frozenset[_Used]]:
         """A hop with what of it is acknowledged, and by what."""
-        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.first > hop.old]
+        same = [line for line in self.lines if line.ack.digest == hop.verdict.digest and line.at > hop.old]
         self.heeded.update(same)
         counting = [
-            line for line in same if line.key not in path.used and (line.at >= hop.new or line not in self.matched)
+            line for line in same if line.key not in path.used and (line.at >= hop.new or line.key not in self.matched)
         ]
-        self.matched.update(line for line in same if line.at >= hop.new)
+        self.matched.update(line.key for line in same if line.at >= hop.new)
         given: dict[str, _Given] = {
             each[1]: each for each in self.approved.keys() - path.used if each[0] == hop.verdict.digest
         }
@@ -183,7 +183,7 @@ class _Search:
             Unheeded(
                 commit=line.ack.commit,
                 line=line.ack.text,
-                why=AckLine.USED if line.first < line.at else AckLine.STALE,
+                why=AckLine.USED if line.is_repeated else AckLine.STALE,
             )
             for line in self.lines
             if line not in self.heeded

@@ -169,5 +169,5 @@ def _signer(keys: _AllowedSigners | Keyring, signed: Signed) -> Signer:
         return keys.signer(signed)
     if not signed.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
         raise Unlisted("signed by an SSH key, and no file of allowed signers is given")
-    found = keys.signer(signed.signature, signed.payload)
+    found = keys.signer(signed.signature, signed.payload, takes_text=False)
     return found._replace(person=one_line(found.person))

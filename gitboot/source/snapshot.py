@@ -116,6 +116,8 @@ def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     try:
         oid = repository.lookup_reference_dwim(name).resolve().target
     except (pygit2.GitError, KeyError, ValueError):
+        if not _ABBREVIATED.fullmatch(name):
+            raise
         oid = repository.expand_id(name)
     reader = CommitReader(repository)
     for kind, number in _SUFFIX.findall(rev.removeprefix(name)):
@@ -127,6 +129,7 @@ def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     return pygit2.Oid(hex=str(oid))
 
 
+_ABBREVIATED: Final = re.compile("[0-9a-f]{4,40}")
 _SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
 _SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
