@@ -113,6 +113,8 @@ def _object_at(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
 
 def _object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     name = _SUFFIXES.split(rev, maxsplit=1)[0]
+    if not name:  # libgit2 would take it for HEAD
+        raise ValueError(f"{rev!r} names no revision")
     try:
         oid = repository.lookup_reference_dwim(name).resolve().target
     except (pygit2.GitError, KeyError, ValueError):
