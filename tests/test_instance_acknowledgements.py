@@ -150,10 +150,13 @@ FORMS: dict[str, Form] = {
     "one line": lambda lines: _armour(lines, _data(lines), 4096, _blank(lines)),
     "CRLF": lambda lines: [line + b"\r" for line in lines],
     "a line behind it": lambda lines: [*lines, b"and more"],
+    "twice": lambda lines: [*lines, *lines],
+    "data behind it": lambda lines: _armour(lines, _data(lines) + b"more", 64, _blank(lines)),
 }
 OPENPGP_FORMS: dict[str, Form] = {
     "a comment": lambda lines: _armour(lines, _data(lines), 64, [b"Comment: again", b"Version: 7", b""]),
     "no checksum": lambda lines: _armour(lines, _data(lines), 64, [b""]),
+    "its packet twice": lambda lines: _armour(lines, _data(lines) * 2, 64, [b""]),
     "one more unhashed subpacket": lambda lines: _armour(lines, _with_unhashed(_data(lines)), 64, [b""]),
 }
 CASES = [

@@ -83,6 +83,18 @@ def why(signatures: Signatures, commit: Revision) -> str:
     return found[commit].message
 
 
+def commit_bytes(work: Work) -> bytes:
+    """The newest commit as Git stores it."""
+    command = ["git", "cat-file", "commit", "HEAD"]
+    return subprocess.run(command, cwd=work.path, env=ENVIRONMENT, capture_output=True, check=True).stdout
+
+
+def signed_by(raw: bytes, signature: bytes) -> bytes:
+    """A commit with this signature in its header."""
+    header = b"\ngpgsig " + signature.strip().replace(b"\n", b"\n ")
+    return raw.replace(b"\n\n", header + b"\n\n", 1)
+
+
 # One commit, each kind of signature
 
 
@@ -120,12 +132,40 @@ def test_an_openpgp_signature_counts_as_its_key_does(
 
 def test_an_openpgp_signature_of_a_text_does_not_count(work: Work, gpg: dict[str, Person], keyring: Path) -> None:
     """It is of every commit that differs only in the ends of its lines, each with another digest of its content."""
-    raw = subprocess.run(["git", "cat-file", "commit", "HEAD"], cwd=work.path, capture_output=True, check=True).stdout
+    raw = commit_bytes(work)
     payload = work.path.parent / "payload"
     payload.write_bytes(raw)
     for how, expected in (("--no-textmode", RIGHT), ("--textmode", "signed as a text")):
-        signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign").strip().replace(b"\n", b"\n ")
-        commit = stored(work, raw.replace(b"\n\n", b"\ngpgsig " + signature + b"\n\n", 1))
+        signature = by_gpg(gpg["ada"], payload, "--armor", how, "--detach-sign")
+        commit = stored(work, signed_by(raw, signature))
+        assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
+
+
+@pytest.mark.parametrize(("namespace", "expected"), [("git", RIGHT), ("file", "changed after it was signed")])
+def test_an_ssh_signature_counts_only_in_the_namespace_of_git(
+    work: Work, ssh: dict[str, Person], tmp_path: Path, namespace: str, expected: str
+) -> None:
+    """A key that is listed for all namespaces also signs files; nobody may put such a signature on a commit."""
+    raw = commit_bytes(work)
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-n", namespace, "-f", str(ssh["ada"].public.with_suffix(""))]
+    signature = subprocess.run(command, input=raw, capture_output=True, check=True).stdout
+    commit = stored(work, signed_by(raw, signature))
+    everywhere = allowed(tmp_path / "everywhere", [f"ada@example.net {ssh['ada'].key}"])
+    assert expected in why(looking(work, TrustedKeys(allowed_signers=everywhere)), commit)
+
+
+def test_openpgp_signatures_of_two_people_in_one_header_do_not_count(
+    work: Work, gpg: dict[str, Person], keyring: Path
+) -> None:
+    raw = commit_bytes(work)
+    payload = work.path.parent / "payload"
+    payload.write_bytes(raw)
+    by_ada, by_eve = (by_gpg(gpg[name], payload) for name in ("ada", "eve"))
+    for packets, expected in ((by_ada, RIGHT), (by_ada * 2, "cannot read"), (by_eve + by_ada, "cannot read")):
+        command = ["gpg", "--batch", "--no-options", "--homedir", str(work.path.parent), "--enarmor"]
+        armour = subprocess.run(command, input=packets, capture_output=True, check=True).stdout
+        armour = armour.replace(b"PGP ARMORED FILE", b"PGP SIGNATURE")
+        commit = stored(work, signed_by(raw, armour))
         assert expected in why(looking(work, TrustedKeys(openpgp_keys=keyring)), commit)
 
 
