@@ -111,8 +111,21 @@ def test_commands_for_github_hold_no_others(work: Work) -> None:
     assert all(line.isprintable() for line in lines)
 
 
-@pytest.mark.parametrize("author", [b"\xe9 <\xff>", HOSTILE.encode() + b" <c@d>"], ids=["not UTF-8", "hostile"])
-def test_no_name_of_an_author_ends_explain_or_commands_a_terminal(tmp_path: Path, author: bytes) -> None:
+@pytest.mark.parametrize(
+    "author",
+    [
+        b"\xe9 <\xff>",
+        HOSTILE.encode() + b" <c@d>",
+        b"A <B> <c@d>",
+        b"A > B <c@d>",
+        b"< <c@d>",
+        b" <>",
+        b"A <>",
+        b" <c@d>",
+    ],
+    ids=repr,
+)
+def test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal(tmp_path: Path, author: bytes) -> None:
     work = Work(tmp_path / "fleet")
     who = author.replace(b"\n", b"\r")  # a header ends with its line
     work.commit({"server.yaml": server("web01")}, "First")
