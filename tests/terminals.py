@@ -35,8 +35,16 @@ def terminal() -> Iterator[list[str]]:
     sent: list[str] = []
     with open(written, "w") as stderr, redirect_stderr(guarded(stderr)):
         yield sent
+    sent.append(read_to_end(screen).decode())
+
+
+def read_to_end(source: int) -> bytes:
+    """Return all that a terminal or a pipe was sent, once nobody can write to it any more; closes `source`.
+
+    The kernel may hand over less than was written: of a terminal, as little as one write.
+    """
     text = b""
-    with open(screen, "rb", buffering=0) as reading, suppress(OSError):  # EIO: whoever wrote is gone, and all is read
+    with open(source, "rb", buffering=0) as reading, suppress(OSError):  # a terminal ends by EIO
         while part := reading.read(1 << 16):
             text += part
-    sent.append(text.decode())
+    return text

@@ -12,6 +12,7 @@ import click
 import pytest
 
 from gitboot.terminal import control, escaped, guarded, style, unstyled, verbatim
+from tests.terminals import read_to_end
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m\x9b2J\u202e\udcff\n::error::owned ##[add-mask]x"
 SHOWN = r"\u001b]0;owned\u0007\u001b[31m\u009b2J\u202e\udcff" + "\n" + r"\u003a:error::owned \u0023#[add-mask]x"
@@ -24,11 +25,11 @@ def written(*texts: str, to_terminal: bool) -> str:
         tty.setraw(write)
     else:
         read, write = os.pipe()
-    with open(read, "rb", buffering=0) as reading, open(write, "w") as stream:
+    with open(write, "w") as stream:
         output = guarded(stream)
         output.writelines(texts)
         output.flush()
-        return reading.read(1 << 16).decode()
+    return read_to_end(read).decode()
 
 
 @pytest.mark.parametrize("to_terminal", [False, True], ids=["pipe", "terminal"])
@@ -52,13 +53,13 @@ def test_colours_take_no_room_and_can_be_taken_off() -> None:
 
 def test_a_library_may_draw_and_the_stream_goes_on() -> None:
     read, write = os.pipe()
-    with open(read, "rb", buffering=0) as reading, open(write, "w") as stream:
+    with open(write, "w") as stream:
         output = guarded(stream)
         with verbatim(output) as drawing:
             drawing.write("\x1b[2K")
         output.write("\x1b")
         output.flush()
-        assert reading.read(1 << 16) == b"\x1b[2K\\u001b"
+    assert read_to_end(read) == b"\x1b[2K\\u001b"
 
 
 @pytest.mark.parametrize(

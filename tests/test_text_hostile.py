@@ -27,6 +27,7 @@ from tests.preloaded import Command, Heard, captured
 from tests.rack import Rack
 from tests.repositories import Work
 from tests.serving import LOADER
+from tests.terminals import read_to_end
 
 HOSTILE = "\x1b]0;owned\x07\x9b31m\u202e\u200b\n::error::owned\n##[add-mask]owned ##vso[task.complete]owned"
 # What a file may be called: a slash would begin another folder.
@@ -55,15 +56,9 @@ def on_a_terminal(*arguments: object) -> str:
     tty.setraw(written)
     command = Command([str(each) for each in arguments], os.environ, output=written, errors=written)
     os.close(written)
-    text = b""
-    with open(screen, "rb", buffering=0) as reading:
-        try:
-            while part := reading.read(1 << 16):
-                text += part
-        except OSError:  # EIO: the command has ended, and all is read
-            pass
+    text = read_to_end(screen).decode()
     command.wait(300)
-    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", text.decode())  # colours, and a bar that is drawn
+    return re.sub(r"\x1b\[[?0-9;]*[A-Za-z]|\r", "", text)  # colours, and a bar that is drawn
 
 
 @pytest.fixture
