@@ -42,6 +42,7 @@ UNLIMITED: Final = Limits(
     max_installs=10**6,
     max_resets=10**6,
     max_unknown_changes=10**6,
+    max_access_changes=10**6,
     allow_empty=True,
     allow_rewind=True,
     allow_takeover=True,

@@ -42,6 +42,8 @@ def extent(old: State, new: State) -> Extent:
         unknown=False,
         resets=0,
         mutated_images=0,
+        disk_claims=0,
+        access=0,
         takeover=False,
         areas=(area,),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import click
+import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.authorship import Message
@@ -196,12 +197,11 @@ def test_a_line_that_is_not_heeded_is_told_in_each_format() -> None:
 
 
 def test_how_many_reasons_more_a_group_has_is_told_to_people_and_each_to_machines() -> None:
-    """Twelve machines, each of which gets the interface of the next."""
-    names = [f"w{number:02}" for number in range(12)]
-    old = {f"{name}.yaml": server(name, "role: web") for name in names}
-    pairs = zip(names, [*names[1:], names[0]], strict=True)
-    new = {f"{name}.yaml": old[f"{name}.yaml"].replace(mac_of(name), mac_of(after)) for name, after in pairs}
-    review = reviewed(new, {**FLEET, **old})
+    """Twelve maintenances that write disks."""
+    names = [f"m{day}" for day in range(10, 22)]
+    review = reviewed(
+        {f"{name}.yaml": maintenance(name, f"{name[1:]}T22:00 {name[1:]}T23:00", boots="bios") for name in names}
+    )
     (group,) = review.groups
     for extension in ("txt", "md"):
         lines = [
@@ -212,7 +212,7 @@ def test_how_many_reasons_more_a_group_has_is_told_to_people_and_each_to_machine
     assert len(group.reinstalls) == len(found["reinstalls"]) == 12
 
 
-def test_text_says_what_it_leaves_out() -> None:
+def test_text_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [f"w{number:03}" for number in range(120)]
     old = {f"{name}.yaml": server(name, f"role: web, site: {name}") for name in names}
     new = {
@@ -225,9 +225,11 @@ def test_text_says_what_it_leaves_out() -> None:
     shown = click.unstyle(as_text(review, ""))
     assert "\nand 70 more groups: -o json has them all\n" in shown
     assert "    and 115 more reasons\n" in shown
-    assert "  not rendered: there are too many groups\n" not in shown
+    assert "  not rendered: there are too many lines\n" not in shown
     assert shown.count("\nServer/w") == 50
-    assert as_json(review).count('"rendered": null') == 20
+    assert '"rendered": null' not in as_json(review)
+    monkeypatch.setattr("gitboot.review.groups.RENDERED_LINES", 1)
+    assert as_json(reviewed(new, {**FLEET, **old})).count('"rendered": null') == 119
 
 
 def test_nothing_stands_in_golden_that_no_scenario_makes() -> None:

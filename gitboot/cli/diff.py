@@ -91,6 +91,7 @@ def command(
         need=trust.reinstalls_need,
         met=found.met,
         known=found.changes() if found.changes is not None else None,
+        writer=found.writer,
     )
     result = dataclasses.replace(result, signers=found.signers)
     for output in outputs:

@@ -23,9 +23,11 @@ from gitboot.load import Revision, Snapshot
 from gitboot.problems.problem import Problem
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
+from gitboot.source import open_blame
 from gitboot.source.compare import Range, open_range
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.signatures import Signatures
+from gitboot.source.tree import of_commit
 
 NO_KEYS: Final = TrustSettings()
 
@@ -41,6 +43,7 @@ class Compared:
     changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
     line: tuple[Between, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed
+    writer: Callable[[str, int], str | None] | None = None  # commit and author of a line of HEAD; None: not committed
 
 
 def compared(
@@ -83,7 +86,23 @@ def compared(
             for merge, passed in zip(line, found.line, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
+        writer=partial(_writer, path, found),
     )
+
+
+def _writer(path: Path, found: Range, file: str, number: int) -> str | None:
+    """Return the commit and the author of a line, 1-based, of a file of HEAD; None for a line that is not committed.
+
+    A merge that is tried out has no commit. Its line is looked up in the branch, if the merge leaves the file alone.
+    """
+    revision = found.head.revision.partition(" ")[0]
+    if revision != found.head.revision:
+        branch = of_commit(found.repository, Revision(revision), found.folder)
+        if branch.blobs.get(file) != found.head.blobs.get(file):
+            return None
+    blame = open_blame(path, revision)
+    commit = blame.line(file, number) if blame is not None else None
+    return f"{commit.author} in {commit.revision[:12]}" if commit is not None else None
 
 
 @contextmanager

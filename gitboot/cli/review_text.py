@@ -16,6 +16,7 @@ from gitboot.terminal import style
 from gitboot.text import printable
 
 _GROUPS: Final = 50  # that are shown
+_DIFF: Final = 400  # lines of one rendered diff that are shown
 _LIMITS: Final = 20  # that are shown; more are of ever more sites
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
@@ -131,11 +132,14 @@ def _group(group: Group) -> list[str]:
     lines += map(_cause, group.causes)
     lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
     lines += (_wrapped(f"{what}: {why}") for what, why in words.reasons(group))
-    lines += (_wrapped(words.group_change(group, field)) for field in group.fields)
+    lines += (_wrapped(words.change(field)) for field in group.fields)
+    if (outlier := group.outlier) is not None:
+        lines.append(_wrapped(f"rendered otherwise than {outlier.than}, which changes by the same causes:"))
+        lines += (f"    {printable(line.expandtabs(4))}" for line in words.outlier(outlier))
     if group.rendered is None:
-        lines.append("  not rendered: there are too many groups")
+        lines.append("  not rendered: there are too many lines")
     elif group.rendered:
-        lines.append(f"  as for {group.names[0]}:")
+        lines.append(_wrapped(f"{words.rendered_for(group)}:"))
         lines += _rendered(group.rendered)
     return lines
 
@@ -148,8 +152,11 @@ def _cause(cause: ChangeCause) -> str:
 def _rendered(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
     for each in diffs:
         yield f"    {each.boot}, {each.file}"
-        for line in each.lines[2:]:  # the names of the files stand above
+        lines = each.lines[2:]  # the names of the files stand above
+        for line in lines[:_DIFF]:
             yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGNS.get(line[:1]))
+        if left := more(len(lines) - _DIFF, "line"):
+            yield f"    {left}: -o json has them all"
 
 
 def _when(review: Review) -> Iterator[str]:

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from gitboot.canonical import digest
+from gitboot.diff.access import AccessChange, access_changes
+from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
@@ -93,20 +96,25 @@ class Changes:
     documents: Mapping[Id, DocumentChange]
     bmcs: tuple[BmcChange, ...]  # servers whose BMC is another or new, or is trusted otherwise
     besides: tuple[Pair, ...]  # what is in no decision, and yet not what was looked at if it is another
+    access: tuple[AccessChange, ...]  # settings of who may fetch
+    disk_claims: tuple[str, ...]  # images that claim for the first time to write no disk, by name
+    unknown_claims: tuple[str, ...]  # new servers that boot what claims to write no disk, and none did before
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
     def __post_init__(self) -> None:
         pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
         pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
         pairs += (("shared", *self.shared.pair),) if self.shared else ()
-        pairs += (("image", *image.pair) for image in self.images if image.mutated)  # no decision need follow from it
+        looked_at = [each for each in self.images if each.mutated or each.name in self.disk_claims]
+        pairs += (("image", *image.pair) for image in looked_at)  # no decision need follow from it
+        pairs += (("access", digest([each.field, each.old]), digest([each.field, each.new])) for each in self.access)
         pairs += self.besides
         object.__setattr__(self, "digest", digest_of(pairs))
 
     @property
     def nothing(self) -> bool:
         """Whether no decision changes, and so no published byte."""
-        return not (self.servers or self.unknown or self.shared)
+        return not (self.servers or self.unknown or self.shared or self.access)
 
     @property
     def moved_bmcs(self) -> tuple[str, ...]:
@@ -126,8 +134,11 @@ class Changes:
             resets=len(self.of(Risk.RESET)),
             unknown=self.unknown is not None,
             mutated_images=sum(image.mutated for image in self.images),
+            disk_claims=len(self.disk_claims),
+            access=sum(each.widens for each in self.access),
             takeover=self.shared is not None and changes_ledger(self.shared),
             areas=self.areas,
+            unknown_claims=self.unknown_claims,
         )
 
     def of(self, risk: Risk) -> tuple[ServerChange, ...]:
@@ -155,6 +166,7 @@ def compare(
         touched = _everything(old_repository, new_repository)
     before = machines(old_repository, touched.servers) if old_repository else {}
     after = machines(new_repository, touched.servers)
+    claims = DiskClaims(documents, old, old_repository, new_repository)
     mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
     pairs = matched(before, after)
     whose_before, whose = (
@@ -169,7 +181,7 @@ def compare(
         found_by = marks(new_decision) if new_decision else ()
         others = {mark: owners[mark] for mark in found_by if owners.get(mark, was) != was}
         moved_to = _moved_to(whose_before.get(was or ""), whose.get(is_now or ""))
-        change = _server_change(old_decision, new_decision, mutated, shared, others, moved_to)
+        change = _server_change(old_decision, new_decision, mutated, shared, others, moved_to, claims)
         if change is not None:
             servers.append(change)
     by_name = {machine.name: machine.bmc for machine in after.values()}
@@ -189,6 +201,11 @@ def compare(
         areas=_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
         bmcs=tuple(BmcChange(server=now, comes=was is None, old=old, new=new) for was, old, now, new in reached),
+        access=access_changes(old_repository.fleet.spec, new_repository.fleet.spec) if old_repository else (),
+        disk_claims=tuple(sorted(claims.images)),
+        unknown_claims=tuple(
+            sorted(each.new.server for each in servers if each.old is None and each.new and claims.is_unknown(each.new))
+        ),
         besides=tuple(("bmc", reached_at(was, before), reached_at(now, after)) for was, before, now, after in reached),
     )
 
@@ -220,6 +237,7 @@ def _server_change(
     shared: SharedChange | None,
     others: Mapping[Mark, str],
     moved_to: str | None,
+    claims: DiskClaims,
 ) -> ServerChange | None:
     same = old is not None and new is not None and old.digest == new.digest
     all_files = shared is not None and changes_all_files(shared)
@@ -227,6 +245,7 @@ def _server_change(
         return None
     asked = reinstalls(old, new) if old is not None and new is not None and not same else ()
     asked += behind_marks(new, others) if new is not None else ()
+    asked += claims.newly_made(old, new) if new is not None and not same else ()
     found = risks(old, new, asked) if not same else frozenset()
     if all_files and old is not None and new is not None:
         found |= {Risk.OUTPUTS}

@@ -39,8 +39,11 @@ class Extent:
     resets: int  # servers that a maintenance can reset while they run, and could not before
     unknown: bool  # whether unknown machines boot something else
     mutated_images: int  # in use, and edited
+    disk_claims: int  # images that claim for the first time to write no disk
+    access: int  # settings that let more clients fetch
     takeover: bool  # whether another instance may act for the fleet by it
     areas: tuple[Area, ...]  # the whole fleet first
+    unknown_claims: tuple[str, ...] = ()  # new servers that boot what claims to write no disk, and none did before
 
     def taking_back(self, accepted: str, revision: str) -> Extent:
         """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.

@@ -23,6 +23,7 @@ class Guard(StrEnum):
 
     MAX_REINSTALLS = "maxReinstalls"
     MAX_UNKNOWN_CHANGES = "maxUnknownChanges"
+    MAX_ACCESS_CHANGES = "maxAccessChanges"
     MUTATED_IMAGES = "mutatedImages"
     ALLOW_EMPTY = "allowEmpty"
     ALLOW_REWIND = "allowRewind"
@@ -52,6 +53,7 @@ class Limits:
     max_installs: int = 50
     max_resets: int = 50
     max_unknown_changes: int = 0
+    max_access_changes: int = 0
     mutated_images: int = 0
     max_bmc_changes: int = 0
     allow_empty: bool = False
@@ -160,6 +162,11 @@ def _trips(extent: Extent, limits: Limits, pending: int | None, returning: int) 
         return
     unknown = "changes of what unknown servers boot"
     yield from _more(Guard.MAX_UNKNOWN_CHANGES, unknown, int(extent.unknown), limits.max_unknown_changes)
+    access = "settings that let more clients fetch"
+    yield from _more(Guard.MAX_ACCESS_CHANGES, access, extent.access, limits.max_access_changes)
+    if extent.disk_claims:  # whichever servers boot such an image now, any may boot it after this commit
+        may_boot = "servers that may boot an image that claims for the first time to write no disk"
+        yield from _more(Guard.MAX_REINSTALLS, may_boot, extent.after, limits.max_reinstalls)
     yield from _more(Guard.MUTATED_IMAGES, "images in use edited", extent.mutated_images, limits.mutated_images)
     yield from _more(Guard.MAX_DELETES, "servers removed", extent.areas[0].removed, limits.max_deletes)
     for area in extent.areas:

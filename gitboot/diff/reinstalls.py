@@ -29,6 +29,8 @@ class Why(StrEnum):
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
     STOPPED = "stopped"  # boots that write disks were, and are no more
+    CLAIM = "claim"  # an image that claims for the first time to write no disk: see `gitboot.diff.disk_claims`
+    CLAIM_OF_BOOT = "claim of boot"  # such an image, with what no server was offered with it
 
 
 Mark = tuple[str, str]  # what it is, and its value, as in gitboot.load.machines

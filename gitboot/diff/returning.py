@@ -12,14 +12,20 @@ from gitboot.resolve.instant import has_run
 
 
 def returning(
-    come: Iterable[Decision], records: Mapping[SystemUuid, Record], seen: Collection[SystemUuid]
+    come: Iterable[Decision],
+    records: Mapping[SystemUuid, Record],
+    seen: Collection[SystemUuid],
+    unknown_claims: Collection[str] = (),
 ) -> tuple[str, ...]:
     """The servers among those that ``come`` with a commit that the guard maxReinstalls counts, by name.
 
     They are machines that the ledger ever saw. No two commits tell that: beside the one before they look like new ones.
+    A server in ``unknown_claims`` boots an image that claims to write no disk, and nobody has acknowledged that claim.
     """
     known = (each for each in come if each.uuid in seen or each.uuid in records)
-    return tuple(sorted(each.server for each in known if _writes(each, records.get(each.uuid))))
+    return tuple(
+        sorted(each.server for each in known if each.server in unknown_claims or _writes(each, records.get(each.uuid)))
+    )
 
 
 def _writes(decision: Decision, record: Record | None) -> bool:

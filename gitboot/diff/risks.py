@@ -17,6 +17,7 @@ class Risk(StrEnum):
 
     REINSTALL = "reinstall"  # it can ask for a boot that writes disks, and could not before
     UNKNOWN_SERVERS = "unknown servers"  # what unknown machines boot
+    ACCESS = "who may fetch"  # which clients may fetch boots, or which secrets a server may fetch
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
     BECOMES_UNKNOWN = "becomes unknown"  # whether it is provisioned: it boots its disk until somebody says
@@ -90,6 +91,7 @@ _OF_BOOT: Final[tuple[tuple[Risk, Look], ...]] = (
     (Risk.IMAGE, lambda its: (its.image, its.version, _artifacts(its))),
     (Risk.KERNEL_ARGUMENTS, own_arguments),
     (Risk.USER_DATA, lambda its: (its.user_data.content_facts() if its.user_data else None, its.templates)),
+    (Risk.ACCESS, lambda its: dict(its.user_data.secrets) if its.user_data else {}),
     (Risk.POOL_MOVE, lambda its: (its.node_labels, its.node_taints)),
     (Risk.BOOT, lambda its: (its.profile, its.method, its.http_boot, its.writes_disk, its.config_from)),
     (Risk.BOOT, lambda its: (its.entries, its.boots)),

@@ -87,6 +87,8 @@ def extent_of_first(decisions: Decisions, repository: FleetRepository, servers: 
         resets=found[Risk.RESET],
         unknown=unknown is not None,
         mutated_images=0,
+        disk_claims=0,
+        access=0,
         takeover=shared is not None and changes_ledger(shared),
         areas=areas_of(counts),
     )

@@ -253,7 +253,7 @@ class Judging:
             limits,
             pending=len(left_to_install(knowledge, commit.decisions)) if base is None else None,
             # No two commits tell what comes back: beside the one before it looks new.
-            returning=len(returning(come, knowledge.records, knowledge.machines)),
+            returning=len(returning(come, knowledge.records, knowledge.machines, changes.unknown_claims)),
             rewound=ahead.leaves_out is not None,
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),

@@ -143,8 +143,18 @@ class RenderedFacts:
 
 @with_config(_CLOSED)
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OutlierFacts:
+    """In what a group renders otherwise than a larger one; each server's own values are replaced by their names."""
+
+    than: Annotated[str, Field(description="The first server of the larger group.")]
+    lines: Annotated[tuple[str, ...], Field(description="Lines that only this group's difference has.")]
+    missing: Annotated[tuple[str, ...], Field(description="Lines that only the larger group's difference has.")]
+
+
+@with_config(_CLOSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GroupFacts:
-    """Servers that change alike, by the same causes."""
+    """Servers that change alike, by the same causes, with rendered differences that are equal but for own values."""
 
     causes: tuple[CauseFacts, ...]
     risks: tuple[str, ...]
@@ -153,8 +163,12 @@ class GroupFacts:
     unknown: Annotated[tuple[str, ...], Field(description="Why it becomes unknown whether they are provisioned.")]
     servers: tuple[str, ...]
     example: Annotated[str, Field(description="The server that fields and rendered are of.")]
+    own: Annotated[
+        tuple[str, ...], Field(description="What of each server's own stands in the rendered lines that come and go.")
+    ]
+    outlier: Annotated[OutlierFacts | None, Field(description="null: no larger group changes by the same causes.")]
     fields: tuple[FieldFacts, ...]
-    rendered: Annotated[tuple[RenderedFacts, ...] | None, Field(description="null: there are too many groups.")]
+    rendered: Annotated[tuple[RenderedFacts, ...] | None, Field(description="null: there are too many lines.")]
 
 
 @with_config(_CLOSED)
@@ -217,6 +231,29 @@ class CredentialFacts:
 
 @with_config(_CLOSED)
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ClaimFacts:
+    """An image that claims for the first time to write no disk (writesDisk: false)."""
+
+    image: str
+    path: str
+    line: int
+    column: int
+    author: Annotated[str | None, Field(description="Author and commit of the line; null: not committed.")]
+
+
+@with_config(_CLOSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccessFacts:
+    """A setting of the Fleet that says who may fetch, before and after."""
+
+    field: str
+    old: tuple[str, ...] | bool
+    new: tuple[str, ...] | bool
+    widens: Annotated[bool, Field(description="Whether more clients can fetch, or fetches count that did not.")]
+
+
+@with_config(_CLOSED)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DiffFacts:
     """What `gitboot diff -o json` prints."""
 
@@ -234,7 +271,9 @@ class DiffFacts:
     unheeded: tuple[UnheededFacts, ...]
     unknown_servers: tuple[RenderedFacts, ...] | None
     shared: tuple[FieldFacts, ...] | None
+    access: Annotated[tuple[AccessFacts, ...], Field(description="Who may fetch, where that changes.")]
     images: tuple[ImageFacts, ...]
+    claims: Annotated[tuple[ClaimFacts, ...], Field(description="Images that newly claim to write no disk.")]
     groups: tuple[GroupFacts, ...]
     servers: tuple[ServerFacts, ...]
     documents: Annotated[tuple[DocumentFacts, ...], Field(description="Those from which no decision follows.")]

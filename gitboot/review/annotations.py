@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from gitboot.diff.access import AccessChange
 from gitboot.diff.guard import Guard
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load import Id
@@ -17,6 +18,7 @@ from gitboot.review.review import Review
 # The changes that a guard looks at; the others look at all of them.
 _RISKS = {
     Guard.MAX_REINSTALLS: Risk.REINSTALL,
+    Guard.MAX_ACCESS_CHANGES: Risk.ACCESS,
     Guard.MAX_INSTALLS: Risk.INSTALL,
     Guard.MAX_RESETS: Risk.RESET,
     Guard.MUTATED_IMAGES: Risk.MUTATED_IMAGE,
@@ -40,9 +42,12 @@ def _trips(review: Review) -> Iterator[Problem]:
         causing = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
         if trip.guard is Guard.MAX_UNKNOWN_CHANGES and review.unknown is not None:
             causing = list(review.unknown.causes)
+        if trip.guard is Guard.MAX_ACCESS_CHANGES and review.shared is not None:
+            causing = list(review.shared.causes)
+        claimed = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
         yield _placed(
             review,
-            causing,
+            [*claimed, *_places(causing)],
             Code.HELD,
             f"{trip.guard}: {words.trip(trip)}" + (f", acknowledged by {trip.by}" if trip.acknowledged else ""),
             "" if trip.acknowledged else f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}",
@@ -55,7 +60,14 @@ def _dangers(review: Review) -> Iterator[Problem]:
         risks = [risk for risk in group.risks if risk in DANGEROUS]
         if risks:
             message = f"{words.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
-            yield _placed(review, group.causes, Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
+            yield _placed(review, _places(group.causes), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
+
+    if review.changes is not None:
+        for change in review.changes.access:
+            message = f"{Risk.ACCESS}: {words.who_may_fetch(change)}"
+            yield _placed(
+                review, _at_fleet(review, change), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING
+            )
 
 
 def _unheeded(review: Review) -> Iterator[Problem]:
@@ -64,16 +76,30 @@ def _unheeded(review: Review) -> Iterator[Problem]:
         yield _placed(review, [], Code.UNHEEDED, message, Code.UNHEEDED.hint, Severity.WARNING)
 
 
+Place = tuple[str, int, int]  # path, line, column
+
+
+def _places(causes: Iterable[ChangeCause]) -> list[Place]:
+    return [cause.place for cause in causes if cause.place is not None]
+
+
 def _placed(
-    review: Review, causes: Iterable[ChangeCause], code: Code, message: str, hint: str, severity: Severity
+    review: Review, places: Iterable[Place], code: Code, message: str, hint: str, severity: Severity
 ) -> Problem:
-    """A problem where the first of its causes stands that has a place; else at the Fleet."""
-    places = (cause.place for cause in causes if cause.place is not None)
-    path, line, column = next(places, None) or _fleet(review)
+    """Return a problem at the first of these places; without one at the Fleet."""
+    path, line, column = next(iter(places), None) or _fleet(review)
     return Problem(path=path, line=line, column=column, code=code, message=message, hint=hint, severity=severity)
 
 
-def _fleet(review: Review) -> tuple[str, int, int]:
+def _at_fleet(review: Review, change: AccessChange) -> Iterator[Place]:
+    """Where the new Fleet has a setting of who may fetch, or what is left around it."""
+    if (repository := review.head.repository) is not None:
+        key = Id("Fleet", repository.fleet.metadata.name)
+        path, place = repository.place(key, *change.field.split("."))
+        yield path, place.line, place.column
+
+
+def _fleet(review: Review) -> Place:
     assert review.head.repository is not None  # noqa: S101 - it was judged
     repository = review.head.repository
     path, place = repository.place(Id("Fleet", repository.fleet.metadata.name), "metadata", "name")

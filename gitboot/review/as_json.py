@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from gitboot.diff.access import AccessChange
 from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
@@ -15,8 +16,10 @@ from gitboot.diff.images import ImageChange
 from gitboot.diff.risks import Risk
 from gitboot.facts import facts
 from gitboot.model.review import (
+    AccessFacts,
     AreaFacts,
     CauseFacts,
+    ClaimFacts,
     CountFacts,
     CredentialFacts,
     DiffFacts,
@@ -25,6 +28,7 @@ from gitboot.model.review import (
     FieldFacts,
     GroupFacts,
     ImageFacts,
+    OutlierFacts,
     ProblemFacts,
     RenderedFacts,
     ServerFacts,
@@ -37,9 +41,9 @@ from gitboot.model.review import (
 from gitboot.model.scalars import format_instant
 from gitboot.problems.problem import Problem
 from gitboot.review import words
-from gitboot.review.groups import ChangeCause, Group
+from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.rendered import RenderedDiff
-from gitboot.review.review import Review
+from gitboot.review.review import ImageClaim, Review
 
 
 def as_json(review: Review) -> str:
@@ -64,7 +68,9 @@ def diff_facts(review: Review) -> DiffFacts:
         unheeded=tuple(UnheededFacts(commit=each.commit, line=each.line, why=each.why) for each in review.unheeded),
         unknown_servers=_rendered(review.unknown.rendered) if review.unknown else None,
         shared=tuple(map(_field, review.shared.fields)) if review.shared else None,
+        access=tuple(map(_access, changes.access)) if changes else (),
         images=tuple(map(_image, changes.images)) if changes else (),
+        claims=tuple(map(_claim, review.claims)),
         groups=tuple(map(_group, review.groups)),
         servers=_servers(review.groups),
         documents=tuple(map(_document, review.documents_only)),
@@ -78,6 +84,16 @@ def diff_facts(review: Review) -> DiffFacts:
         base_problems=tuple(map(_problem, review.base.problems)) if review.base.decisions is None else (),
         reproduce=review.command,
     )
+
+
+def _access(change: AccessChange) -> AccessFacts:
+    old, new = (each if isinstance(each, bool) else tuple(each) for each in (change.old, change.new))
+    return AccessFacts(field=change.field, old=old, new=new, widens=change.widens)
+
+
+def _claim(claim: ImageClaim) -> ClaimFacts:
+    path, line, column = claim.place
+    return ClaimFacts(image=claim.image, path=path, line=line, column=column, author=claim.writer)
 
 
 def _credentials(change: BmcChange) -> CredentialFacts:
@@ -136,9 +152,15 @@ def _group(group: Group) -> GroupFacts:
         unknown=tuple(map(words.unknown, group.unknown)),
         servers=group.names,
         example=group.names[0],
+        own=group.own,
+        outlier=_outlier(group.outlier) if group.outlier is not None else None,
         fields=tuple(map(_field, group.fields)),
         rendered=_rendered(group.rendered) if group.rendered is not None else None,
     )
+
+
+def _outlier(found: Outlier) -> OutlierFacts:
+    return OutlierFacts(than=found.than, lines=found.lines, missing=found.missing)
 
 
 def _cause(cause: ChangeCause) -> CauseFacts:

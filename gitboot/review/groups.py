@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,14 +16,15 @@ from gitboot.diff.reinstalls import Reinstall
 from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown
 from gitboot.load import FleetRepository, Id
+from gitboot.model.scalars import Digest
 from gitboot.plan import Decision
 from gitboot.resolve import Decisions
 from gitboot.review.causes import Causes, is_own
 from gitboot.review.hidden import decision_to_show
-from gitboot.review.rendered import RenderedDiff, rendered_diffs
+from gitboot.review.rendered import RenderedChanges, RenderedDiff
 
 _OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
-RENDERED: Final = 100  # groups whose diff is rendered; no one reads more
+RENDERED_LINES: Final = 50_000  # of all rendered diffs; no one reads more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +49,17 @@ class ChangeCause:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Outlier:
+    """In what a group is unlike a larger group, whose servers change by the same causes in the same fields."""
+
+    than: str  # the first server of the larger group
+    lines: tuple[str, ...]  # of the rendered difference that the larger group does not have, own values replaced
+    missing: tuple[str, ...]  # lines that only the larger group has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Servers that change alike, by the same causes."""
+    """Servers that change alike, by the same causes: their rendered differences are equal but for own values."""
 
     causes: tuple[ChangeCause, ...]
     servers: tuple[ServerChange, ...]  # by name
@@ -57,11 +68,9 @@ class Group:
     reinstalls: tuple[Reinstall, ...]  # of all of them
     unknown: tuple[BecomesUnknown, ...]  # likewise
     fields: tuple[FieldChange, ...]  # of the decision of the first server: some are each server's own
-    rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many groups
-
-    def of_one(self, field: FieldChange) -> str | None:
-        """The server whose own value a field is, where the others have others; None: it is that of all."""
-        return self.servers[0].name if len(self.servers) > 1 and field.path[0] in _OWN else None
+    rendered: tuple[RenderedDiff, ...] | None  # of the first server; None: not rendered, too many lines
+    own: tuple[str, ...] = ()  # what of each server's own stands in the rendered lines that come and go
+    outlier: Outlier | None = None  # None: no larger group changes by the same causes in the same fields
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -69,27 +78,38 @@ class Group:
 
 
 Commit = tuple[Decisions, FleetRepository]
+_Key = tuple[object, Digest]  # what is equal in a group: causes, risks, effects and fields; the rendered difference
 
 
 def groups(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> tuple[Group, ...]:
-    """Every server that changes, in one group each: the most dangerous groups first, then the largest."""
-    alike: dict[object, list[ServerChange]] = {}
-    found_causes: dict[object, tuple[Id, ...]] = {}
+    """Every server that changes, in one group each: the most dangerous groups first, then the largest.
+
+    No group hides a server behind another: see `RenderedChanges.key`.
+    """
+    rendering = RenderedChanges(old[0] if old else None, new[0])
+    alike: dict[_Key, list[ServerChange]] = {}
+    found_causes: dict[_Key, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.of(change)
-        key = _alike(change, ids)
+        key = _alike(change, ids), rendering.key(change)
         alike.setdefault(key, []).append(change)
         found_causes.setdefault(key, ids)
     order = list(Risk)
 
-    def urgency(key: object) -> tuple[list[int], int, str]:
+    def urgency(key: _Key) -> tuple[list[int], int, str]:
         members = alike[key]
         return [order.index(risk) for risk in _worst_first(members[0])], -len(members), members[0].name
 
-    return tuple(
-        _group(alike[key], found_causes[key], changes, old, new, render=number < RENDERED)
-        for number, key in enumerate(sorted(alike, key=urgency))
-    )
+    found: list[Group] = []
+    largest: dict[object, Group] = {}  # by what but the rendered difference is equal
+    lines = 0
+    for each in sorted(alike, key=urgency):
+        render = rendering if lines < RENDERED_LINES else None
+        group = _group(alike[each], found_causes[each], changes, new, render, largest.get(each[0]))
+        largest.setdefault(each[0], group)
+        lines += sum(len(diff.lines) for diff in group.rendered or ())
+        found.append(group)
+    return tuple(found)
 
 
 def change_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
@@ -105,15 +125,17 @@ def _group(
     members: list[ServerChange],
     ids: tuple[Id, ...],
     changes: Changes,
-    old: Commit | None,
     new: Commit,
-    *,
-    render: bool,
+    rendering: RenderedChanges | None,
+    larger: Group | None,
 ) -> Group:
     first = members[0]
-    rendered = None
-    if render:
-        rendered = () if first.new is None else rendered_diffs(old[0] if old else None, first.old, new[0], first.new)
+    rendered, own, outlier = None, tuple[str, ...](), None
+    if rendering is not None:
+        rendered = () if first.new is None else rendering.shown(first)
+        own = rendering.own(first, rendered)
+        if larger is not None and larger.rendered is not None:
+            outlier = _outlier(rendering, first, rendered, larger)
     return Group(
         causes=tuple(_cause(key, first.fate, len(members), changes.documents, new[1]) for key in ids),
         servers=tuple(members),
@@ -123,7 +145,19 @@ def _group(
         unknown=tuple(dict.fromkeys(each for member in members for each in member.unknown)),
         fields=tuple(_fields_to_show(first)),
         rendered=rendered,
+        own=own,
+        outlier=outlier,
     )
+
+
+def _outlier(
+    rendering: RenderedChanges, first: ServerChange, rendered: tuple[RenderedDiff, ...], larger: Group
+) -> Outlier:
+    """What a server has in its rendered difference that those of a larger group do not have, and the reverse."""
+    than = larger.servers[0]
+    these, those = rendering.replaced(first, rendered), rendering.replaced(than, larger.rendered or ())
+    more, less = Counter(these) - Counter(those), Counter(those) - Counter(these)
+    return Outlier(than=than.name, lines=tuple(more.elements()), missing=tuple(less.elements()))
 
 
 def _cause(
@@ -171,7 +205,7 @@ _DIGESTED: Final = frozenset({"files", "userData", "entries", "templates"})  # t
 
 
 def _fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]:
-    """What differs in two decisions: of what is a server's own, and of digests, only that it differs."""
+    """What differs in two decisions: of digests only that they differ."""
     before, after = (_facts(each) for each in (old, new))
     if before is None or after is None:
         whole = after or before or {}
@@ -187,8 +221,6 @@ def _fields(old: Decision | None, new: Decision | None) -> Iterator[FieldChange]
 
 
 def _collapsed(field: FieldChange) -> FieldChange:
-    if field.path[0] in _OWN:
-        return FieldChange(field.path[:1], None, None)
     if field.path[0] == "maintenances" and len(field.path) == 2:
         return FieldChange(field.path, _maintenance(field.old), _maintenance(field.new))
     for depth, step in enumerate(field.path):
@@ -262,8 +294,4 @@ def _fields_to_show(change: ServerChange) -> Iterator[FieldChange]:
             continue  # an image has its own
         if field.path == ("policy", "provision"):
             continue  # it is the server's
-        if (name := field.path[0]) in _OWN:
-            old, new = (decision.facts().get(name) for decision in (change.old, change.new))
-            yield FieldChange((name,), old, new)
-        else:
-            yield field
+        yield field

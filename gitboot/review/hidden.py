@@ -13,11 +13,21 @@ from gitboot.resolve.leaks import leaks, secrets
 _ARGUMENT: Final = "kernel argument "
 
 
+def laid_out(boot: Boot) -> Boot:
+    """Return the boot with user data laid out in lines."""
+    user_data = boot.user_data
+    if user_data is None:
+        return boot
+    return replace(
+        boot, user_data=replace(user_data, files={name: _lines(each) for name, each in user_data.files.items()})
+    )
+
+
 def fit_to_show(boot: Boot) -> Boot:
     """The boot with user data laid out in lines, and HIDDEN wherever something looks like a secret."""
-    user_data = boot.user_data
-    if user_data is not None:
-        files = {name: _without_secrets(_laid_out(text)) for name, text in user_data.files.items()}
+    boot = laid_out(boot)
+    if (user_data := boot.user_data) is not None:
+        files = {name: _without_secrets(text) for name, text in user_data.files.items()}
         boot = replace(boot, user_data=replace(user_data, files=files))
     boot = replace(boot, entries={name: _without_secrets(text) for name, text in boot.entries.items()})
     names = {leak.where.removeprefix(_ARGUMENT) for leak in leaks(boot)}
@@ -35,7 +45,7 @@ def decision_to_show(decision: Decision) -> Decision:
     return replace(decision, policy=policy, maintenances=maintenances)
 
 
-def _laid_out(text: str) -> str:
+def _lines(text: str) -> str:
     """JSON on many lines, and the texts in it too, so that a difference is a line; anything else as it is."""
     try:
         laid_out = json.dumps(json.loads(text), indent=2, ensure_ascii=False)

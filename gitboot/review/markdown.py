@@ -58,12 +58,15 @@ def as_markdown(review: Review, folder: str = "", commit: str | None = None) -> 
     ``commit`` is the commit that the review is about, for `gitboot comment`; None: a work tree.
     """
     markers = (marker(folder), commit_marker(commit)) if commit is not None else (marker(folder),)
-    begin = "\n".join(
-        (*markers, *_verdict(review, folder), *_blast_radius(review), *_guards(review), *_dangers(review))
-    )
+    head = (*markers, *_verdict(review, folder))
+    begin = "\n".join((*head, *_blast_radius(review), *_guards(review), *_dangers(review)))
     end = "\n".join((*_when(review), *_documents(review), *_problems(review), *_next(review)))
-    room = LIMIT - len(begin.encode()) - len(end.encode()) - 200
-    return "\n".join(part for part in (begin, "\n".join(_groups(review, room)), end) if part) + "\n"
+    room = LIMIT - len(begin.encode()) - len(end.encode()) - len(review.command.encode()) - 400
+    lines, left = _groups(review, room)
+    if left:
+        notice = f"\n**{count(left, 'group')} of changes not shown here**: read them with {code(review.command)}"
+        begin = "\n".join((*head, notice, *_blast_radius(review), *_guards(review), *_dangers(review)))
+    return "\n".join(part for part in (begin, "\n".join(lines), end) if part) + "\n"
 
 
 def _verdict(review: Review, folder: str) -> Iterator[str]:
@@ -159,20 +162,24 @@ def _names(review: Review) -> set[str]:
 # Groups
 
 
-def _groups(review: Review, room: int) -> Iterator[str]:
+def _groups(review: Review, room: int) -> tuple[list[str], int]:
+    """As many groups as there is room for, and how many of them are left out or without their details."""
     blocks = [*_shared_blocks(review), *(_group(group) for group in review.groups)]
     if not blocks:
-        return
+        return [], 0
     heading = "\n### Cause and effect\n"
-    yield heading
+    lines, short_ones = [heading], 0
     room -= len(heading.encode()) + 200
     for number, (full, short) in enumerate(blocks):
         text = next((each for each in (full, short) if len(each.encode()) < room), None)
         if text is None:
-            yield f"\n{more(len(blocks) - number, 'group')}: see the command below"
-            return
+            left = len(blocks) - number
+            lines.append(f"\n{more(left, 'group')}: see the command below")
+            return lines, left + short_ones
+        short_ones += text is not full
         room -= len(text.encode()) + 1
-        yield text
+        lines.append(text)
+    return lines, short_ones
 
 
 def _shared_blocks(review: Review) -> Iterator[tuple[str, str]]:
@@ -189,11 +196,14 @@ def _group(group: Group) -> tuple[str, str]:
     lines += map(_cause, group.causes)
     lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
     lines += (f"- {what}: {code(why)}" for what, why in words.reasons(group))
-    lines += (f"- {code(words.group_change(group, field))}" for field in group.fields[:20])
+    lines += (f"- {code(words.change(field))}" for field in group.fields[:20])
+    if (outlier := group.outlier) is not None:
+        lines.append(f"- **rendered otherwise than {code(outlier.than)}**, which changes by the same causes:")
+        lines += (f"  - {code(line)}" for line in words.outlier(outlier))
     if group.rendered is None:
-        lines.append("- not rendered: there are too many groups")
+        lines.append("- not rendered: there are too many lines")
     elif group.rendered:
-        lines.append(f"\nAs for {code(group.names[0])}:\n\n{_rendered(group.rendered)}")
+        lines.append(f"\n{code(words.rendered_for(group))}:\n\n{_rendered(group.rendered)}")
     risks = ", ".join(group.risks)
     return _folded(f"{words.title(group)}: {risks}", "\n".join(lines))
 

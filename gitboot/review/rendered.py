@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from typing import Final
 
+from gitboot.canonical import digest
+from gitboot.diff.changes import ServerChange
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
-from gitboot.phrases import more
+from gitboot.model.scalars import Digest
+from gitboot.phrases import count, more
 from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions
-from gitboot.review.hidden import fit_to_show
+from gitboot.review.hidden import fit_to_show, laid_out
+from gitboot.review.own_values import OwnValues, names_in, own_values
 
 _CONTEXT: Final = 2  # lines around each difference
-_LONGEST: Final = 400  # lines of one diff; more is not read; how much more is said
+_LONGEST: Final = 4_000  # lines of one diff; more is not read; how much more is said
 
 Texts = dict[str, str]  # by name: entry, user-data
+Boots = dict[str, Texts]  # by boot: BootPolicy, Maintenance/memory-test
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,58 +37,138 @@ class RenderedDiff:
     lines: tuple[str, ...]  # of a unified diff, without line ends
 
 
-def rendered_diffs(
-    old_decisions: Decisions | None, old: Decision | None, new_decisions: Decisions, new: Decision | None
-) -> tuple[RenderedDiff, ...]:
-    """Every file of one server that differs, boot by boot."""
-    before = _boots(old_decisions, old) if old_decisions and old else {}
-    after = _boots(new_decisions, new) if new else {}
-    return tuple(_diffs(before, after))
+class RenderedChanges:
+    """What the servers of two commits fetch, rendered to be compared and to be shown."""
+
+    def __init__(self, old: Decisions | None, new: Decisions) -> None:
+        self._old, self._new = old, new
+        self._keys: dict[Digest, Digest] = {}  # by both texts: most servers have equal ones
+
+    def key(self, change: ServerChange) -> Digest:
+        """Return a digest of how all files of a server differ, with its own values replaced.
+
+        It is equal for two servers if and only if each difference has the same lines, in the same lines of the file.
+        What looks like a secret is compared, too.
+        """
+        if change.new is None:
+            return digest(None)  # what it fetches is gone, whatever it was
+        before, after = self._boots(change, laid_out)
+        was, now = own_values(change.old, change.new, self._old, self._new)
+        texts = [
+            [boot, file, _replaced(was, before, boot, file), _replaced(now, after, boot, file)]
+            for boot in sorted(before.keys() | after.keys())
+            for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys())
+        ]
+        both = digest(texts)
+        if (known := self._keys.get(both)) is None:
+            differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
+            known = digest([[boot, file, *_hunks(old, new)] for boot, file, old, new in differing])
+            self._keys[both] = known
+        return known
+
+    def shown(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
+        """Return every file of a server that differs, boot by boot, without what looks like a secret."""
+        return tuple(_diffs(*self._boots(change, fit_to_show), *self._boots(change, laid_out)))
+
+    def replaced(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
+        """Return the lines that come and go in a server's ``diffs``, with its own values replaced."""
+        was, now = own_values(change.old, change.new, self._old, self._new)
+        lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
+        return [(was if line.startswith("-") else now).replaced(line) for line in lines]
+
+    def own(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
+        """Return the names of a server's own values that stand in the lines that come and go in ``diffs``."""
+        return tuple(sorted({name for line in self.replaced(change, diffs) for name in names_in(line)}))
+
+    def _boots(self, change: ServerChange, prepared: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
+        before = _boots(self._old, change.old, prepared) if self._old and change.old else {}
+        return before, _boots(self._new, change.new, prepared) if change.new else {}
+
+
+def _replaced(own: OwnValues, boots: Boots, boot: str, file: str) -> str | None:
+    text = boots.get(boot, {}).get(file)
+    return own.replaced(text) if text is not None else None
+
+
+def _hunks(old: str | None, new: str | None) -> Iterator[object]:
+    """What differs in two texts: where, and the lines; an absent text differs from an empty one."""
+    was, is_now = (_split(text) for text in (old, new))
+    yield [old is None, new is None]
+    same = 0  # lines at the beginning: what is left is compared the faster
+    while same < min(len(was), len(is_now)) and was[same] == is_now[same]:
+        same += 1
+    yield same
+    yield list(unified_diff(was[same:], is_now[same:], n=0, lineterm=""))
+
+
+def _split(text: str | None) -> list[str]:
+    return text.split("\n") if text is not None else []
 
 
 def unknown_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """How what unknown machines fetch differs."""
-    return tuple(_diffs({_UNKNOWN: _unknown(old)} if old else {}, {_UNKNOWN: _unknown(new)}))
+    shown, whole = (
+        [{_UNKNOWN: _unknown(prepared(each))} if each else {} for each in (old, new)]
+        for prepared in (_fit_to_show, _laid_out)
+    )
+    return tuple(_diffs(*shown, *whole))
 
 
 def shared_diffs(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """How differs what every machine begins with."""
-    return tuple(_diffs({_SHARED: _shared(old)} if old else {}, {_SHARED: _shared(new)}))
+    shown, whole = (
+        [{_SHARED: _shared(prepared(each))} if each else {} for each in (old, new)]
+        for prepared in (_fit_to_show, _laid_out)
+    )
+    return tuple(_diffs(*shown, *whole))
 
 
 _UNKNOWN: Final = "unknown servers"
 _SHARED: Final = "all machines"
 
 
-def _diffs(old: dict[str, Texts], new: dict[str, Texts]) -> Iterator[RenderedDiff]:
+def _diffs(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
+    """How files differ that are fit to show; the ``whole`` ones have what is hidden in these."""
     for boot in dict.fromkeys((*old, *new)):
         before, after = old.get(boot, {}), new.get(boot, {})
         for file in sorted(before.keys() | after.keys()):
-            lines = tuple(_diff(before.get(file), after.get(file), file))
+            shown = before.get(file), after.get(file)
+            whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
+            lines = tuple(_diff(*shown, file, _hidden(shown, whole)))
             if lines:
                 yield RenderedDiff(boot=boot, file=file, lines=lines)
 
 
-def _diff(old: str | None, new: str | None, file: str) -> Iterator[str]:
+def _hidden(shown: Sequence[str | None], whole: Sequence[str | None]) -> int:
+    """How many lines come or go among those that are hidden because they look like a secret."""
+    was, now = (Counter(_split(text)) - Counter(_split(part)) for part, text in zip(shown, whole, strict=True))
+    return ((was - now) + (now - was)).total()
+
+
+def _diff(old: str | None, new: str | None, file: str, hidden: int) -> Iterator[str]:
     was, is_now = (text.splitlines() if text is not None else [] for text in (old, new))
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
     lines = list(unified_diff(was, is_now, before, after, n=_CONTEXT, lineterm=""))
+    if hidden and not lines:
+        lines = [f"--- {before}", f"+++ {after}"]
     yield from lines[:_LONGEST]
     if len(lines) > _LONGEST:
         yield f"… {more(len(lines) - _LONGEST, 'line')}"
+    if hidden and old is not None and new is not None:
+        yield f"… {count(hidden, 'line')} HIDDEN: looks like a secret, and differs"
 
 
-def _boots(decisions: Decisions, decision: Decision) -> dict[str, Texts]:
+def _boots(decisions: Decisions, decision: Decision, prepared: Callable[[Boot], Boot]) -> Boots:
     """What a server fetches, for each boot from the network that it may make."""
-    found: dict[str, Texts] = {}
+    found: Boots = {}
     policy = decision.policy
     if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
         cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.PENDING
-        plan = _plan(decision, policy.boot, Phase.NETWORK, cause, policy=policy.policy)
+        plan = _plan(decision, prepared(policy.boot), Phase.NETWORK, cause, policy=policy.policy)
         found["BootPolicy"] = _texts(decisions, decision, plan)
     for each in decision.maintenances:
         if each.boot is not None:
-            plan = _plan(decision, each.boot, Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
+            plan = _plan(decision, prepared(each.boot), Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
             found[f"Maintenance/{each.name}"] = _texts(decisions, decision, plan)
     return found
 
@@ -111,7 +197,7 @@ def _plan(
         policy=policy,
         maintenance=maintenance,
         key=None,
-        boot=fit_to_show(boot),
+        boot=boot,
         user_data=None,
         override=None,
         next_transition=None,
@@ -126,6 +212,8 @@ def _texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> Texts:
         texts["grub.cfg"] = _entry(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
+        if secrets := plan.boot.user_data.secrets:  # encrypted
+            texts["secrets"] = "".join(f"{name} {digest(text)}\n" for name, text in sorted(secrets.items()))
     if plan.boot is not None and "grub" in plan.boot.entries:  # an entry of one's own says what nothing else does
         texts["grub.cfg"] = _entry(dict(grub.render(decision, plan)), "grub.cfg")
     return texts
@@ -139,7 +227,6 @@ def _entry(files: dict[str, File], name: str) -> str:
 
 
 def _unknown(decisions: Decisions) -> Texts:
-    decisions = _fit_to_show(decisions)
     files = dict(ipxe.shared(decisions))
     found = files.get("boot/unknown.ipxe")
     texts = {"unknown.ipxe": found.content.decode()} if found else {}
@@ -152,12 +239,20 @@ def _unknown(decisions: Decisions) -> Texts:
 def _shared(decisions: Decisions) -> Texts:
     if Output.GRUB not in decisions.outputs:
         return {}
-    return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(_fit_to_show(decisions))}
+    return {path.removeprefix("boot/"): file.content.decode() for path, file in grub.shared(decisions)}
 
 
 def _fit_to_show(decisions: Decisions) -> Decisions:
     """Decisions without what looks like a secret in what unknown machines boot."""
+    return _with_unknown(decisions, fit_to_show)
+
+
+def _laid_out(decisions: Decisions) -> Decisions:
+    return _with_unknown(decisions, laid_out)
+
+
+def _with_unknown(decisions: Decisions, prepared: Callable[[Boot], Boot]) -> Decisions:
     if decisions.unknown is None:
         return decisions
-    shown = {architecture: fit_to_show(boot) for architecture, boot in decisions.unknown.items()}
+    shown = {architecture: prepared(boot) for architecture, boot in decisions.unknown.items()}
     return replace(decisions, unknown=shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.diff.risks import DANGEROUS, Risk
+from gitboot.load import FleetRepository, Id
 from gitboot.phrases import count
 from gitboot.problems.problem import Severity
 from gitboot.review import words
@@ -51,6 +52,15 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageClaim:
+    """An image that claims for the first time to write no disk, and who wrote that."""
+
+    image: str
+    place: tuple[str, int, int]  # path, line, column of writesDisk in the new commit
+    writer: str | None  # commit and author of the line; None: it is not committed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Review:
     """All that a reviewer sees, in no format yet."""
 
@@ -64,6 +74,7 @@ class Review:
     unknown: Shared | None  # what unknown machines boot; None: the same
     shared: Shared | None  # what is published for all machines
     command: str  # that shows it again
+    claims: tuple[ImageClaim, ...] = ()  # by image
     need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
     signers: tuple[tuple[str, Signer], ...] = ()  # whose trusted keys have signed which commits, where that is asked
 
@@ -123,7 +134,11 @@ class Review:
             reasons: tuple[str, ...] = ()
             if risk is Risk.REINSTALL:
                 asked = (words.reason(each) for group in found for each in group.reinstalls)
-                reasons = tuple(dict.fromkeys(asked))
+                claims = (words.claim(each.image, each.place, each.writer) for each in self.claims)
+                reasons = tuple(dict.fromkeys((*claims, *asked)))
+                names = names or tuple(f"BootImage/{each.image}" for each in self.claims)
+            elif risk is Risk.ACCESS and self.changes.access:
+                names, reasons = ("every machine",), tuple(map(words.who_may_fetch, self.changes.access))
             elif risk is Risk.RESET:
                 changes = (change for group in found for change in group.servers)
                 reasons = tuple(dict.fromkeys(each for change in changes for each in words.switched(change)))
@@ -166,10 +181,14 @@ def review(
     need: ReinstallsNeed | None = None,
     met: Container[str] = frozenset(),
     known: Changes | None = None,
+    writer: Callable[[str, int], str | None] | None = None,
 ) -> Review:
     """Compare and judge two sides; without decisions on one there is less to say. ``known``: their changes.
 
     ``met`` is the signed content, as digests, of commits that led to BASE and acknowledge something.
+
+    ``writer`` returns the commit and the author of a line of the new commit, by path and 1-based number. It returns
+    None for a line that is not committed.
 
     The fleet's own guards count as they were and as they are: a commit that loosens them is judged by the old.
     """
@@ -195,8 +214,19 @@ def review(
         unknown=_unknown(changes, old, new, causes),
         shared=_shared(changes, old, new, causes),
         command=command,
+        claims=tuple(_claims(changes, head.repository, writer)),
         need=need,
     )
+
+
+def _claims(
+    changes: Changes, repository: FleetRepository, writer: Callable[[str, int], str | None] | None
+) -> Iterator[ImageClaim]:
+    for image in changes.disk_claims:
+        path, place = repository.place(Id("BootImage", image), "spec", "writesDisk")
+        yield ImageClaim(
+            image=image, place=(path, place.line, place.column), writer=writer(path, place.line) if writer else None
+        )
 
 
 def _unknown(changes: Changes, old: Commit | None, new: Commit, causes: Causes) -> Shared | None:

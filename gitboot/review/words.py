@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+from gitboot.diff.access import AccessChange
 from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
@@ -22,7 +23,7 @@ from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more, some
-from gitboot.review.groups import ChangeCause, Group
+from gitboot.review.groups import ChangeCause, Group, Outlier
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # characters of one value
@@ -55,10 +56,22 @@ def change(field: FieldChange) -> str:
     return f"{field.dotted}: {value(field.old)} {ARROW} {value(field.new)}"
 
 
-def group_change(group: Group, field: FieldChange) -> str:
-    """One field of a group, with whose it is where each of its servers has another."""
-    name = group.of_one(field)
-    return change(field) if name is None else f"of {name}, {change(field)}"
+def rendered_for(group: Group) -> str:
+    """Whose rendered difference a group shows, and in what the others differ from it."""
+    if len(group.servers) == 1:
+        return f"as for {group.names[0]}"
+    own = f", with its own {' and '.join(group.own)}" if group.own else ""
+    return f"as for each of them{own}; here for {group.names[0]}"
+
+
+def outlier(found: Outlier) -> list[str]:
+    """In what a group is unlike the larger one that changes by the same causes."""
+    signed = [*(f"only here: {line}" for line in found.lines), *(f"not here: {line}" for line in found.missing)]
+    shown = signed[:_UNLIKE] or ["the same lines in other places"]
+    return [*shown, *filter(None, [more(len(signed) - _UNLIKE, "line")])]
+
+
+_UNLIKE: Final = 20  # lines
 
 
 def reasons(group: Group) -> Iterator[tuple[str, str]]:
@@ -107,6 +120,15 @@ def reason(asked: Reinstall) -> str:
             return f"{asked.new} was a MAC address of Server/{asked.old}"
         case Why.SERIAL:
             return f"{asked.new} was the serial number of Server/{asked.old}"
+        case Why.CLAIM:
+            boots = f"{where} boots" if where else "it boots"
+            return f"{boots} BootImage/{asked.new}, which claims for the first time to write no disk"
+        case Why.CLAIM_OF_BOOT:
+            boots = f"{where} boots" if where else "it boots"
+            return (
+                f"{boots} BootImage/{asked.new}, which claims to write no disk, with arguments, scripts, templates or "
+                "a base URL that no server was offered with it"
+            )
         case Why.STOPPED:
             return f"{where or 'its policy'} is stopped no longer"
         case Why.WRITES_DISK:
@@ -196,7 +218,29 @@ def counts(changes: Changes) -> str:
             parts.append(f"{count(number, 'image')} {fate}")
     if overrides := len(changes.of(Risk.OVERRIDE_ONLY)):
         parts.append(f"{count(overrides, 'override')} alone")
+    if changes.access:
+        parts.append("who may fetch changes for every machine")
     return " · ".join(parts)
+
+
+def who_may_fetch(changed: AccessChange) -> str:
+    """One setting of who may fetch, before and after."""
+    old, new = (_clients(changed.field, each) for each in (changed.old, changed.new))
+    effect = "more clients can fetch" if changed.widens else "fewer clients can fetch"
+    return f"{changed.field}: {old} {ARROW} {new}: {effect}"
+
+
+def _clients(field: str, found: list[str] | bool) -> str:
+    if isinstance(found, bool):
+        return str(found).lower()
+    return value(", ".join(found)) if found else "every client" if field.endswith(".clients") else "(absent)"
+
+
+def claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
+    """Who declared that an image writes no disk, and where; ``writer`` None: it is not committed."""
+    path, line, _ = place
+    written = f"written by {writer}" if writer is not None else "not committed yet"
+    return f"BootImage/{image} claims for the first time to write no disk: {path}:{line}, {written}"
 
 
 def shared(changed: SharedChange) -> Iterable[FieldChange]:

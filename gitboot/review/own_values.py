@@ -1,0 +1,81 @@
+"""A server's own values in what it boots, replaced by their names, so that two servers can be compared exactly.
+
+Two texts that are equal after this are the same text with the name, the UUID, the addresses and the tokens of one
+server in place of those of the other. A value that a commit changes is not replaced: a change of a MAC address to that
+of a stranger's machine must not look like the change of the next server. A serial number is free text that an author
+can fill with anything, so it is not replaced either; nor are variables and labels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from gitboot.plan import Decision, provisioned_token
+from gitboot.resolve import Decisions
+
+_OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
+_CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
+_NAME: Final = "name"  # the one value that can be part of another word
+_DIGEST: Final = "digest"  # of the user data, which is shown itself
+
+
+class OwnValues:
+    """Replaces one server's values; ``named`` has the name of each value."""
+
+    def __init__(self, named: Mapping[str, str]) -> None:
+        self._named = named
+        edges = {value: r"[\w-]" if name == _NAME else "[A-Za-z0-9]" for value, name in named.items()}
+        longest_first = sorted(named, key=lambda value: (-len(value), value))
+        found = (f"(?<!{edges[value]}){re.escape(value)}(?!{edges[value]})" for value in longest_first)
+        self._pattern = re.compile("|".join((_OPEN, *found)))
+
+    def replaced(self, text: str) -> str:
+        """Return the text with each value as ⟨its name⟩; a bracket that the text has itself becomes ⟨⟨⟩."""
+        return self._pattern.sub(self._name, text)
+
+    def _name(self, found: re.Match[str]) -> str:
+        return f"{_OPEN}{self._named.get(found.group(), _OPEN)}{_CLOSE}"
+
+
+def names_in(text: str) -> list[str]:
+    """Return what was replaced in a text, for people: name, UUID, MAC, address, token."""
+    found = re.findall(f"{_OPEN}([a-zA-Z]+)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
+    return [name for name in found if name != _DIGEST]
+
+
+def own_values(
+    old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
+) -> tuple[OwnValues, OwnValues]:
+    """Return what replaces a server's values in the texts of the old and of the new commit."""
+    sides = [
+        dict(_given(decision, decisions)) if decision is not None and decisions is not None else {}
+        for decision, decisions in ((old, old_decisions), (new, new_decisions))
+    ]
+    before, after = sides
+    if old is not None and new is not None:
+        kept = before.items() & after.items()
+        before, after = ({value: name for value, name in side.items() if (value, name) in kept} for side in sides)
+    return OwnValues({**before, **dict(_derived(old))}), OwnValues({**after, **dict(_derived(new))})
+
+
+def _given(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
+    """What a document says of its server alone; the later of two equal values wins."""
+    network = decisions.networks.get(decision.server)
+    for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
+        yield address, f"address {number}"
+    for number, mac in enumerate(decision.macs):
+        yield mac, f"MAC {number}"
+        yield mac.replace("-", ":"), f"MAC {number}:"
+    yield decision.uuid, "UUID"
+    yield decision.server, _NAME
+
+
+def _derived(decision: Decision | None) -> Iterator[tuple[str, str]]:
+    """Digests of a server's values and of its user data, which is compared itself."""
+    for boot in decision.boots if decision is not None else ():
+        assert decision is not None  # noqa: S101 - it has a boot
+        yield provisioned_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
+        if boot.user_data is not None:
+            yield boot.user_data.digest, _DIGEST
