@@ -112,7 +112,11 @@ class DiskClaims:
             return True
         own = self._new.images[boot.image].spec.kernel_arguments
         more = [each for each in boot.kernel_arguments if each not in own]
-        return set(own) <= set(boot.kernel_arguments) and all(each.partition("=")[0] in _PRINTING for each in more)
+        return set(own) <= set(boot.kernel_arguments) and all(map(_only_prints, more))
+
+
+def _only_prints(argument: str) -> bool:
+    return argument.partition("=")[0] in _PRINTING
 
 
 def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
@@ -129,7 +133,10 @@ def _claimed(decision: Decision) -> Iterator[tuple[str | None, Boot]]:
 
 
 def _started(decision: Decision, boot: Boot) -> Digest:
-    """What a machine starts: files, arguments, scripts, wherever the files and the user data lie."""
+    """What a machine starts: files, arguments, scripts, wherever the files and the user data lie.
+
+    Arguments that only choose where it prints make no difference.
+    """
 
     def moved(text: str) -> str:
         text = text.replace(boot.user_data.url, "") if boot.user_data is not None else text
@@ -140,7 +147,7 @@ def _started(decision: Decision, boot: Boot) -> Digest:
             "image": boot.image,
             "method": [boot.method, boot.http_boot, boot.config_from],
             "files": [each.sha256 for each in boot.files.all()],
-            "arguments": list(map(moved, boot.kernel_arguments)) if not boot.direct else [],
+            "arguments": [moved(each) for each in boot.kernel_arguments if not _only_prints(each) and not boot.direct],
             "entries": {loader: moved(text) for loader, text in boot.entries.items()},
         }
     )
