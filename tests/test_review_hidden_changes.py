@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from base64 import b64encode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -192,6 +193,67 @@ def test_what_is_hidden_as_a_secret_is_said_to_differ() -> None:
     assert not having(review, "hunter")
 
 
+# Files in data URLs, as Ignition has them
+
+NODE: Final = """\
+{%- set node -%}
+{"storage": {"files": [
+  {"path": "/etc/hostname", "contents": {"source": "{{ server.name | data_url }}"}},
+  {"path": "/etc/node", "contents": {"source": "{{ text | data_url }}"}}
+]}}
+{%- endset -%}
+{"ignition": {"version": "3.4.0", "config": {"replace": {"source": "{{ node | data_url }}"}}}}
+"""
+IGNITION: Final[Files] = {
+    **FLEET,
+    "images/1.yaml": image("flatcar-1", "userData: Ignition/3.4"),
+    "profiles/web.yaml": profile("web", "flatcar-1", "userData: {format: Ignition/3.4, template: userdata/web.j2}"),
+    "userdata/web.j2": "{% set text = 'true' %}" + NODE,
+}
+
+
+def test_files_in_data_urls_are_compared_and_shown_decoded() -> None:
+    own = "{% set text = 'exec ' ~ server.name %}"
+    (group,) = reviewed({"userdata/web.j2": own + NODE}, IGNITION).groups
+    assert (len(group.servers), group.own) == (18, ("name",))
+    hidden = "{% set text = '" + EVIL + "' if server.name == 'fra1-web07' else 'false' %}"
+    review = reviewed({"userdata/web.j2": hidden + NODE}, IGNITION)
+    assert having(review, EVIL) == {"fra1-web07"}
+
+
+@for_each(
+    ("kind", "secret"),
+    [
+        ("a password of kickstart", "rootpw --plaintext hunter22"),
+        ("a password of an option", "mysqladmin -u root --password=hunter22 ping"),
+        ("a plain password of cloud-init", "chpasswd:\n  users:\n  - {name: root, password: hunter22, type: text}"),
+        ("a password in a URL", "first\ncurl -fsSL https://ci:hunter22@artifacts.test/agent.tar.gz\nlast"),
+    ],
+)
+@for_each("wrapped", ["text", "url", "text in url", "url in url"])
+def test_a_secret_in_json_and_in_its_data_urls_is_not_shown(kind: str, secret: str, wrapped: str) -> None:
+    old, new = (
+        {"userdata/web.j2": in_json(text, wrapped)} for text in (secret.replace("hunter22", "hunter33"), secret)
+    )
+    review = reviewed(new, {**IGNITION, **old})
+    assert len(having(review, "HIDDEN")) == 18
+    assert not having(review, "hunter")
+
+
+def in_json(text: str, wrapped: str) -> str:
+    for step in reversed(wrapped.split(" in ")):
+        text = f"data:;base64,{b64encode(text.encode()).decode()}" if step == "url" else text
+        text = json.dumps({"ignition": {"version": "3.4.0"}, "contents": text})
+    return text
+
+
+def test_a_key_that_stands_twice_is_shown() -> None:
+    twice = (
+        '{"ignition": {"version": "3.4.0"}, {% if server.name == "fra1-web07" %}"a": "' + EVIL + '",{% endif %} "a": 1}'
+    )
+    assert having(reviewed({"userdata/web.j2": twice}, IGNITION), EVIL) == {"fra1-web07"}
+
+
 def test_each_machine_that_takes_the_place_of_another_is_shown() -> None:
     names = ("fra1-web01", "fra1-web02", "fra1-web03")
     spec = "provision: 1"
@@ -245,6 +307,12 @@ def window(boots: str, select: str = "{servers: [fra1-web07]}") -> Files:
             FLEET,
             {"profiles/repair.yaml": profile("repair", "memtest-7", WIPE), **window("repair")},
             {Why.CLAIM_OF_BOOT},
+        ),
+        (
+            "where a boot with more than its image prints",
+            {**FLEET, "profiles/repair.yaml": profile("repair", "memtest-7", WIPE), "policies/web.yaml": LIVE},
+            {"profiles/repair.yaml": profile("repair", "memtest-7", WIPE.replace("]", ", quiet]"))},
+            set(),
         ),
         (
             "an argument of the server",
