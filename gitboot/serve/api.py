@@ -1,12 +1,18 @@
-"""The operators' API: what is planned for each server, and how the instance fares."""
+"""The operators' API: what is planned for each server, a list of servers by pages, and how the instance fares."""
 
 from __future__ import annotations
 
+import os
+import re
 import threading
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,12 +22,22 @@ from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.observe.undescribed import UnknownMachines
 from gitboot.render.paths import is_immutable
-from gitboot.render.state import PublishedServer, turn_of
+from gitboot.render.state import PublishedServer, parse, server_of, state_path, turn_of
 from gitboot.serve.described import shown_unknown
-from gitboot.serve.pages import ROOT, Pages, selection
 from gitboot.serve.reply import NOT_FOUND, NOT_YET
-from gitboot.serve.tree import PublishedTree
+from gitboot.serve.tree import PublishedTree, Signature, signature
 from gitboot.text import printable_lines
+
+ROOT: Final = "/api/v1"
+MOST: Final = 500  # on a page
+_LIMIT: Final = re.compile("[0-9]{1,3}")  # of more digits than 4,300 Python makes no number
+FILTERS: Final = ("site", "role", "phase", "image", "step")
+
+_MOST_HELD: Final = 10_000  # items; one is about 600 bytes
+_ITEM: Final = (
+    *("server", "uuid", "macs", "phase", "cause", "policy", "maintenance", "image", "version", "nextTransition"),
+    *("site", "role", "labels", "step"),
+)
 
 
 class Api:
@@ -92,3 +108,105 @@ def _json(content: bytes) -> Response:
     """Answer JSON, in which what a terminal would obey is escaped: people look at it with curl."""
     headers = {"content-type": "application/json", "cache-control": "no-store"}
     return Response(printable_lines(content.decode()).encode(), headers=headers)
+
+
+# The list of servers, a page at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Selection:
+    """Which servers are asked for."""
+
+    limit: int = MOST
+    after: str = ""  # the name that the page before ended with
+    fields: tuple[tuple[str, str], ...] = ()  # each name with the value that it must have
+    labels: tuple[tuple[str, str], ...] = ()
+
+    def chooses(self, item: _Item) -> bool:
+        return all(item.fields[name] == value for name, value in self.fields) and all(
+            item.labels.get(key) == value for key, value in self.labels
+        )
+
+
+def selection(given: Iterable[tuple[str, str]]) -> Selection:
+    """What a query asks for. Raises UsageError for what is no parameter of it."""
+    limit, after = MOST, ""
+    fields: list[tuple[str, str]] = []
+    labels: list[tuple[str, str]] = []
+    for name, value in given:
+        key, equals, wanted = value.partition("=")
+        if name == "limit" and _LIMIT.fullmatch(value) and 1 <= int(value) <= MOST:
+            limit = int(value)
+        elif name == "continue":
+            after = value
+        elif name in FILTERS:
+            fields.append((name, value))
+        elif name == "label" and key and equals:
+            labels.append((key, wanted))
+        else:
+            known = ", ".join(("limit", "continue", *FILTERS, "label"))
+            raise UsageError(f"{name}={value}: expected {known}; a limit up to {MOST}, a label as key=value")
+    return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """A server of the list, as it is told and as it is found."""
+
+    signature: Signature
+    content: bytes
+    fields: Mapping[str, str | None]
+    labels: Mapping[str, str]
+
+
+class Pages:
+    """Pages of the list; what was read last is held. For one thread at a time."""
+
+    def __init__(self, tree: PublishedTree, root: Path) -> None:
+        self._tree, self._root = tree, str(root)
+        self._names: tuple[Signature | None, list[str]] = (None, [])
+        self._items: OrderedDict[str, _Item] = OrderedDict()
+
+    def page(self, wanted: Selection) -> bytes:
+        """A page as it is answered."""
+        found = list(islice(self._chosen(wanted), wanted.limit + 1))
+        more = found[: wanted.limit]
+        last = canonical(more[-1][0] if len(found) > wanted.limit else None)
+        items = b",".join(item.content for _, item in more)
+        return b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
+
+    def _chosen(self, wanted: Selection) -> Iterator[tuple[str, _Item]]:
+        for name in self._all_names():
+            if name > wanted.after and (item := self._item(name)) is not None and wanted.chooses(item):
+                yield name, item
+
+    def _all_names(self) -> list[str]:
+        """The names of all servers, sorted; read anew when a state has come, gone or changed."""
+        folder = f"{self._root}/ops/servers"
+        now = signature(folder)
+        if self._names[0] != now or now is None:
+            found: list[str] = []
+            with suppress(OSError):
+                found = [name for each in os.listdir(folder) if (name := server_of(f"ops/servers/{each}")) is not None]
+            self._names = now, sorted(name for name in found if not name.startswith("."))
+        return self._names[1]
+
+    def _item(self, name: str) -> _Item | None:
+        known, path = self._items.get(name), state_path(name)
+        if known is not None and known.signature == signature(f"{self._root}/{path}"):
+            self._items.move_to_end(name)
+            return known
+        self._items.pop(name, None)
+        if (read := self._tree.read(path)) is None:
+            return None
+        summary: Mapping[str, Any] = parse(read.content).summary
+        item = _Item(
+            read.signature,
+            canonical({"name" if key == "server" else key: summary[key] for key in _ITEM}),
+            {field: summary[field] for field in FILTERS},
+            summary["labels"],
+        )
+        self._items[name] = item
+        if len(self._items) > _MOST_HELD:
+            self._items.popitem(last=False)
+        return item

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,7 +33,7 @@ class ServedFiles:
         headers = {"content-type": content_type, "cache-control": self._cache_control.decode()}
         response = FileResponse(found, headers=headers, stat_result=found.stat())
         etag = response.headers["etag"].encode()
-        if any(names(value, etag) for value in _sent(request, b"if-none-match")):
+        if any(name == b"if-none-match" and names(value, etag) for name, value in request.scope["headers"]):
             return Reply(304, [(b"etag", etag), (b"cache-control", self._cache_control)])
         return response
 
@@ -45,7 +44,3 @@ def size_below(root: Path, path: str) -> int | None:
     with suppress(OSError):
         return found.stat().st_size if found is not None else None
     return None
-
-
-def _sent(request: Request, name: bytes) -> Iterable[bytes]:
-    return (value for key, value in request.scope["headers"] if key == name)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import ssl
+from binascii import a2b_base64
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from gitboot.errors import UsageError
-from gitboot.serve.validity import first_end
+from gitboot.serve.tree import Signature, signature
 from gitboot.status import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
-
-Stamp = tuple[tuple[int, int, int], ...]
+_PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.+?)-----END", re.DOTALL)
+_VERSION: Final = 0xA0  # [0], which certificates of version 1 do not have
+_UTC_TIME: Final = 0x17
 
 
 class Certificate:
@@ -26,7 +29,7 @@ class Certificate:
 
     def __init__(self, file: Path, key: Path) -> None:
         self._file, self._key = file, key
-        self._stamp: Stamp | None = None
+        self._signatures: tuple[Signature | None, ...] = ()  # of the files as they were read last
         self._shown: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the files, as they are now, cannot be used
         self.ends: datetime | None = None  # what is shown, or the first of what is sent with it; None: nothing is
@@ -39,11 +42,11 @@ class Certificate:
 
     def look(self, at: datetime) -> Event | None:
         """Read the files if they are others than before, or could not be used then; the event, if that is news."""
-        failure, is_first = self.failure, self._stamp is None
-        stamp = _stamp(self._file, self._key)
-        if stamp == self._stamp and failure is None:
+        failure, is_first = self.failure, not self._signatures
+        found = signature(str(self._file)), signature(str(self._key))
+        if found == self._signatures and failure is None:
             return None
-        self._stamp = stamp
+        self._signatures = found
         try:
             self._take()
             self.failure = None
@@ -65,19 +68,6 @@ class Certificate:
     def _show(self, connection: ssl.SSLObject, *_: Any) -> None:
         if self._shown is not None:
             connection.context = self._shown
-
-
-def _stamp(*files: Path) -> Stamp:
-    """What differs once files are others; one that is not there has a stamp, too."""
-    return tuple(map(_stamp_of, files))
-
-
-def _stamp_of(file: Path) -> tuple[int, int, int]:
-    try:
-        found = file.stat()
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _pair(file: Path, key: Path) -> ssl.SSLContext:
@@ -118,3 +108,39 @@ class _LockedKey(Exception):
 def _ask() -> str:
     """Called where OpenSSL would ask at the terminal."""
     raise _LockedKey
+
+
+# When certificates end: the one field of X.509 that is read here, which Python's ssl shows of peers alone.
+
+
+def first_end(pem: bytes) -> datetime | None:
+    """When the first of the certificates in a file ends; None: it was changed while OpenSSL read it, and is none."""
+    try:
+        return min((not_after(a2b_base64(found)) for found in _PEM.findall(pem)), default=None)
+    except (ValueError, IndexError):
+        return None
+
+
+def not_after(der: bytes) -> datetime:
+    """When a certificate ends: RFC 5280, 4.1."""
+    at = _content(der, _content(der, 0))  # Certificate, TBSCertificate
+    if der[at] == _VERSION:
+        at = _end(der, at)
+    for _ in ("serialNumber", "signature", "issuer"):
+        at = _end(der, at)
+    at = _end(der, _content(der, at))  # validity: notBefore, notAfter
+    text = der[_content(der, at) : _end(der, at)].decode("ascii")
+    if der[at] == _UTC_TIME:
+        text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+
+
+def _content(der: bytes, at: int) -> int:
+    """Where the content of the element at an offset begins."""
+    return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
+
+
+def _end(der: bytes, at: int) -> int:
+    """Where what follows it begins."""
+    begin, length = _content(der, at), der[at + 1]
+    return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)

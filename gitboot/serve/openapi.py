@@ -14,7 +14,7 @@ from pydantic.json_schema import models_json_schema
 from gitboot import __version__
 from gitboot.plan import InstallStep, Phase
 from gitboot.problems.problem import Severity
-from gitboot.serve.pages import FILTERS, MOST, ROOT
+from gitboot.serve.api import FILTERS, MOST, ROOT
 
 
 class _Model(BaseModel):

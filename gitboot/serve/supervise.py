@@ -23,7 +23,7 @@ _STEADY_S: Final = 30  # who has run for so long may begin again at once
 
 
 class Workers:
-    """As many processes as wanted that serve at one socket, from `start` to `close`.
+    """As many processes as wanted that serve at one socket, within a block.
 
     ``command`` gets the socket as ``--fd``, one that is for operators alone as ``--operators-fd``.
     ``on_change`` is called, from any thread, when one has ended or begun.
@@ -53,10 +53,6 @@ class Workers:
             for number in range(count)
         ]
 
-    def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
-
     def close(self) -> None:
         """End all of them, within a few seconds."""
         self._stopping.set()
@@ -76,7 +72,8 @@ class Workers:
             each.close()
 
     def __enter__(self) -> Self:
-        self.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(
