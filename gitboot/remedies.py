@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -49,6 +50,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "OutputClosed": {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},
     "PowerWaves": {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
+    "ProxiesNamed": {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
     "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},
     "RecordsKnown": {
         "DamagedLedger": _ADOPT,
@@ -108,14 +110,17 @@ def remedy(type: str, reason: str, given: Mapping[str, str | Sequence[str]] | No
 def filled(line: str, given: Mapping[str, str | Sequence[str]]) -> str:
     """Return a line with the words in capitals replaced, each value quoted for a shell. A word without a value stays.
 
-    A value of several words is a sequence.
+    A value of several words is a sequence. A word in double quotes becomes strings of a TOML list.
     """
 
     def value(word: re.Match[str]) -> str:
-        found = given.get(word[0], word[0])
-        return shell_words(found) if isinstance(found, str) else shell_words(*found)
+        found = given.get(word[1])
+        if found is None:
+            return word[0]
+        words = (found,) if isinstance(found, str) else found
+        return ", ".join(map(json.dumps, words)) if word[0].startswith('"') else shell_words(*words)
 
-    return re.sub(r"\b[A-Z]{5,}\b", value, line)
+    return re.sub(r'"?\b([A-Z]{5,})\b"?', value, line)
 
 
 def with_state(line: str, state: str) -> str:

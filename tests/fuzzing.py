@@ -149,7 +149,7 @@ def spooled(data: bytes) -> None:
         if (found := GivenBoots(Path(folder)).find("web01", "a" * 64)) is not None:
             found.again(BEFORE, Uptime("this", 1))
         GivenBoots(Path(folder)).reported("web01", "a" * 64)
-        first_of(read_reports(Path(folder), BEFORE))
+        first_of(read_reports(Path(folder), BEFORE).refused)
         spool.forget(Path(folder), taken.offsets, spool.forgotten_next(Path(folder), taken.offsets))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from ipaddress import ip_network
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -31,8 +32,8 @@ from gitboot.render.schedule import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
-from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
+from gitboot.serve.clients import Clients
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
@@ -51,6 +52,8 @@ GRUB = f"/v1/boot/{MAC}/grub.cfg"
 BY_UUID = f"/ipxe/{UUID}"
 LOOKUPS = (ENTRY, GRUB, BY_UUID)
 ADDRESS = "10.12.0.13"
+
+PROXY: Final = (ip_network("127.0.0.1/32"),)  # named as a trusted proxy, whose X-Forwarded-For tests write
 
 # As tests.fleets.SEED, with an address, user data, and a file that firmware fetches.
 SEED: Final = (

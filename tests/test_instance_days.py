@@ -24,6 +24,7 @@ from tests.redfish.double import Machine
 from tests.test_serve_supervise import served
 
 IPXE = {"user-agent": "iPXE/1.21.1"}
+PROXY = "127.0.0.2"
 REASON = ("--reason", "INC-4711")
 ONCE = ("Once", "Pxe")
 FRESH = ("records", "begin", "fresh", "--yes")
@@ -38,8 +39,10 @@ class Client:
     address: str | None = None  # that a proxy in front of the endpoint says it has
 
     def get(self, path: str, **headers: str) -> httpx.Response:
-        forwarded = {"x-forwarded-for": self.address} if self.address is not None else {}
-        return plain.get(f"{self.url}{path}", headers={**headers, **forwarded}, timeout=60)
+        if self.address is None:
+            return plain.get(f"{self.url}{path}", headers=headers)
+        with plain.Client(transport=httpx.HTTPTransport(local_address=PROXY)) as proxy:
+            return proxy.get(f"{self.url}{path}", headers={**headers, "x-forwarded-for": self.address})
 
     @property
     def entry(self) -> str:
@@ -205,7 +208,7 @@ def test_an_installer_that_fails_says_so_and_is_tried_as_often_as_the_fleet_says
 def test_machines_behind_one_address_are_told_apart(tmp_path: Path) -> None:
     """NAT, or a container whose gateway is all that it sees: who fetched is known by what was fetched."""
     names = ("web01", "web02", "web03")
-    with instance_of(tmp_path, documents(*names)) as instance:
+    with instance_of(tmp_path, documents(*names), *configured(trusted_proxies=[PROXY])) as instance:
         clients = {name: Client(name, instance.url, "192.0.2.1") for name in names}
         eventually(lambda: steps(instance) == {"Pending": 3})
         for name in ("web03", "web01"):
@@ -225,30 +228,79 @@ def test_a_proxy_near_the_machines_keeps_no_boot(tmp_path: Path) -> None:
         eventually(lambda: not web01.is_given_its_boot())
 
 
+def test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted(tmp_path: Path) -> None:
+    with instance_of(tmp_path, documents("web01")) as instance, forwarding(instance.url, tmp_path / "proxy") as url:
+        assert plain.get(f"{url}/api/v1/servers").status_code == 404
+        found = until_condition(instance, "ProxiesNamed", status=False, reason="Unnamed")
+        assert found["remedy"].startswith('trusted-proxies = ["127.0.0.2"]  # ')
+        assert 'trusted-proxies = ["127.0.0.2"]' in found["message"]
+
+
+def test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address(tmp_path: Path) -> None:
+    arguments = ("--operators", "127.0.0.1/32", *configured(trusted_proxies=[PROXY]))
+    with (
+        instance_of(tmp_path, documents("web01"), *arguments) as instance,
+        forwarding(instance.url, tmp_path / "proxy") as url,
+        plain.Client(transport=httpx.HTTPTransport(local_address="127.0.0.3")) as stranger,
+    ):
+        invented = {"x-forwarded-for": "127.0.0.1"}
+        assert plain.get(f"{url}/api/v1/servers").status_code == 200
+        assert stranger.get(f"{url}/api/v1/servers").status_code == 404
+        assert stranger.get(f"{url}/api/v1/servers", headers=invented).status_code == 404
+        assert stranger.get(f"{instance.url}/api/v1/servers", headers=invented).status_code == 404
+        assert condition(instance, "ProxiesNamed").get("remedy", "").find(PROXY) == -1
+
+
+def test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop(tmp_path: Path) -> None:
+    with instance_of(tmp_path, documents("web01")) as instance:
+        done = typed("stop-installs", "--state", tmp_path / "state", *REASON)
+        assert done.code == 0, done
+        eventually(lambda: "INC-4711" in plain.get(f"{instance.url}/readyz").text)
+        by_a_stranger = plain.get(f"{instance.url}/readyz", headers={"host": "boot.test"})
+        assert by_a_stranger.text in ("ready\n", "not ready\n")
+
+
+@contextmanager
+def forwarding(url: str, folder: Path) -> Iterator[str]:
+    """nginx as another user before an endpoint; it asks from 127.0.0.2 and appends to X-Forwarded-For."""
+    text = f"""user nobody nogroup; daemon off; pid {folder}/pid; error_log stderr; events {{}}
+        http {{ access_log off; server {{ listen 127.0.0.1:PORT; location / {{
+          proxy_pass {url}; proxy_bind 127.0.0.2; proxy_set_header X-Forwarded-For $proxy_add_x_forwarded_for;
+        }} }} }}"""
+    with nginx(text, folder) as found:
+        yield found
+
+
 @contextmanager
 def proxied(url: str, folder: Path) -> Iterator[str]:
     """nginx before an endpoint, which keeps what it is allowed to keep."""
-    folder.mkdir()
-    port = free_port()
-    (folder / "nginx.conf").write_text(
-        f"""user root; daemon off; pid {folder}/pid; error_log stderr; events {{}}
+    text = f"""user root; daemon off; pid {folder}/pid; error_log stderr; events {{}}
         http {{
           access_log off; proxy_cache_path {folder}/cache keys_zone=near:1m; proxy_temp_path {folder}/temp;
           client_body_temp_path {folder}/body; fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u;
           scgi_temp_path {folder}/s;
-          server {{ listen 127.0.0.1:{port}; location / {{
+          server {{ listen 127.0.0.1:PORT; location / {{
             proxy_pass {url}; proxy_cache near; proxy_cache_valid any 10m; proxy_cache_revalidate on;
-            proxy_set_header X-Forwarded-For $remote_addr;
+            proxy_set_header X-Forwarded-For $remote_addr; proxy_bind 127.0.0.2;
           }} }}
         }}"""
-    )
-    nginx = subprocess.Popen([program("nginx", "nginx"), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
+    with nginx(text, folder) as found:
+        yield found
+
+
+@contextmanager
+def nginx(text: str, folder: Path) -> Iterator[str]:
+    """Run nginx with a configuration in which PORT stands for a free port; return its base URL."""
+    folder.mkdir()
+    port = str(free_port())
+    (folder / "nginx.conf").write_text(text.replace("PORT", port))
+    process = subprocess.Popen([program("nginx", "nginx"), "-c", str(folder / "nginx.conf")], stderr=subprocess.PIPE)
     try:
         eventually(lambda: plain.get(f"http://127.0.0.1:{port}/healthz").status_code == 200)
         yield f"http://127.0.0.1:{port}"
     finally:
-        nginx.terminate()
-        nginx.communicate(timeout=60)
+        process.terminate()
+        process.communicate(timeout=60)
 
 
 def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path) -> None:
@@ -275,6 +327,11 @@ def test_a_timer_that_runs_gitboot_once_and_an_endpoint_beside_it(tmp_path: Path
         passes()
         assert "1 Provisioned" in typed("status", "--state", tmp_path / "state").out
         assert not web01.is_given_its_boot()
+        web01.get("/healthz", **{"x-forwarded-for": "192.0.2.1"})
+        eventually(lambda: any("127.0.0.1" in each.read_text() for each in spool.glob("*.report")))
+        done = typed("run", repository.bare, *places, "--once")
+        assert done.code == Exit.FINE, "a client that claims to be another fails no timer"
+        assert "ProxiesNamed" in typed("status", "--state", tmp_path / "state").out
 
 
 def test_a_bmc_whose_board_has_no_uuid_is_set_and_its_machine_is_installed(tmp_path: Path) -> None:
@@ -307,7 +364,7 @@ def test_a_diskless_fleet_boots_while_nobody_has_said_what_is_installed(tmp_path
 
 def test_monitors_may_look_at_everything(tmp_path: Path) -> None:
     files = documents("web01", evidence="Fetched, monitors: [192.0.2.0/24]")
-    with instance_of(tmp_path, files) as instance:
+    with instance_of(tmp_path, files, *configured(trusted_proxies=[PROXY])) as instance:
         eventually(lambda: steps(instance) == {"Pending": 1})
         web01, monitor = (Client("web01", instance.url, address) for address in ("10.0.0.7", "192.0.2.9"))
         data = f"/v1/boot/{mac_of('web01').replace(':', '-')}/data/"

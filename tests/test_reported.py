@@ -15,7 +15,7 @@ from starlette.types import Message
 from gitboot.plan import Record
 from gitboot.render.schedule import RenderedState, server_state
 from gitboot.resolve import Decisions
-from gitboot.serve.body import end_of
+from gitboot.serve.limits import Bodies
 from gitboot.serve.reply import TOO_LARGE
 from tests import plain
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
@@ -314,7 +314,7 @@ def test_a_log_is_too_large_in_however_many_pieces_it_comes(sizes: tuple[int, ..
     async def receive() -> Message:
         return pieces.pop(0)
 
-    assert asyncio.run(end_of(receive)) is TOO_LARGE
+    assert asyncio.run(Bodies().read(receive, None, 1024 * 1024, lambda _: None)) is TOO_LARGE
 
 
 @pytest.mark.parametrize(

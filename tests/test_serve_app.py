@@ -36,6 +36,7 @@ from tests.serving import (
     LOOKUPS,
     MAC,
     ONCE,
+    PROXY,
     REPAIR,
     SEED,
     START,
@@ -248,8 +249,8 @@ ALL_PATHS = (*sorted(FLEET.boot_files), *PAGES, "/api/v1/openapi.json", "/health
 
 
 def test_head_says_what_get_says_without_the_body_and_keeps_the_connection(site: Site) -> None:
-    by_address = {"x-forwarded-for": ADDRESS}
-    with site.serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
+    by_address, own = {"x-forwarded-for": ADDRESS}, {"x-forwarded-for": "127.0.0.1"}
+    with site.serve(trusted_proxies=PROXY) as url, plain.Client(base_url=url, headers=LOADER | own) as client:
         client.get("/metrics")
         for path, headers in (*((path, {}) for path in ALL_PATHS * 2), ("/httpboot", by_address)):
             get, head = client.get(path, headers=headers), client.head(path, headers=headers)
@@ -446,7 +447,11 @@ def test_operators_pages_are_for_operators(
 ) -> None:
     operators = [ip_network("10.8.0.0/16"), *([ip_network("127.0.0.1/32")] if peer_is_operator else [])]
     headers = {"x-forwarded-for": forwarded} if forwarded else {}
-    with site.serve(operators=operators) as url, plain.Client(base_url=url, headers=LOADER | headers) as client:
+    proxies = PROXY if forwarded else ()
+    with (
+        site.serve(operators=operators, trusted_proxies=proxies) as url,
+        plain.Client(base_url=url, headers=LOADER | headers) as client,
+    ):
         for path in ("/api/v1/servers", "/api/v1/status", "/api/v1/openapi.json", "/metrics"):
             assert client.get(path).status_code == expected, path
         assert client.get(ENTRY).status_code == 200
@@ -474,7 +479,7 @@ def test_ipv6_loopback_is_an_operator_by_default(site: Site) -> None:
 
 
 def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
-    with site.serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(trusted_proxies=PROXY) as url, plain.Client(base_url=url, headers=LOADER) as client:
         for address in (ADDRESS, "FD00:12:0::13"):
             response = client.get("/httpboot", headers={"x-forwarded-for": address})
             assert response.headers["content-type"] == "application/json"
@@ -496,7 +501,7 @@ def test_httpboot_finds_the_server_by_its_address(site: Site) -> None:
 def once(site: Site) -> Iterator[tuple[Site, httpx.Client]]:
     """A site whose server installs once, then is repaired once, and a client of an endpoint over it."""
     site.publish(planned(*ONCE, maintenance("repair", "20T22:00 21T04:00", "networkBoot: Once")))
-    with site.serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
+    with site.serve(trusted_proxies=PROXY) as url, plain.Client(base_url=url, headers=LOADER) as client:
         yield site, client
 
 

@@ -18,11 +18,11 @@ import httpx
 import pytest
 
 from gitboot.serve import encrypted
-from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.certificate import Certificate
-from gitboot.serve.crowd import Crowd
+from gitboot.serve.clients import Clients
 from gitboot.serve.encrypted import EncryptedSocket
+from gitboot.serve.limits import Limits
 from gitboot.serve.server import EndpointServer, listen_at
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED
@@ -362,26 +362,26 @@ def test_t12_who_does_not_agree_on_tls_is_counted(made: Site, pair: Pair, author
 
 
 @contextmanager
-def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> Iterator[tuple[str, str, Crowd]]:
-    """An endpoint to which this machine is a client as any other, and where machines and operators ask it."""
+def crowded(made: Site, issued: Issued, refused: list[int], most: int = 32) -> Iterator[tuple[str, str, Limits]]:
+    """An endpoint, and where machines and operators ask it."""
     with ExitStack() as stack:
         machines, operators = (stack.enter_context(listen_at("127.0.0.1:0")) for _ in range(2))
         tree = PublishedTree(made.root, lambda: BEFORE)
         endpoint = Endpoint(made.root, tree, lambda: BEFORE, clients=Clients(operators_at=operators.getsockname()))
-        endpoint.crowd = Crowd(most=most)
-        socket_of_operators = EncryptedSocket(operators, issued.context, endpoint.crowd, lambda: refused.append(1))
+        endpoint.limits = Limits(most)
+        socket_of_operators = EncryptedSocket(operators, issued.context, endpoint.limits, lambda: refused.append(1))
         stack.enter_context(EndpointServer(endpoint, machines, encrypted=socket_of_operators))
         ports = [each.getsockname()[1] for each in (machines, operators)]
-        yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.crowd
+        yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.limits
 
 
 def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
     made: Site, pair: Pair, authority: Authority
 ) -> None:
     refused: list[int] = []
-    with crowded(made, authority.issue(), refused) as (machines, operators, crowd), ExitStack() as stack:
+    with crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(80)]
-        eventually(lambda: crowd.closed == 48)
+        eventually(lambda: limits.closed == 48)
         for each in held[:48]:
             assert each.recv(1) == b"", "the oldest go"
         assert get(machines + ENTRY).status_code == 200
@@ -395,14 +395,14 @@ def test_t5_who_has_yet_to_agree_on_tls_waits_as_one_that_asks_for_nothing(
 def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
     made: Site, pair: Pair, authority: Authority
 ) -> None:
-    with crowded(made, authority.issue(), []) as (_, operators, crowd), ExitStack() as stack:
+    with crowded(made, authority.issue(), []) as (_, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(pair.connect(operators)) for _ in range(40)]
         for each in held[:8]:
             with suppress(ConnectionResetError):
                 assert each.recv(1) == b"", "the oldest go"
         for each in held[8:]:
             assert ask(each).startswith(b"HTTP/1.1 200")
-        assert crowd.closed == 8
+        assert limits.closed == 8
 
 
 def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
@@ -419,8 +419,7 @@ def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
 def test_t5_where_files_are_few_who_has_yet_to_agree_makes_room_for_a_machine(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("connection", "encrypted"):
-        monkeypatch.setattr(f"gitboot.serve.{module}.most_connections", lambda: 10)
+    monkeypatch.setattr("gitboot.serve.limits.most_connections", lambda: 10)
     with crowded(made, authority.issue(), [], most=1000) as (machines, operators, _), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(30)]
         assert get(machines + ENTRY).status_code == 200

@@ -17,8 +17,8 @@ from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.postgresql import connected
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity
-from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
+from gitboot.serve.clients import Clients
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.forwarding import ForwardedRecording, Forwarder
 from gitboot.serve.recording import Recording

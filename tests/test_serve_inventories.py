@@ -12,11 +12,11 @@ import pytest
 from gitboot.observe.asked import UnknownAsked, unknown_left
 from gitboot.observe.components import MOST_BYTES
 from gitboot.observe.undescribed import UnknownMachine
-from gitboot.serve.admission import Clients
 from gitboot.serve.app import Endpoint
-from gitboot.serve.inventories import INVENTORY_PATH, MOST_OF_ONE
+from gitboot.serve.clients import Clients
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
+from gitboot.serve.unknown_machines import INVENTORY_PATH, MOST_OF_ONE
 from tests import plain
 from tests.fleets import fleet
 from tests.serving import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all

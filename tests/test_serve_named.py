@@ -27,7 +27,7 @@ from gitboot.stoppage import Stoppage
 from tests import plain
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.mirrors import Mirror, caddy, nginx
-from tests.serving import ADDRESS, BEFORE, LOADER, TEMPLATES, Site, eventually, planned, site
+from tests.serving import ADDRESS, BEFORE, LOADER, PROXY, TEMPLATES, Site, eventually, planned, site
 
 Logged = Observation | UnknownMachine | Ignored
 PEERS = "outputs: [ipxe, grub, serial, matchbox, bss, smee, pixiecore, nocloud, ec2, netboot.xyz, foreman]"
@@ -125,7 +125,7 @@ def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def looking(output: Path) -> Iterator[httpx.Client]:
     """An endpoint whose boots nobody asks for in earnest."""
-    with Site(output).serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
+    with Site(output).serve(trusted_proxies=PROXY) as url, plain.Client(base_url=url, headers=LOADER) as client:
         yield client
 
 

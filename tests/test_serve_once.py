@@ -48,6 +48,7 @@ from tests.serving import (
     LOADER,
     LOOKUPS,
     ONCE,
+    PROXY,
     SEED,
     START,
     TEMPLATES,
@@ -459,17 +460,17 @@ def asked_by_dhcp(url: str) -> list[int]:
 )
 def test_what_dhcp_names_is_offered_where_something_ends_it(here: Site, fleet: Fleet, expected: int) -> None:
     here.publish(fleet)
-    with here.serve() as url:
+    with here.serve(trusted_proxies=PROXY) as url:
         for _ in range(3):
             assert asked_by_dhcp(url) == [expected] * 2
         assert here.observed() == [], "it spends nothing"
-    with here.serve(records=False) as url:
+    with here.serve(records=False, trusted_proxies=PROXY) as url:
         assert asked_by_dhcp(url) == [404] * 2
 
 
 def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
     here.publish(direct("uki", config="SystemUUID"))
-    with here.serve() as url:
+    with here.serve(trusted_proxies=PROXY) as url:
         assert asked_by_dhcp(url) == [200, 200]
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
         assert [each.path for each in here.observed()] == [f"boot/ignition/{UUID}"]
@@ -509,7 +510,7 @@ def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
     here: Site, agent: str, from_elsewhere: bool, counts: bool
 ) -> None:
     headers = {"user-agent": agent} | (ELSEWHERE if from_elsewhere else {})
-    with here.serve() as url:
+    with here.serve(trusted_proxies=PROXY) as url:
         text = get(url + ENTRY, headers=headers).text
         assert (GIVEN if counts else DISK) in text
         assert len(here.observed()) == counts
@@ -527,7 +528,7 @@ CLIENTS = ONCE[0].replace("baseURL:", "provisioning: {clients: [10.12.0.0/16], m
 def test_where_clients_are_named_only_they_count(here: Site, client: str, counts: bool) -> None:
     here.publish(planned(CLIENTS, *ONCE[1:]))
     for agent in (IPXE, "curl/8.5.0"):
-        with here.serve() as url:
+        with here.serve(trusted_proxies=PROXY) as url:
             text = get(url + ENTRY, headers={"user-agent": agent, "x-forwarded-for": client}).text
         assert (GIVEN if counts else DISK) in text
 

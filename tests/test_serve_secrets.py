@@ -26,7 +26,7 @@ from tests.fleets import decided, decision, fleet, image, maintenance, policy, p
 from tests.instance import Instance, Repository, eventually, running
 from tests.preloaded import captured
 from tests.rack import typed
-from tests.serving import BEFORE, ENTRY, LOADER, MAC, Fleet, Site, get, planned, site
+from tests.serving import BEFORE, ENTRY, LOADER, MAC, PROXY, Fleet, Site, get, planned, site
 from tests.test_serve_supervise import served
 
 PLAIN: Final = "token: kubeadm-hunter2-çé\n"
@@ -286,7 +286,7 @@ def test_who_is_no_machine_of_the_fleet_is_given_none(sealed: Sealed) -> None:
     clients = "provisioning: {clients: [10.12.0.0/24]}"
     made = planned(*documents(of_fleet=clients), templates=sealed.files)
     path = path_of(secrets_in(made)["join"])
-    with site(made) as there, there.serve(keys=sealed.keys) as url:
+    with site(made) as there, there.serve(keys=sealed.keys, trusted_proxies=PROXY) as url:
         for client, status in (("10.12.0.13", 200), ("10.13.0.13", 404), ("127.0.0.1", 404)):
             assert get(url + path, headers={"x-forwarded-for": client}).status_code == status, client
         assert [each.client for each in there.observed()] == ["10.12.0.13"]

@@ -16,8 +16,8 @@ from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
-    from gitboot.serve.admission import Clients
     from gitboot.serve.certificate import Certificate
+    from gitboot.serve.clients import Clients
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -77,8 +77,8 @@ def access_options(command: Command) -> Command:
         cls=Setting,
         multiple=True,
         metavar="CIDR",
-        help="Networks of proxies. gitboot takes the client's address from their X-Forwarded-For header. Default: this "
-        "machine.",
+        help="Networks of proxies. gitboot takes the client's address from their X-Forwarded-For header, and ignores "
+        "this header from every other address, also from this machine. Default: none.",
     )
     listen = click.option(
         "--operators-listen",
@@ -117,13 +117,12 @@ def check(access: AccessSettings) -> None:
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
-    from gitboot.serve.admission import Clients
-    from gitboot.serve.clients import LOOPBACK
+    from gitboot.serve.clients import LOOPBACK, Clients
     from gitboot.serve.operators import Tokens
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
-        trusted_proxies=tuple(_networks("trusted-proxies", access.trusted_proxies)) or None,
+        trusted_proxies=tuple(_networks("trusted-proxies", access.trusted_proxies)),
         names=access.operators_hosts,
         tokens=Tokens(access.operators_tokens) if access.operators_tokens is not None else None,
         operators_at=operators.getsockname()[:2] if operators is not None else None,

@@ -324,7 +324,7 @@ def command(**given: Any) -> None:
     if settings.push_secret is not None:
         from gitboot.serve.pushes import PushSecret
 
-        PushSecret(settings.push_secret).check()
+        PushSecret(settings.push_secret).read()
     if dry_run:
         sys.exit(_dry_run(settings))
     sys.exit(_once(settings) if once else _run(settings, access))
@@ -584,9 +584,13 @@ def _exit_of(status: Status) -> Exit:
         return Exit.HELD
     if not status.condition("CommitAccepted"):
         return Exit.INVALID
-    if not all(condition.status for condition in status.conditions if condition.type != "OutputClosed"):
-        return Exit.PARTIAL  # an OUTPUT that others may read takes nothing from what the pass did
+    if not all(condition.status for condition in status.conditions if condition.type not in _BESIDES):
+        return Exit.PARTIAL
     return Exit.FINE
+
+
+# These take nothing from what the pass did, and any client can make the second one false.
+_BESIDES: Final = ("OutputClosed", "ProxiesNamed")
 
 
 def _clock() -> datetime:

@@ -32,9 +32,9 @@ from gitboot.timekeeping import keeping
 if TYPE_CHECKING:
     from gitboot.age import Keys
     from gitboot.ledger.naming import PostgresAddress
-    from gitboot.serve.admission import Clients
     from gitboot.serve.app import Endpoint
     from gitboot.serve.certificate import Certificate
+    from gitboot.serve.clients import Clients
     from gitboot.serve.pushes import Pushes
     from gitboot.serve.server import EndpointServer
 
@@ -237,6 +237,7 @@ def _work(
     shared: PostgresAddress | None = None,
 ) -> None:
     from gitboot.observe.asked import UnknownAsked
+    from gitboot.observe.refused import unnamed_message
     from gitboot.observe.spool import aside
     from gitboot.observe.stopped import Words, folders
     from gitboot.serve.app import Endpoint
@@ -257,7 +258,7 @@ def _work(
         stack.enter_context(_server(endpoint, *sockets, clients.certificate))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
-        ready, closed, looks = Turns(), 0, count()
+        ready, closed, proxied, looks = Turns(), 0, False, count()
         while not stop.wait(LOOK_S):
             tree.look()
             compared.keep()
@@ -269,9 +270,12 @@ def _work(
             reporting(_clock())
             if next(looks) % _LEAVING_LOOKS == 0:
                 clients.asked.leave()
-            if endpoint.crowd.closed and not closed:
+            if (found := endpoint.refusals.since(_clock()).proxies) and not proxied:
+                tell(Event(at=_clock(), type="ProxyUnnamed", message=unnamed_message(found), warning=True))
+            proxied = proxied or bool(found)
+            if endpoint.limits.closed and not closed:
                 tell(Event(at=_clock(), type="TooManyIdle", message=_TOO_MANY_IDLE, warning=True))
-            closed = endpoint.crowd.closed
+            closed = endpoint.limits.closed
 
 
 def _server(
@@ -289,7 +293,7 @@ def _server(
     def refuse() -> None:
         endpoint.metrics.strangers[Stranger.HANDSHAKE] += 1
 
-    encrypted = EncryptedSocket(operators, certificate.context, endpoint.crowd, refuse)
+    encrypted = EncryptedSocket(operators, certificate.context, endpoint.limits, refuse)
     return EndpointServer(endpoint, machines, encrypted=encrypted)
 
 

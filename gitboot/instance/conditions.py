@@ -94,6 +94,8 @@ def _given(standing: Standing) -> dict[str, str | Sequence[str]]:
         given |= {"DIGEST": held.digest, "GUARDS": [word for guard in held.guards for word in ("--guard", guard)]}
     if claims := standing.knowledge.claims:
         given |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
+    if proxies := refused.proxies_to_name(standing.unnamed_proxies):
+        given["PROXIES"] = proxies
     refusals = {each.server for each in refused.telling(standing.refused)}
     return given | ({"SERVER": min(refusals)} if refusals else {})
 
@@ -224,6 +226,8 @@ def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Conditi
     if (found := refused.first_of(standing.refused)) is not None:
         reason, message = found
         yield _condition("BootsGiven", False, reason, message, at)
+    if named := standing.unnamed_proxies:
+        yield _condition("ProxiesNamed", False, "Unnamed", refused.unnamed_message(named), at)
 
 
 def _of_the_output(standing: Standing, at: datetime) -> Iterator[Condition]:
@@ -600,6 +604,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "TargetBehind"
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
+        case "ProxiesNamed", _:
+            return "ProxyUnnamed" if before is None or before.status else None  # once: a stranger chooses its address
         case "BootsGiven", _:
             return "BootNotGiven" if before is None or before.reason != condition.reason else None  # not with each
         case "SecretsPrivate", _:  # once: a stranger who fetches all the time changes the message each time

@@ -25,8 +25,7 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
-from gitboot.observe.refused import NotGiven
-from gitboot.observe.reports import read_reports
+from gitboot.observe.reports import Report, read_reports
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words
 from gitboot.plan import BootFile
@@ -107,9 +106,9 @@ class Inbox:
         """Claims of 2fefe59: other hosts may have served boots that this instance never learned of."""
         return claims_in(self._claimed, self._folder) if self._folder is not None else ()
 
-    def refused(self, at: datetime) -> tuple[NotGiven, ...]:
-        """What the endpoints that write to the spool have not given of late."""
-        return read_reports(self._folder, at) if self._folder is not None else ()
+    def reported(self, at: datetime) -> Report:
+        """Return what the endpoints that write to the spool have met within the last hour."""
+        return read_reports(self._folder, at) if self._folder is not None else Report()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
         """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`."""

@@ -362,7 +362,9 @@ class Reconciler:
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
         """Say where the instance stands; return when something is due next."""
-        now = replace(now, refused=self._inbox.refused(at), unread=self._inbox.unread, following=self._target.following)
+        refused, proxies = self._inbox.reported(at)
+        now = replace(now, refused=refused, unnamed_proxies=proxies, following=self._target.following)
+        now = replace(now, unread=self._inbox.unread)
         found = conditions(now, at)
         events = (*now.publication.events, *announcements(now.conditions, found, now, at))
         try:

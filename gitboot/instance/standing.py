@@ -17,7 +17,7 @@ from gitboot.instance.stops import is_named
 from gitboot.load import Revision
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.observe.refused import NotGiven
+from gitboot.observe.refused import NotGiven, UnnamedProxy
 from gitboot.plan import InstallAttempt, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
@@ -83,6 +83,7 @@ class Standing:
     unwritable: str | None = None  # why the ledger took nothing the last time
     unread: str | None = None  # why the spool could not be read the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
+    unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # that endpoints have met of late
     conditions: tuple[Condition, ...] = ()
 
     @property

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import Any, Final
 
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count, more
 
-KEPT: Final = timedelta(hours=1)  # how long it is told that a boot was not given
+KEPT: Final = timedelta(hours=1)  # how long a report of an endpoint counts
 MANY: Final = 5  # fetches that do not count: a person who looks is none
 
 
@@ -52,6 +54,17 @@ class NotGiven:
         }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class UnnamedProxy:
+    """An address that states for whom it asks, and that no setting names as a proxy."""
+
+    address: str
+    at: datetime  # when a request of it came, to ten minutes
+
+    def facts(self) -> dict[str, Any]:
+        return {"address": self.address, "at": format_instant(self.at)}
+
+
 _WORDS: Final = {
     WhyNot.CLOCK: "the clock of an endpoint is not the instance's",
     WhyNot.ANOTHER_MACHINE: "who asked is another machine than the document's",
@@ -61,7 +74,14 @@ _WORDS: Final = {
     WhyNot.NOT_RECORDED: "the fetch could not be recorded",
     WhyNot.NOT_OPENED: "an endpoint has no key for a secret",
     WhyNot.NOT_COUNTED: "who asked does not count as a machine that boots",
+    WhyNot.STOPPED: "boots that write disks are stopped",
+    WhyNot.GIVEN: "the boot was served before",
 }
+
+
+def in_general(reason: WhyNot) -> str:
+    """Return what anybody may read about a boot that was not given: no names, addresses, paths or reasons of people."""
+    return _WORDS[reason]
 
 
 def telling(refused: Iterable[NotGiven]) -> list[NotGiven]:
@@ -78,6 +98,23 @@ def first_of(refused: Iterable[NotGiven]) -> tuple[WhyNot, str] | None:
         by_reason.setdefault(each.reason, []).append(each)
     words = [_said(reason, by_reason[reason]) for reason in _WORDS if reason in by_reason]
     return (next(reason for reason in _WORDS if reason in by_reason), "; ".join(words)) if words else None
+
+
+def proxies_to_name(proxies: Iterable[UnnamedProxy]) -> list[str]:
+    """Return the addresses to add to trusted-proxies, if they are proxies: those of this host, or else all."""
+    found = [each.address for each in proxies]
+    return [each for each in found if ip_address(each).is_loopback] or found
+
+
+def unnamed_message(proxies: Iterable[UnnamedProxy]) -> str:
+    """Return what requests with X-Forwarded-For from addresses that are no trusted proxies mean."""
+    named = proxies_to_name(proxies)
+    return (
+        f"requests with X-Forwarded-For or Forwarded come from {', '.join(named)}, which the setting trusted-proxies "
+        "does not name. gitboot ignores these headers: all clients of the proxy count as one client, with the address "
+        f"of the proxy. If it is your proxy, add trusted-proxies = {json.dumps(named)} to the file of --config. "
+        "If it is not, a client claims to be another"
+    )
 
 
 def _said(reason: WhyNot, found: list[NotGiven]) -> str:

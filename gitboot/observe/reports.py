@@ -1,26 +1,35 @@
-"""What endpoints leave in the spool besides fetches: which boots they did not give, and why."""
+"""What endpoints leave in the spool besides fetches: which boots they did not give, and which proxies are unnamed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.observe.observation import instant_of
-from gitboot.observe.refused import KEPT, NotGiven, WhyNot
+from gitboot.observe.refused import KEPT, NotGiven, UnnamedProxy, WhyNot
 
 SUFFIX: Final = ".report"
 
 
-def write_report(folder: Path, name: str, refused: Iterable[NotGiven]) -> None:
+class Report(NamedTuple):
+    """What endpoints met within the last hour, sorted."""
+
+    refused: tuple[NotGiven, ...] = ()
+    proxies: tuple[UnnamedProxy, ...] = ()
+
+
+def write_report(folder: Path, name: str, report: Report) -> None:
     """Leave the report of one endpoint in a spool; a disk that refuses it loses only that."""
+    content = {key: [each.facts() for each in values] for key, values in report._asdict().items()}
     with suppress(OSError):
-        write_whole(folder / f"{name}{SUFFIX}", canonical([each.facts() for each in refused]) + b"\n", mode=0o640)
+        write_whole(folder / f"{name}{SUFFIX}", canonical(content) + b"\n", mode=0o640)
 
 
 def remove_report(folder: Path, name: str) -> None:
@@ -29,15 +38,25 @@ def remove_report(folder: Path, name: str) -> None:
         (folder / f"{name}{SUFFIX}").unlink()
 
 
-def read_reports(folder: Path, at: datetime) -> tuple[NotGiven, ...]:
-    """What the endpoints that write to a spool have not given within the last hour, sorted."""
+def read_reports(folder: Path, at: datetime) -> Report:
+    """Return what the endpoints that write to a spool have left there."""
     found = [each for path in folder.glob(f"*{SUFFIX}") for each in _read(path) if each.at > at - KEPT]
-    return tuple(sorted(found, key=lambda each: (each.reason, each.server, each.at)))
+    refused = [each for each in found if isinstance(each, NotGiven)]
+    proxies = {each.address: each for each in found if isinstance(each, UnnamedProxy)}
+    return Report(
+        tuple(sorted(refused, key=lambda each: (each.reason, each.server, each.at))), tuple(sorted(proxies.values()))
+    )
 
 
-def _read(path: Path) -> Iterator[NotGiven]:
+def _read(path: Path) -> Iterator[NotGiven | UnnamedProxy]:
     with suppress(OSError, ValueError, RecursionError):
-        for facts in _list(json.loads(path.read_bytes())):
+        content = json.loads(path.read_bytes())
+        lists = content if isinstance(content, dict) else {"refused": content}  # 2fefe59 writes a list
+        for facts in _list(lists.get("proxies")):
+            match facts:
+                case {"address": str(address), "at": str(at)}:
+                    yield UnnamedProxy(address=str(ip_address(address)), at=instant_of(at))
+        for facts in _list(lists.get("refused")):
             match facts:
                 case {
                     "reason": str(reason),

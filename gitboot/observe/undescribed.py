@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import reduce
+from functools import lru_cache, reduce
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
@@ -198,13 +198,16 @@ def _joined(one: UnknownMachine, other: UnknownMachine) -> UnknownMachine:
     )
 
 
-def network_of(client: str) -> str:
-    """What counts as one who asks: an address, of IPv6 its /64."""
+@lru_cache(maxsize=4096)
+def network_of(client: str | None) -> str:
+    """Return what counts as one client: its address; in IPv6 its /64 network, which a client has for itself."""
     try:
-        address = ip_address(client)
+        address = ip_address((client or "").partition("%")[0])  # fe80::1%eth0: which interface it came by
     except ValueError:
         return ""
-    return str(ip_network((address, 64), strict=False)) if isinstance(address, IPv6Address) else client
+    if isinstance(address, IPv6Address):
+        return str(address.ipv4_mapped or ip_network((address, 64), strict=False))
+    return str(address)
 
 
 # As JSON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
@@ -13,29 +14,25 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route, Router
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gitboot.age import Keys
-from gitboot.observe.observation import last_lines
-from gitboot.observe.refused import WhyNot
+from gitboot.observe.observation import MOST_LOG_BYTES, last_lines
+from gitboot.observe.refused import WhyNot, in_general
 from gitboot.render.aliases import INVENTORY
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
 from gitboot.render.state import Need
-from gitboot.serve.admission import Clients
 from gitboot.serve.answers import Answer, Answers, Entry
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
-from gitboot.serve.body import end_of
-from gitboot.serve.clients import LOOPBACK, client_address, membership
+from gitboot.serve.clients import Clients, client_address, membership, unnamed_proxy
 from gitboot.serve.connection import GONE
-from gitboot.serve.crowd import Crowd
 from gitboot.serve.forwarding import Recorder
 from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
-from gitboot.serve.inventories import INVENTORY_PATH, Inventories
+from gitboot.serve.limits import Bodies, Limits
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers, query_of
-from gitboot.serve.noticing import UnknownClients
 from gitboot.serve.operators import OperatorsDoor, Stranger
 from gitboot.serve.operatorspage import LEADS_TO_PAGE, PAGE, page_routes
 from gitboot.serve.pushes import PUSHED
@@ -58,7 +55,8 @@ from gitboot.serve.reply import (
     part_of,
 )
 from gitboot.serve.tree import Moving, PublishedTree
-from gitboot.stoppage import Stoppage
+from gitboot.serve.unknown_machines import INVENTORY_PATH, UnknownMachines
+from gitboot.stoppage import Halt
 
 _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
@@ -69,6 +67,8 @@ _FOR_ALL: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
+
+_MOST_REPORT_BYTES: Final = 1024 * 1024  # of a report and its log, of which the end counts
 
 DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
 _MOVING_S: Final = 0.01  # between two looks for a server whose address is on its way to another
@@ -98,21 +98,19 @@ class Endpoint:
         self._named = NamedAnswers(tree, self._answers)
         self.refusals = Refusals()
         self._giving = Giving(tree, recorder, partial(_lacking, root, assets), self.refusals, keys)
-        proxies = clients.trusted_proxies
-        self._is_trusted = membership(proxies if proxies is not None else LOOPBACK)
+        self._is_trusted = membership(clients.trusted_proxies)
         self.door = OperatorsDoor(
             is_operator=membership(clients.operators),
             is_proxy=self._is_trusted,
-            proxies_are_told=proxies is not None,
             names=clients.names,
             tokens=clients.tokens,
             at=clients.operators_at,
         )
-        self.crowd = Crowd(most=clients.most_idle, is_exempt=membership((*LOOPBACK, *(proxies or ()))))
+        self._bodies = Bodies()
+        self.limits = Limits(clients.most_idle, self._is_trusted, self._client)
         self.metrics, self._certificate = Metrics(), clients.certificate
         self._pushes = clients.pushes
-        self._unknown = UnknownClients(tree, clients.asked)
-        self._inventories = Inventories(self._unknown)
+        self._unknown = UnknownMachines(tree, clients.asked)
         self._pages = Router(
             [
                 *Api(tree, root, clock).routes,
@@ -140,6 +138,8 @@ class Endpoint:
     # All else
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (proxy := unnamed_proxy(scope, self._is_trusted)) is not None:
+            self.refusals.note_proxy(proxy, self._clock())
         try:
             reply = await (self._heard(scope, receive) if scope["method"] == "POST" else self._reply(scope))
         except Exception:
@@ -148,60 +148,62 @@ class Endpoint:
             reply = FAULT
         await (reply or NOT_FOUND)(scope, receive, send)  # who has left takes neither, but uvicorn wants one
 
-    async def _reply(self, scope: Scope) -> Response | None:
+    async def _reply(self, scope: Scope) -> ASGIApp | None:
         """What a request is answered; None where nobody is there any more."""
         path = scope["path"]
         if scope["method"] not in _METHODS:
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
         if path.startswith(_FOR_ALL):
-            return _Page(self, Answered.PAGE)
+            return partial(self.page, Answered.PAGE)
         if path.startswith(_FOR_OPERATORS):
             if (why := self.door.stranger(scope, self._client(scope))) is None:
-                return _Page(self, Answered.PAGE)
+                return partial(self.page, Answered.PAGE)
             self.metrics.strangers[why] += 1
             return self._counted(Answered.NOTHING, NO_TOKEN if why is Stranger.TOKEN else NOT_FOUND)
-        if path in LEADS_TO_PAGE and self.door.stranger(scope, self._client(scope)) is None:
-            return _Page(self, Answered.PAGE)
+        if path in LEADS_TO_PAGE and self._is_operator(scope):
+            return partial(self.page, Answered.PAGE)
         if self.door.is_at(scope.get("server")):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
-            return _Page(self, Answered.ARTIFACT)
+            return partial(self.page, Answered.ARTIFACT)
         if not self._tree.is_ready:
             return self._counted(Answered.NOTHING, NOT_YET)
         at = self._clock()
         if (answer := await self._find(scope, at)) is not None:
             if answer.entry is not None and (stopped := self._tree.words.now) and stopped.stoppage.everything:
-                return self._counted(answer.counts_as, _to_disk(answer.entry, stopped.stoppage))
+                words = str(stopped.stoppage) if self._is_operator(scope) else f"{Halt.ALL} are stopped"
+                return self._counted(answer.counts_as, _to_disk(answer.entry, words))
             if answer.guarded is not None:
                 return await self._given(answer, answer.guarded, scope, at)
             return self._replied(answer, scope["headers"])
         if path.startswith(_IMMUTABLE):
-            return _Page(self, Answered.ARTIFACT)
-        self._unknown.note(path, _asking(scope, self._client(scope), at))
+            return partial(self.page, Answered.ARTIFACT)
+        self._unknown.note_request(path, _asking(scope, self._client(scope), at))
         return self._counted(Answered.NOTHING, NOT_FOUND)
 
-    async def _heard(self, scope: Scope, receive: Receive) -> Response | None:
+    async def _heard(self, scope: Scope, receive: Receive) -> Reply | None:
         """The reply to a POST: a forge's push, an inventory, or a report of an installer. All else is not allowed."""
         path, server = scope["path"], scope.get("server")
+        read = partial(self._bodies.read, receive, self._client(scope))
         if path == PUSHED and self._pushes is not None and not self.door.is_elsewhere(server):
-            return self._counted(Answered.PAGE, await self._pushes.heard(scope, receive))
+            return self._counted(Answered.PAGE, await self._pushes.heard(scope, read))
         if self.door.is_at(server):  # machines are answered elsewhere
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
         if not self._tree.is_ready:  # no tree states which reports are expected, so an installer has to try again
             is_expected = path == INVENTORY_PATH or means(f"boot{path}") in REPORTS
             return self._counted(Answered.NOTHING, NOT_YET if is_expected else NOT_ALLOWED)
-        at = self._clock()
+        asking = _asking(scope, self._client(scope), self._clock())
         if path == INVENTORY_PATH and INVENTORY in self._named.outputs():
-            asking = _asking(scope, self._client(scope), at)
-            return self._counted(Answered.INVENTORY, await self._inventories.hear(receive, asking))
-        answer = await self._find(scope, at)
+            return self._counted(Answered.INVENTORY, await self._unknown.note_inventory(read, asking))
+        answer = await self._find(scope, asking.at)
         kind = means(answer.guarded.path) if answer is not None and answer.guarded is not None else None
         if answer is None or answer.guarded is None or kind not in REPORTS:
             return self._counted(Answered.NOTHING, NOT_ALLOWED)
-        if isinstance(log := await end_of(receive), Reply):
-            return self._counted(Answered.NOTHING, log)
-        told = last_lines(log) if kind is FAILED else None
-        if not await self._giving.heard(answer.guarded, _asking(scope, self._client(scope), at), told):
+        end: deque[int] = deque(maxlen=MOST_LOG_BYTES)
+        if (refusal := await read(_MOST_REPORT_BYTES, end.extend)) is not None:
+            return self._counted(Answered.NOTHING, refusal)
+        told = last_lines(bytes(end)) if kind is FAILED else None
+        if not await self._giving.heard(answer.guarded, asking, told):
             return self._counted(Answered.NOTHING, NOT_NOW)  # it is to send it again
         return self._counted(answer.counts_as, answer.reply)
 
@@ -241,6 +243,8 @@ class Endpoint:
             return self._counted(answer.counts_as, answer.reply)
         if answer.hop is not None and is_sent_on(refusal, guarded, asking):
             return self._counted(answer.counts_as, file_reply(answer.hop, answer.content_type, UNCACHED))
+        if not self._is_operator(scope):
+            refusal = Refusal(refusal.reason, in_general(refusal.reason))
         return self._counted(answer.counts_as, _instead(answer, guarded, refusal))
 
     def _counted(self, answered: Answered, reply: Reply) -> Reply:
@@ -249,6 +253,9 @@ class Endpoint:
 
     def _client(self, scope: Scope) -> str | None:
         return client_address(scope, self._is_trusted)
+
+    def _is_operator(self, scope: Scope) -> bool:
+        return self.door.stranger(scope, self._client(scope)) is None
 
     # Pages
 
@@ -274,35 +281,26 @@ class Endpoint:
         from gitboot.serve.exposition import Exposition
 
         why_not = await self._why_not_ready()
-        seen = Exposition(
-            *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.crowd, self._certificate),
+        page, content_type = Exposition(
+            *(self.metrics, self.refusals.counted, self._tree, self._recorder, why_not, self.limits, self._certificate),
             unknown_requests=self._unknown.asked.requests,
-        )
-        page, content_type = seen.page(request.headers.get("accept", ""))
+        ).page(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
 
-    async def _readyz(self, _: Request) -> Response:
+    async def _readyz(self, request: Request) -> Response:
+        """Return whether this endpoint is ready; to operators also why not, who has stopped boots, and the progress."""
         why_not = await self._why_not_ready()
-        stopped = self._tree.words.now
-        told = f"{stopped.stoppage}\n" if stopped is not None else ""
-        if (underway := self._tree.status().get("progress")) is not None:
-            told += f"{underway['message']}\n"
-        return _text(200, f"ready\n{told}") if why_not is None else _text(503, f"{why_not}\n{told}")
+        lines = ["ready" if why_not is None else "not ready"]
+        if self._is_operator(request.scope):
+            lines = [why_not or "ready"]
+            lines += [str(stopped.stoppage)] if (stopped := self._tree.words.now) is not None else []
+            lines += [each["message"]] if (each := self._tree.status().get("progress")) is not None else []
+        return _text(200 if why_not is None else 503, "".join(f"{line}\n" for line in lines))
 
     async def _why_not_ready(self) -> str | None:
         if self._recorder is not None:
             await self._recorder.settle()
         return why_not_ready(self._tree, self._recorder)
-
-
-class _Page(Response):
-    """What Starlette answers."""
-
-    def __init__(self, endpoint: Endpoint, answered: Answered) -> None:
-        self._endpoint, self._answered = endpoint, answered
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._endpoint.page(self._answered, scope, receive, send)
 
 
 def _artifacts(root: Path, assets: Path | None) -> list[Route]:
@@ -350,9 +348,9 @@ def _instead(answer: Answer, guarded: Guarded, refusal: Refusal) -> Reply:
     return file_reply(content, answer.content_type, UNCACHED)
 
 
-def _to_disk(entry: Entry, stoppage: Stoppage) -> Reply:
+def _to_disk(entry: Entry, why: str) -> Reply:
     """What is answered who would boot, where nobody is to boot from the network."""
-    found = sent_to_disk(entry.path, entry.who, in_comment(str(stoppage)), entry.local_disk)
+    found = sent_to_disk(entry.path, entry.who, in_comment(why), entry.local_disk)
     return file_reply(found.encode(), ContentType.TEXT, UNCACHED) if found is not None else NOT_FOUND
 
 

@@ -1,17 +1,42 @@
-"""Who asks: the address of a client, also behind proxies, and whether it lies in a network."""
+"""Who asks: the address of a client, also behind proxies, whether it lies in a network, and what it may do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.types import Scope
+
+from gitboot.observe.asked import UnknownAsked
+from gitboot.serve.limits import MOST_IDLE
+
+if TYPE_CHECKING:
+    from gitboot.serve.certificate import Certificate
+    from gitboot.serve.operators import Tokens
+    from gitboot.serve.pushes import Pushes
 
 Network = IPv4Network | IPv6Network
 
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
+FORWARDED: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clients:
+    """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
+
+    trusted_proxies: Iterable[Network] = ()  # whose X-Forwarded-For states who asks
+    operators: Iterable[Network] = LOOPBACK
+    names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
+    tokens: Tokens | None = None  # that let read what operators may, from anywhere
+    operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
+    certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
+    most_idle: int = MOST_IDLE  # connections of one address that wait for their client
+    pushes: Pushes | None = None  # who hears webhooks of forges
+    asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
 def membership(networks: Iterable[Network]) -> Callable[[str | None], bool]:
@@ -30,7 +55,8 @@ def client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> st
     """The address a request comes from, in its shortest spelling; None if it cannot be told.
 
     Each proxy appends to ``X-Forwarded-For`` the address that it was asked from. So it is read from its end,
-    as far as proxies are trusted; what stands before that, anyone could have written.
+    as far as proxies are trusted; what stands before that, anyone could have written. An address that is not trusted,
+    loopback too, is the client itself, whatever it sends.
     """
     peer = scope["client"]
     address = _shortest(peer[0]) if peer else None
@@ -44,6 +70,13 @@ def client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) -> st
         if not is_trusted(address):
             break
     return address
+
+
+def unnamed_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
+    """Return the address that states for whom it asks, and is no trusted proxy; None: there is none."""
+    peer = scope["client"]
+    address = _shortest(peer[0]) if peer and any(name in FORWARDED for name, _ in scope["headers"]) else None
+    return None if is_trusted(address) else address
 
 
 @lru_cache(maxsize=4096)

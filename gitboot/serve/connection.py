@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-import resource
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gitboot.serve.crowd import Crowd
+from gitboot.serve.limits import Limits
 from gitboot.serve.operators import OperatorsDoor
 from gitboot.serve.reply import Header, Reply
 
@@ -21,7 +19,7 @@ PATIENCE_S: Final = 60  # how long a client may take to take what it is sent
 HEAD_S: Final = 10  # how long it may take to ask for something
 MOST_UNANSWERED_BYTES: Final = 64 * 1024
 
-_ALL_MAY_WAIT: Final = Crowd(is_exempt=lambda _: True)
+_NO_LIMITS: Final = Limits()
 _HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
@@ -29,19 +27,23 @@ class _Titled:
     """A transport for one response, which spells the names of its headers as they are registered.
 
     uvicorn writes them in lower case. GRUB before 2.12 knows ``Content-Length`` only as it stands here (net/http.c),
-    and without it waits for each file until the connection is closed.
+    and without it waits for each file until the connection is closed. A response that comes before the end of the
+    request's body closes the connection, because gitboot reads no more of that body.
     """
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def __init__(self, transport: asyncio.Transport, cycle: RequestResponseCycle) -> None:
+        self._transport, self._cycle = transport, cycle
         self._headless = True
 
     def write(self, data: bytes) -> None:
         if self._transport.is_closing():  # the client has left; uvloop would raise, and uvicorn log that
             return
-        if self._headless:  # the head is written by itself, and first
+        if self._headless and self._cycle.response_started:  # uvicorn writes the head by itself, after a 100 if any
             self._headless = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
+            if self._cycle.more_body and self._cycle.keep_alive:
+                self._cycle.keep_alive = False
+                data = data.removesuffix(b"\r\n") + b"Connection: close\r\n\r\n"
         self._transport.write(data)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,15 +69,16 @@ class Connection(HttpToolsProtocol):
             self._quickly = None
         peer = transport.get_extra_info("peername")
         self._address: str | None = peer[0] if peer else None
-        self._crowd: Crowd = getattr(self.app, "crowd", _ALL_MAY_WAIT)
+        self._limits: Limits = getattr(self.app, "limits", _NO_LIMITS)
+        self._is_of_proxy = self._limits.is_proxy(self._address)
         self._head_since: float | None = self._moved_at  # None: it is not being waited for one
-        self._crowd.waits(self, self._address)
-        if len(self.connections) > most_connections() and not self._crowd.make_room():
-            transport.abort()
+        self._limits.idle.enter(self, self._address)
+        self._limits.all.enter(self, self._address)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._crowd.leaves(self)
+        self._limits.idle.leave(self)
+        self._limits.all.leave(self)
 
     def data_received(self, data: bytes) -> None:
         self._unanswered_bytes += len(data)
@@ -97,9 +100,11 @@ class Connection(HttpToolsProtocol):
             self._send(reply)
             return
         self._asked = self._has_cycle = True
-        self._crowd.leaves(self)
+        self._limits.idle.leave(self)
+        if self._is_of_proxy:
+            self._limits.all.enter(self, self._limits.client(dict(self.scope)))
         super().on_headers_complete()
-        self.cycle.transport = _Titled(self._client)  # type: ignore[assignment] # what a cycle uses of it
+        self.cycle.transport = _Titled(self._client, self.cycle)  # type: ignore[assignment] # what a cycle uses of it
 
     def on_body(self, body: bytes) -> None:
         if self._is_answered:
@@ -130,18 +135,15 @@ class Connection(HttpToolsProtocol):
         end = b"\r\n" if keep_alive else b"Connection: close\r\n\r\n"
         body = bytes(reply.body) if self.parser.get_method() == b"GET" else b""
         self._client.write(b"".join((STATUS_LINE[reply.status_code], dated, reply.written, end, body)))
-        self._unanswered_bytes = 0
-        self._moved_at = self.loop.time()
         if not keep_alive:
             self._client.close()
-        self._crowd.waits(self, self._address)
-        super().on_response_complete()
+        self.on_response_complete()
 
     def on_response_complete(self) -> None:
         self._asked = False
         self._unanswered_bytes = 0
         self._moved_at = self.loop.time()
-        self._crowd.waits(self, self._address)
+        self._limits.idle.enter(self, self._address)
         super().on_response_complete()
 
     def abort_if_stuck(self, late_s: float) -> None:
@@ -159,16 +161,10 @@ class Connection(HttpToolsProtocol):
         if self._head_since is not None and now - self._head_since > HEAD_S + late_s:
             self._client.abort()
 
-    def give_up(self) -> bool:
-        """Close the connection at once; False: something is still on its way to the client."""
-        if self._client.get_write_buffer_size():
-            return False
-        self._client.abort()
-        return True
-
-
-@cache
-def most_connections() -> int:
-    """Half of the files that this process may open: clients leave the other half to all else that it does."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft // 2 if soft != resource.RLIM_INFINITY else 100_000
+    def give_up(self, *, if_sending: bool) -> bool:
+        """Close the connection at once. False: the endpoint prepares an answer, or sends one."""
+        is_sending = self._client.get_write_buffer_size() > 0
+        may_close = if_sending if is_sending else not self._asked or self.cycle.more_body
+        if may_close:
+            self._client.abort()
+        return may_close

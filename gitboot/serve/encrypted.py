@@ -8,8 +8,8 @@ import ssl
 from collections.abc import Callable, MutableSet
 from typing import Any, Final
 
-from gitboot.serve.connection import HEAD_S, Connection, most_connections
-from gitboot.serve.crowd import Crowd
+from gitboot.serve.connection import HEAD_S, Connection
+from gitboot.serve.limits import Limits
 
 _PAUSE_S: Final = 0.1  # where the system lets nobody in
 _FAREWELL_S: Final = 5  # for a client to agree that it ends
@@ -22,9 +22,9 @@ class EncryptedSocket:
     """
 
     def __init__(
-        self, listening: socket.socket, context: ssl.SSLContext, crowd: Crowd, refuse: Callable[[], None]
+        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, refuse: Callable[[], None]
     ) -> None:
-        self._listening, self._context, self._crowd, self._refuse = listening, context, crowd, refuse
+        self._listening, self._context, self._limits, self._refuse = listening, context, limits, refuse
 
     async def let_in(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
         """Let clients in until this is cancelled; those that are on their way in are among ``connections``, too."""
@@ -34,20 +34,18 @@ class EncryptedSocket:
             try:
                 client, address = await loop.sock_accept(self._listening)
             except OSError:  # it has left again, or all files are in use
-                self._crowd.make_room()
+                self._limits.all.make_room()
                 await asyncio.sleep(_PAUSE_S)
-                continue
-            if len(connections) >= most_connections() and not self._crowd.make_room():
-                client.close()
                 continue
             asyncio.create_task(self._greet(client, address[0], make(), connections))  # noqa: RUF006 - _Greeting has it
 
     async def _greet(
         self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
     ) -> None:
-        greeting = _Greeting(connection, self._crowd, asyncio.current_task())
+        greeting = _Greeting(connection, self._limits, asyncio.current_task())
         connections.add(greeting)
-        self._crowd.waits(greeting, address)
+        self._limits.idle.enter(greeting, address)
+        self._limits.all.enter(greeting, address)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: greeting,
@@ -60,22 +58,27 @@ class EncryptedSocket:
             self._refuse()
         finally:
             connections.discard(greeting)
-            self._crowd.leaves(greeting)
+            greeting.leave()
 
 
 class _Greeting(asyncio.Protocol):
     """A client that has connected, and no more: it waits as one does that asks for nothing."""
 
-    def __init__(self, connection: Connection, crowd: Crowd, task: asyncio.Task[None] | None) -> None:
-        self._connection, self._crowd, self._task = connection, crowd, task
+    def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
+        self._connection, self._limits, self._task = connection, limits, task
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
         """Let the connection take its place, now that both have agreed."""
-        self._crowd.leaves(self)
+        self.leave()
         transport.set_protocol(self._connection)
         self._connection.connection_made(transport)
 
-    def give_up(self) -> bool:
+    def leave(self) -> None:
+        """Stop counting it."""
+        self._limits.idle.leave(self)
+        self._limits.all.leave(self)
+
+    def give_up(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
         """Close it at once."""
         return self._task is not None and self._task.cancel()
 

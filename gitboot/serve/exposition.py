@@ -9,7 +9,6 @@ from itertools import accumulate
 from math import inf
 from typing import Any, Final, TypeVar
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -20,9 +19,9 @@ from gitboot.remedies import BMC, REMEDIES
 from gitboot.serve import catalogue
 from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
-from gitboot.serve.crowd import Crowd
 from gitboot.serve.described import shown_unknown
 from gitboot.serve.forwarding import Recorder
+from gitboot.serve.limits import Limits
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import Stranger
 from gitboot.serve.tree import PublishedTree
@@ -42,24 +41,19 @@ class Exposition(Collector):
         tree: PublishedTree,
         records: Recorder | None,
         why_not_ready: str | None,
-        crowd: Crowd,
+        limits: Limits,
         certificate: Certificate | None,
         unknown_requests: int = 0,
     ) -> None:
         self._unknown_requests = unknown_requests
-        self._crowd, self._certificate = crowd, certificate
+        self._limits, self._certificate = limits, certificate
         self._metrics, self._refused, self._tree = metrics, refused, tree
         self._records, self._why_not_ready = records, why_not_ready
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
 
     def page(self, accept: str) -> tuple[bytes, str]:
         """All of it, and its content type: OpenMetrics for who accepts that, else Prometheus' own format."""
         encode, content_type = choose_encoder(_OPENMETRICS if _OPENMETRICS in accept.lower() else "")
-        return encode(self._registry), content_type
-
-    def describe(self) -> list[Metric]:
-        return []  # so that registering does not collect
+        return encode(self), content_type
 
     def collect(self) -> Iterator[Metric]:
         yield _one(catalogue.BUILD, 1, __version__)
@@ -73,7 +67,7 @@ class Exposition(Collector):
         yield _metric(catalogue.REQUESTS, faults | requests)
         yield _metric(catalogue.BOOTS_REFUSED, {(each,): self._refused.get(each, 0) for each in WhyNot})
         yield _metric(catalogue.OPERATORS_REFUSED, {(each,): self._metrics.strangers[each] for each in Stranger})
-        yield _one(catalogue.IDLE_CLOSED, self._crowd.closed)
+        yield _one(catalogue.IDLE_CLOSED, self._limits.closed)
         yield _one(catalogue.UNKNOWN_REQUESTS, self._unknown_requests)
         seen = shown_unknown(self._tree)
         yield _one(catalogue.UNKNOWN_MACHINES, len(seen.machines) if seen is not None else 0)

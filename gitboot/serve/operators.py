@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
@@ -13,16 +14,18 @@ from typing import Final
 from starlette.types import Scope
 
 from gitboot.errors import UsageError
+from gitboot.serve.clients import FORWARDED
+from gitboot.serve.tree import Signature, signature
 
 _SHORTEST_TOKEN: Final = 16  # characters
-_BY_A_PROXY: Final = frozenset({b"via", b"forwarded", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"})
+_BY_A_PROXY: Final = FORWARDED | {b"via", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
 
 
 class Stranger(StrEnum):
     """Why somebody is taken for no operator."""
 
     NETWORK = "Network"  # asks from elsewhere
-    PROXY = "Proxy"  # came through a proxy that does not say for whom it asks
+    PROXY = "Proxy"  # came through a proxy that is not trusted, or that does not state for whom it asks
     HOST = "Host"  # asks for a name that is not this endpoint's: a page in an operator's browser, perhaps
     TOKEN = "Token"  # noqa: S105 - shows one that is none
     SOCKET = "Socket"  # asks where machines ask
@@ -34,7 +37,7 @@ class Tokens:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._stamp: tuple[int, int, int] | None = None
+        self._signature: Signature | None = None
         self._tokens: tuple[bytes, ...] = ()
 
     def check(self) -> None:
@@ -47,13 +50,10 @@ class Tokens:
             raise UsageError(f"{self._file} needs a token on each line, of {_SHORTEST_TOKEN} characters or more")
 
     def has(self, token: bytes) -> bool:
-        try:
-            stat = self._file.stat()
-            stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
-            if stamp != self._stamp:
-                self._tokens, self._stamp = _tokens(self._file.read_bytes()), stamp
-        except OSError:
-            return False
+        if (found_now := signature(str(self._file))) != self._signature:
+            self._tokens, self._signature = (), None
+            with suppress(OSError):
+                self._tokens, self._signature = _tokens(self._file.read_bytes()), found_now
         found = [hmac.compare_digest(token, each) for each in self._tokens if len(each) >= _SHORTEST_TOKEN]
         return any(found)
 
@@ -71,12 +71,11 @@ class OperatorsDoor:
         *,
         is_operator: Callable[[str | None], bool],
         is_proxy: Callable[[str | None], bool],
-        proxies_are_told: bool,  # whether somebody has said which there are: then each is one, whatever it sends
         names: Iterable[str],
         tokens: Tokens | None,
         at: tuple[str, int] | None,  # the socket that is for operators alone
     ) -> None:
-        self._is_operator, self._is_proxy, self._proxies_are_told = is_operator, is_proxy, proxies_are_told
+        self._is_operator, self._is_proxy = is_operator, is_proxy
         self._names, self._tokens, self._at = frozenset(name.lower() for name in names), tokens, at
 
     def is_at(self, server: tuple[str, int | None] | None) -> bool:
@@ -106,13 +105,14 @@ class OperatorsDoor:
         return None
 
     def _is_hidden(self, scope: Scope, headers: list[tuple[bytes, bytes]]) -> bool:
-        """Whether it came through a proxy that does not say for whom it asks."""
+        """Return whether it came through a proxy that is not trusted, or that does not state for whom it asks.
+
+        A proxy that nobody has configured for that sends HTTP/1.0 (nginx before 1.29.7, proxy_http_version).
+        """
         names = {name for name, _ in headers}
-        peer = scope["client"][0] if scope["client"] else None
-        if not self._is_proxy(peer) or b"x-forwarded-for" in names:
-            return False
-        shows_it = bool(names & _BY_A_PROXY) or scope.get("http_version") == "1.0"
-        return self._proxies_are_told or shows_it
+        if self._is_proxy(scope["client"][0] if scope["client"] else None):
+            return b"x-forwarded-for" not in names
+        return not names.isdisjoint(_BY_A_PROXY) or scope.get("http_version") == "1.0"
 
     def _is_ours(self, name: str) -> bool:
         return name == "localhost" or name in self._names or _is_address(name)

@@ -10,16 +10,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from starlette.types import Receive, Scope
+from starlette.types import Scope
 
 from gitboot.errors import UsageError
-from gitboot.serve.reply import HEARD, NOT_NOW, REFUSED, TOO_LARGE, Reply
+from gitboot.serve.limits import ReadBody
+from gitboot.serve.reply import HEARD, NOT_NOW, REFUSED, Reply
 
 PUSHED: Final = "/hooks/push"
 
 _MOST_BYTES: Final = 5 << 20
-_LONGEST_S: Final = 10.0  # for all of a body to come
-_MOST_AT_ONCE: Final = 8
 _PAUSE_S: Final = 2.0  # between two fetches that are asked for
 _SHORTEST_SECRET: Final = 16  # characters
 _PREFIX: Final = b"sha256="
@@ -35,22 +34,15 @@ class PushSecret:
     def __init__(self, file: Path) -> None:
         self._file = file
 
-    def check(self) -> None:
-        """Raise `UsageError` where it cannot be read, or is so short that it may be guessed."""
+    def read(self) -> bytes:
+        """Return the secret. Raises `UsageError` if it cannot be read, or is so short that it may be guessed."""
         try:
             secret = self._file.read_bytes().strip()
         except OSError as error:
             raise UsageError(f"--push-secret: {self._file} cannot be read: {error.strerror}") from None
         if len(secret) < _SHORTEST_SECRET:
             raise UsageError(f"--push-secret: {self._file} needs {_SHORTEST_SECRET} characters or more")
-
-    def read(self) -> bytes | None:
-        """The secret; None where there is none that counts."""
-        try:
-            secret = self._file.read_bytes().strip()
-        except OSError:
-            return None
-        return secret if len(secret) >= _SHORTEST_SECRET else None
+        return secret
 
 
 class Pushes:
@@ -58,26 +50,19 @@ class Pushes:
 
     def __init__(self, secret: PushSecret, wake: Callable[[], None]) -> None:
         self._secret, self._wake = secret, wake
-        self._hearing = 0
         self._woken = -_PAUSE_S
         self._later: asyncio.TimerHandle | None = None
 
-    async def heard(self, scope: Scope, receive: Receive) -> Reply:
-        """The reply to what may be a webhook."""
-        secret = self._secret.read()
-        if secret is None or self._hearing >= _MOST_AT_ONCE:
-            return NOT_NOW
-        self._hearing += 1
+    async def heard(self, scope: Scope, read: ReadBody) -> Reply:
+        """The reply to what may be a webhook. Of its body only the HMAC is kept."""
         try:
-            async with asyncio.timeout(_LONGEST_S):
-                digest = await _digest_of(receive, secret)
-        except TimeoutError:
-            return TOO_LARGE
-        finally:
-            self._hearing -= 1
-        if digest is None:
-            return TOO_LARGE
-        if not _is_signed(scope, secret, digest):
+            secret = self._secret.read()
+        except UsageError:
+            return NOT_NOW
+        digest = hmac.new(secret, digestmod=sha256)
+        if (refusal := await read(_MOST_BYTES, digest.update)) is not None:
+            return refusal
+        if not _is_signed(scope, secret, digest.hexdigest()):
             return REFUSED
         self._ring()
         return HEARD
@@ -90,20 +75,6 @@ class Pushes:
     def _wake_now(self) -> None:
         self._later, self._woken = None, time.monotonic()
         self._wake()
-
-
-async def _digest_of(receive: Receive, secret: bytes) -> str | None:
-    """The HMAC of a body, of which nothing is kept; None where it is too large, or was broken off."""
-    digest, size, more = hmac.new(secret, digestmod=sha256), 0, True
-    while more:
-        message = await receive()
-        body = message.get("body", b"")
-        size += len(body)
-        if message["type"] == "http.disconnect" or size > _MOST_BYTES:
-            return None
-        digest.update(body)
-        more = message.get("more_body", False)
-    return digest.hexdigest()
 
 
 def _is_signed(scope: Scope, secret: bytes, digest: str) -> bool:

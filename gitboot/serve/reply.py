@@ -31,18 +31,19 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-def file_reply(content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None) -> Reply:
+def file_reply(
+    content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
+) -> Reply:
     """A whole file; without an entity tag, who has it is sent it again."""
     headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
     if etag is not None:
         headers.append((b"etag", etag))
-    return Reply(200, [*headers, (b"cache-control", cache_control)], content)
+    return Reply(status, [*headers, (b"cache-control", cache_control)], content)
 
 
 def refused(why: str) -> Reply:
     """The reply to who has sent what cannot be meant."""
-    told = file_reply(f"{why}\n".encode(), ContentType.TEXT, UNCACHED)
-    return Reply(400, told.raw_headers, bytes(told.body))
+    return file_reply(f"{why}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
 
 
 def in_parts(reply: Reply) -> Reply:
@@ -85,8 +86,14 @@ NOT_FOUND: Final = _empty(404)
 NO_TOKEN: Final = _empty(401, (b"www-authenticate", b"Bearer"))  # one is shown that is none
 NOT_ALLOWED: Final = _empty(405, (b"allow", b"GET, HEAD"))
 REFUSED: Final = _empty(403)
-TOO_LARGE: Final = _empty(413)
-TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"))
+
+# These refuse a body whose rest nobody reads, so they end the connection.
+_CLOSE: Final = (b"connection", b"close")
+TIMED_OUT: Final = _empty(408, _CLOSE)
+TOO_LARGE: Final = _empty(413, _CLOSE)
+TOO_OFTEN: Final = _empty(429, (b"retry-after", b"60"), _CLOSE)
+TOO_MANY: Final = _empty(429, (b"retry-after", b"5"), _CLOSE)
+
 FAULT: Final = _empty(500)
 NOT_YET: Final = _empty(503)
 NOT_NOW: Final = _empty(503, (b"retry-after", b"5"))  # the data of a direct boot, while its fetch cannot be recorded

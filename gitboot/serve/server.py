@@ -9,7 +9,6 @@ import re
 import socket
 import threading
 import time
-from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -71,30 +70,9 @@ class EndpointServer:
     ) -> None:
         self.stop()
 
-    @property
-    def alive(self) -> bool:
-        """Whether requests are taken: after `start`, False before `stop` is a bug of gitboot's own."""
-        return self._thread.is_alive()
-
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        watch = asyncio.create_task(self._abort_stuck_clients())
-        await self._server.serve(sockets=list(self._sockets))
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
-
-    async def _abort_stuck_clients(self) -> None:
-        while True:
-            began = time.monotonic()
-            await asyncio.sleep(_STUCK_CHECK_S)
-            late_s = max(time.monotonic() - began - _STUCK_CHECK_S, 0)
-            for connection in tuple(self._server.server_state.connections):
-                if isinstance(connection, Connection):
-                    connection.abort_if_stuck(late_s)
+            runner.run(self._server.serve(sockets=list(self._sockets)))
 
 
 class _Server(uvicorn.Server):
@@ -104,6 +82,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._encrypted = encrypted
         self._letting_in: asyncio.Task[None] | None = None
+        self._looked_s = time.monotonic()  # when clients that are stuck were looked for last
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -111,6 +90,16 @@ class _Server(uvicorn.Server):
             self._letting_in = asyncio.create_task(
                 self._encrypted.let_in(self._connection, self.server_state.connections)
             )
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look for clients that are stuck. uvicorn calls this ten times a second."""
+        late_s = time.monotonic() - self._looked_s - _STUCK_CHECK_S
+        if late_s >= 0:
+            self._looked_s = time.monotonic()
+            for connection in tuple(self.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.abort_if_stuck(late_s)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._letting_in is not None:
