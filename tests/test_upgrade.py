@@ -27,6 +27,7 @@ from uuid import uuid4
 import pytest
 
 from tests.credentials import give_credentials
+from tests.fleets import image, maintenance, profile
 from tests.instance import Instance, eventually, git
 from tests.rack import Done, typed
 from tests.redfish.double import Machine
@@ -239,3 +240,25 @@ def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
     assert taken.once().code == 0
     assert taken.offers() == {"web01": False, "web02": False, "web03": False}
     assert taken.writes == {"web01": [], "web02": [], "web03": []}
+
+
+MEMORY_TEST: Final = maintenance("memory", select="{servers: [web03]}")
+
+
+def boots_memtest(taken: Taken) -> bool:
+    return "memtest-" in (taken.folder / f"output/boot{make.entry('web03')}").read_text()
+
+
+def test_an_image_that_2fefe59_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:
+    taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
+    done = taken.once()
+    assert (done.code, "maxReinstalls" in done.err, boots_memtest(taken)) == (0, False, True), done.err
+
+
+def test_an_image_that_comes_after_2fefe59_may_not(taken: Taken) -> None:
+    image_8 = image("memtest-8", "writesDisk: false", "kernel")
+    profile_8 = profile("repair-8", "memtest-8")
+    after = MEMORY_TEST.replace("profile: repair", "profile: repair-8")
+    taken.change("web03", "---\n".join((make.server("web03"), image_8, profile_8, after)))
+    done = taken.once()
+    assert ("maxReinstalls" in done.err, boots_memtest(taken)) == (True, False), done.err

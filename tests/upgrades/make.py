@@ -10,6 +10,8 @@ The BMCs are the Redfish double of these tests. The archive contains three serve
 - web01 consumed its override and fetched its install boot; the instance has not read that fetch;
 - web02 has an override that its BMC has not consumed.
 
+The fleet also has an image that writes no disk, and a profile for it. No server boots them.
+
 Wait a minute after the script has ended before you run `tests/test_upgrade.py`. Until then web01 may fetch its install
 boot again. Two archives differ in identities and times only. All files in an archive have the same owner and time.
 """
@@ -66,6 +68,20 @@ apiVersion: gitboot.dev/v1alpha1
 kind: BootProfile
 metadata: {{name: web}}
 spec: {{method: Pxe, image: flatcar-1}}
+---
+apiVersion: gitboot.dev/v1alpha1
+kind: BootImage
+metadata: {{name: memtest-7}}
+spec:
+  version: "7"
+  writesDisk: false
+  architectures:
+    x86_64: {{kernel: {{url: "assets:memtest-7/kernel", sha256: {digest}}}}}
+---
+apiVersion: gitboot.dev/v1alpha1
+kind: BootProfile
+metadata: {{name: repair}}
+spec: {{method: Pxe, image: memtest-7}}
 ---
 apiVersion: gitboot.dev/v1alpha1
 kind: BootPolicy
