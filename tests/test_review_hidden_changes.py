@@ -13,11 +13,13 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
+from gitboot.age import encrypt, make_key
 from gitboot.diff.access import access_changes
 from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.reinstalls import Why
+from gitboot.diff.risks import Risk
 from gitboot.model.fleet import FleetSpec, Provisioning, Serving
-from gitboot.review import Review
+from gitboot.review import Review, ReviewOutcome
 from tests.cases import for_each
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
 from tests.repositories import Work
@@ -430,3 +432,49 @@ def spec(clients: str = "", monitors: str = "", *, restrict: bool = False) -> Fl
 )
 def test_more_clients_can_fetch_by(what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]) -> None:
     assert [each.widens for each in access_changes(old, new)] == expected
+
+
+READERS: Final = "userData: {format: CloudInit, template: userdata/web.j2, secrets: {join: join.age}}"
+READING: Final[Files] = {
+    **FLEET,
+    "profiles/web.yaml": profile("web", "stream: stable", f"kernelArguments: [quiet], {READERS}"),
+    "join.age": "first",
+}
+
+
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Files that are encrypted by age."""
+    public = make_key(tmp_path_factory.mktemp("keys") / "keys")
+    return {name: encrypt(name.encode(), [public]).decode() for name in ("first", "second")}
+
+
+@for_each(
+    ("what", "old", "new", "servers"),
+    [
+        ("a secret that comes", FLEET, READING, 18),
+        ("a secret that goes", READING, {"profiles/web.yaml": FLEET["profiles/web.yaml"]}, 18),
+        ("another file", READING, {"join.age": "second"}, 18),
+        (
+            "a file of its own",
+            READING,
+            {
+                "servers/fra1-web07.yaml": server(
+                    "fra1-web07", "site: fra1, role: web", "provision: 1, secrets: {join: own.age}"
+                ),
+                "own.age": "second",
+            },
+            1,
+        ),
+        ("a file that no server has", READING, {"own.age": "second"}, 0),
+        ("other user data", READING, {"userdata/web.j2": f"{USER_DATA}# more\n"}, 0),
+    ],
+)
+def test_a_server_that_may_fetch_another_secret_is_of_the_class_who_may_fetch(
+    sealed: Mapping[str, str], what: str, old: Files, new: Files, servers: int
+) -> None:
+    before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))
+    review = reviewed(after, before)
+    assert review.outcome in (ReviewOutcome.FINE, ReviewOutcome.HELD, ReviewOutcome.UNCHANGED)
+    found = [danger for danger in review.dangers() if danger.risk is Risk.ACCESS]
+    assert [len(danger.names) for danger in found] == ([servers] if servers else [])
