@@ -468,9 +468,15 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ),
         ("a file that no server has", READING, {"own.age": "second"}, 0),
         ("other user data", READING, {"userdata/web.j2": f"{USER_DATA}# more\n"}, 0),
+        (
+            "another host that sees the tokens of secrets",
+            FLEET,
+            {"fleet.yaml": fleet("baseURL: 'http://boot.test', endpoint: 'http://evil.test'")},
+            22,
+        ),
     ],
 )
-def test_a_server_that_may_fetch_another_secret_is_of_the_class_who_may_fetch(
+def test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch(
     sealed: Mapping[str, str], what: str, old: Files, new: Files, servers: int
 ) -> None:
     before, after = ({path: sealed.get(text or "", text) for path, text in files.items()} for files in (old, new))

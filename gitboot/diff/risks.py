@@ -17,7 +17,7 @@ class Risk(StrEnum):
 
     REINSTALL = "reinstall"  # it can ask for a boot that writes disks, and could not before
     UNKNOWN_SERVERS = "unknown servers"  # what unknown machines boot
-    ACCESS = "who may fetch"  # which clients may fetch boots, or which secrets a server may fetch
+    ACCESS = "who may fetch"  # which clients may fetch boots, which secrets a server may fetch, and from which host
     MUTATED_IMAGE = "mutated image"  # a BootImage in use was edited
     WITHDRAWN = "withdrawn"  # removed, parked, retired, or selected by nothing any more
     BECOMES_UNKNOWN = "becomes unknown"  # whether it is provisioned: it boots its disk until somebody says
@@ -71,6 +71,7 @@ _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
         lambda its: (its.base_url, its.restrict, its.stopped, its.lifecycle is Lifecycle.ACTIVE),
     ),
     (Risk.BOOT, lambda its: its.local_disk),
+    (Risk.ACCESS, lambda its: its.endpoint),  # machines send it the tokens that fetch their secrets
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
 )
 _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (
