@@ -1,11 +1,17 @@
 from __future__ import annotations
 
+import json
+from datetime import UTC, datetime
 from ipaddress import ip_network
 
 import pytest
 
+from gitboot.observe.reports import SUFFIX, read_reports
 from gitboot.serve.clients import LOOPBACK, client_address, membership
 from tests.cases import for_each
+from tests.instance import eventually
+from tests.serving import LOADER, get, site
+from tests.test_serve_supervise import served
 
 PROXIES = membership((*LOOPBACK, ip_network("10.1.0.0/16"), ip_network("fd00:1::/32")))
 
@@ -57,3 +63,16 @@ def test_client_is_who_stands_before_the_last_trusted_proxy(
 )
 def test_membership_is_by_address(address: str | None, expected: bool) -> None:
     assert PROXIES(address) is expected
+
+
+@for_each("header", ["X-Forwarded-For", "forwarded"])
+def test_finding_s6_a_proxy_that_no_setting_names_is_noted_also_for_a_file_that_is_held_ready(header: str) -> None:
+    with site() as made, served(made.root, "--spool", str(made.spool)) as (url, process):
+        paths = {path: get(url + path).status_code for path in ("/boot.ipxe", "/boot.ipxe", "/healthz")}
+        assert paths == {"/boot.ipxe": 200, "/healthz": 200}
+        assert get(url + "/boot.ipxe", headers={**LOADER, header: "for=192.0.2.1"}).status_code == 200
+        (report,) = eventually(lambda: list(made.spool.glob(f"*{SUFFIX}")))
+        (proxy,) = read_reports(report.parent, datetime.now(UTC)).proxies
+        assert proxy.address == "127.0.0.1"
+        told = next(each for each in map(json.loads, process.stderr) if each["type"] == "ProxyUnnamed")
+        assert 'trusted-proxies = ["127.0.0.1"]' in told["message"]

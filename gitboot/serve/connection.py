@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from gitboot.serve.clients import FORWARDED
 from gitboot.serve.limits import Limits
 from gitboot.serve.operators import OperatorsDoor
 from gitboot.serve.reply import Header, Reply
@@ -126,6 +127,8 @@ class Connection(HttpToolsProtocol):
         path = self.url.partition(b"?")[0]
         if method not in (b"GET", b"HEAD") or not path.isascii():
             return None
+        if not self._is_of_proxy and not FORWARDED.isdisjoint(name for name, _ in self.headers):
+            return None  # the application takes note of a proxy that no setting names
         return self._quickly(path.decode(), self.headers)
 
     def _send(self, reply: Reply) -> None:
@@ -163,7 +166,7 @@ class Connection(HttpToolsProtocol):
 
     def give_up(self, *, if_sending: bool) -> bool:
         """Close the connection at once. False: the endpoint prepares an answer, or sends one."""
-        is_sending = self._client.get_write_buffer_size() > 0
+        is_sending = self._client.get_write_buffer_size() > 0 or (self._asked and self.cycle.response_started)
         may_close = if_sending if is_sending else not self._asked or self.cycle.more_body
         if may_close:
             self._client.abort()
