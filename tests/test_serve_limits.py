@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from select import select
 
 import httpx
@@ -93,6 +94,21 @@ def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
         answer = exchange(url, POST.replace(b"500", b"2") + b"\r\n{}" + b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + end)
         assert answer.count(b"HTTP/1.1 ") == 2
         assert answer.endswith(b"ok\n")
+
+
+def test_finding_s4_clients_that_read_slowly_make_room_for_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(limits, "most_connections", lambda: 3)
+    (tmp_path / "image").write_bytes(bytes(16_000_000))
+    with site() as made, made.serve(assets=tmp_path) as url, ExitStack() as stack:
+        held = [stack.enter_context(connect(url, receive_buffer=4096)) for _ in range(3)]
+        for each in held:
+            each.sendall(b"GET /assets/image HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert each.recv(12) == b"HTTP/1.1 200"
+        other = stack.enter_context(plain.Client(transport=httpx.HTTPTransport(local_address="127.0.0.9")))
+        assert other.get(url + ENTRY).status_code == 200
+        assert len(read_all(held[0])) < 16_000_000
 
 
 def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address() -> None:

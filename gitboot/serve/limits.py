@@ -159,6 +159,9 @@ def _end(deadline: asyncio.Timeout) -> bool:
 
 @cache
 def most_connections() -> int:
-    """Half of the files that this process may open: clients leave the other half to all else that it does."""
+    """Return a third of the files that this process may open.
+
+    A client that downloads an asset uses two: its connection and the asset. All clients leave a third to all else.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return soft // 2 if soft != resource.RLIM_INFINITY else 100_000
+    return soft // 3 if soft != resource.RLIM_INFINITY else 100_000
