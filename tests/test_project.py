@@ -130,6 +130,7 @@ ACROSS = {
         "reported",
         "run",
         "run_example",
+        "security_page",
         "site_lives",
         "upgrade",
         "vectors",

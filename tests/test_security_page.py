@@ -1,0 +1,351 @@
+"""The page on security: each promise has tests that show it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from tests.pages import ROOT
+
+PAGE: Final = (ROOT / "docs/security.md").read_text()
+END: Final = "## Set up a real site"  # after the strangers
+
+# Advice that only a person, a network or a forge can follow. It names no behaviour of gitboot that a test could show.
+ADVICE: Final = {
+    "Change the workflow file",
+    "Change what a machine boots",
+    "Read secrets that a machine fetches",
+    "Read who fetched",
+    "Use memory",
+}
+
+# The tests of each promise, below tests/. The key is the bold text at the beginning of the row or the list item.
+SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
+    # A client on the provisioning network
+    "Read boot files": (
+        "test_resolve_leaks.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
+        "test_serve_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
+    ),
+    "Take a one-time boot": (
+        "test_serve_once.py::test_where_clients_are_named_only_they_count",
+        "test_instance_installing.py::test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
+    ),
+    "Fetch user data and secrets": (
+        "test_serve_secrets.py::test_who_is_no_machine_of_the_fleet_is_given_none",
+        "test_serve_secrets.py::test_the_installers_report_ends_it_before_the_instance_knows",
+        "test_render_keyed.py::test_t6_who_asks_by_uuid_is_told_a_name_only_where_the_machine_may_ask_so",
+    ),
+    "Stay unseen": (
+        "test_serve_secrets.py::test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
+        "test_instance_secret_fetches.py::test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted",
+    ),
+    "Report an installation": (
+        "test_instance_evidence.py::test_a_fetch_and_a_report_count_where_the_fleet_says_so",
+        "test_instance_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
+        "test_serve_secrets.py::test_finding_s5_a_client_that_counts_for_nothing_is_noted_too",
+    ),
+    "Hold connections and bodies": (
+        "test_serve_operators.py::test_t5_of_one_address_the_oldest_that_waits_goes",
+        "test_serve_limits.py::test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
+        "test_serve_limits.py::test_finding_s4_a_body_that_trickles_ends_at_a_deadline",
+    ),
+    "Raise a false alarm": (
+        "test_instance_days.py::test_finding_s6_a_condition_names_the_setting_for_a_proxy_on_this_host_that_is_not_trusted",
+    ),
+    "Other installations": (
+        "test_serve_once.py::test_e1_a_killed_endpoint_gives_nothing_twice",
+        "test_serve_once.py::test_several_workers_share_what_was_given",
+        "test_serve_once.py::test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing",
+    ),
+    "Guessed tokens": (
+        "test_instance_tokenkeys.py::test_t6_a_stranger_who_knows_all_of_git_reports_nothing_and_has_no_secret",
+    ),
+    "Operators' pages": (
+        "test_serve_app.py::test_who_is_no_operator_cannot_tell_pages_from_nothing",
+        "test_serve_operators.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+    ),
+    "Invented addresses": ("test_serve_app.py::test_a_header_is_not_believed_from_who_is_no_proxy",),
+    "Other files": (
+        "test_serve_app.py::test_what_is_not_there_is_one_and_the_same_404",
+        "test_serve_app.py::test_what_is_no_request_gets_no_file",
+    ),
+    "Endless requests": (
+        "test_serve_limits.py::test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_answered",
+        "test_serve_operators.py::test_t5_a_machine_is_answered_while_a_client_holds_what_it_can",
+        "test_serve_operators.py::test_t5_a_head_has_to_come_in_time",
+    ),
+    "A full ledger": (
+        "test_serve_secrets.py::test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger",
+        "test_instance_installing.py::test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address",
+    ),
+    "Terminal escapes": (
+        "test_text_hostile.py::test_finding_s7_no_machine_commands_the_terminal_that_shows_events",
+        "test_text_hostile.py::test_no_bmc_commands_the_terminal_that_shows_it",
+    ),
+    "Long logs": ("test_reported.py::test_a_failure_is_posted_with_the_last_lines_of_a_log",),
+    "Reasons in `/readyz`": (
+        "test_instance_days.py::test_finding_s17_readyz_shows_strangers_neither_the_login_nor_the_reason_of_a_stop",
+    ),
+    "Webhooks": ("test_serve_pushes.py::test_who_has_not_the_secret_moves_nothing",),
+    # The author of a pull request
+    "Acknowledge a guard": (
+        "test_instance_signatures.py::test_t9_without_a_demand_a_line_counts_and_its_author_is_named",
+        "test_instance_signatures.py::test_t9_a_copied_line_counts_for_no_reinstallation_where_it_has_to_be_signed",
+        "test_instance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+    ),
+    "Change a system without a disk": (
+        "test_diff_guard.py::test_shares_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
+    ),
+    "Redirect secrets": (
+        "test_review_hidden_changes.py::"
+        "test_a_server_that_may_fetch_another_secret_or_elsewhere_is_of_the_class_who_may_fetch",
+    ),
+    "Name addresses": (
+        "test_instance_artifacts.py::test_what_is_wanted_is_looked_at_and_nothing_else",
+        "test_instance_artifacts.py::test_nobody_looks_where_that_is_switched_off",
+        "test_cli_artifacts.py::test_a_registry_that_is_not_named_is_not_asked",
+    ),
+    "Use time and memory": (
+        "test_evaluate_hostile.py::test_t1_machines_are_answered_while_a_commit_comes_to_no_end",
+        "test_source_fetcher.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+    ),
+    "Bring Python modules": ("test_files_output.py::test_finding_s1_a_module_of_the_branch_is_not_imported",),
+    "Code in CI": (
+        "test_ci.py::test_t13_nothing_of_the_branch_runs_where_the_token_is",
+        "test_ci.py::test_t13_only_the_job_without_the_branch_may_write",
+    ),
+    "Writes through symlinks": (
+        "test_ci_hostile.py::test_finding_s1_no_symlink_of_a_branch_leads_what_the_review_writes",
+        "test_files_output.py::test_finding_s1_no_command_writes_through_a_symlink_of_the_branch",
+        "test_files_output.py::test_finding_s1_an_import_deletes_nothing_outside_of_its_folder",
+    ),
+    "A forged review": (
+        "test_ci_hostile.py::test_finding_s2_a_review_that_the_branch_brings_is_not_posted",
+        "test_ci_hostile.py::test_finding_s2_the_comment_of_a_review_that_failed_replaces_the_earlier_one",
+        "test_ci_hostile.py::test_finding_s2_a_job_of_an_earlier_commit_that_runs_again_posts_nothing",
+    ),
+    "Text that acts": (
+        "test_ci_hostile.py::test_finding_s14_no_name_of_a_branch_is_a_command_to_the_ci_system",
+        "test_text_hostile.py::test_finding_s14_no_name_of_a_file_begins_a_command_of_a_ci_system",
+        "test_text_hostile.py::test_finding_s17_no_name_of_an_author_ends_explain_or_commands_a_terminal",
+        "test_text_hostile.py::test_no_format_holds_what_a_terminal_obeys",
+    ),
+    "Markup in the comment": (
+        "test_review_markdown.py::test_nothing_that_yaml_says_is_markdown_or_html",
+        "test_review_markdown.py::test_the_path_of_a_file_mentions_nobody",
+    ),
+    "Hidden servers": (
+        "test_review_hidden_changes.py::"
+        "test_finding_s10_a_line_for_one_server_is_shown_whichever_server_a_group_begins_with",
+        "test_review_hidden_changes.py::test_a_server_with_a_line_of_its_own_is_in_no_other_group",
+    ),
+    "Hidden installers": (
+        "test_review_hidden_changes.py::"
+        "test_finding_s11_an_image_that_claims_to_write_no_disk_is_an_installation_until_acknowledged",
+    ),
+    "Wider access": ("test_review_hidden_changes.py::test_finding_s17_who_may_fetch_is_no_change_of_0_servers",),
+    "Looser guards": ("test_diff_guard.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
+    "Stolen BMC passwords": (
+        "test_bmc_access.py::test_t2_a_pull_request_leads_no_credentials_out_of_their_networks",
+        "test_bmc_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in",
+    ),
+    "Files outside the fleet": (
+        "test_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleets_folder_is_refused",
+        "test_source_subpath.py::test_finding_s15_ci_refuses_a_folder_that_an_instance_refuses",
+        "test_source_snapshot.py::test_finding_s15_no_file_that_a_symlink_of_a_commit_leads_to_is_read",
+    ),
+    "Escapes from templates": (
+        "test_template.py::test_nothing_leads_out_of_the_sandbox",
+        "test_template.py::test_nothing_grows_without_bounds",
+    ),
+    "Injected boot commands": (
+        "test_quote.py::test_a_word_arrives_as_it_was_given_or_is_refused",
+        "test_quote.py::test_arguments_arrive_as_they_were_given_or_are_refused",
+    ),
+    "A stopped instance": (
+        "test_evaluate_hostile.py::test_t1_machines_are_answered_while_hostile_commits_are_met_and_the_last_one_again",
+    ),
+    # A person who may push other branches, write tags or comment
+    "Block a rollout": (
+        "test_ci.py::test_a_rollout_goes_on_by_a_pull_request_of_a_job_that_has_no_gitboot",
+        "test_ci_hostile.py::test_the_job_that_pushes_a_rollout_checks_what_it_was_given",
+    ),
+    "Edited comments": (
+        "test_ci_hostile.py::test_finding_s9_a_comment_of_somebody_else_with_the_marker_is_not_edited",
+        "test_cli_comment.py::test_an_account_that_the_forge_does_not_name_edits_nothing",
+    ),
+    "Confused names": (
+        "test_ci_hostile.py::test_finding_s2_a_tag_with_the_name_of_the_target_is_not_the_base_of_a_review",
+    ),
+    # The owner of an action, an image or a package that CI uses
+    "Publish a new version": ("test_ci.py::test_t13_only_the_job_without_the_branch_may_write",),
+    "Moved tags": ("test_ci_hostile.py::test_finding_s17_actions_and_images_are_named_by_digest",),
+    "Replaced packages": (
+        "test_ci_hostile.py::test_finding_s17_the_job_with_the_token_installs_nothing_without_a_hash",
+    ),
+    # A person who may push to the followed branch
+    "Decide what machines boot": (
+        "test_instance_signatures.py::test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+    ),
+    "Send large objects": (
+        "test_source_malformed.py::test_a_remote_is_fetched_from_while_a_malformed_commit_is_among_the_newest",
+        "test_source_fetcher.py::test_t4_what_a_remote_sends_is_unpacked_beside_the_instance_and_within_limits",
+    ),
+    "Unsigned commits": (
+        "test_instance_signatures.py::test_an_unsigned_commit_is_not_looked_into",
+        "test_instance_signatures.py::test_what_an_unsigned_commit_orders_is_not_obeyed",
+        "test_instance_signatures.py::test_head_accepts_a_signed_commit_on_unsigned_ones_and_range_does_not",
+    ),
+    "Replayed acknowledgements": (
+        "test_instance_acknowledgements.py::test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger",
+        "test_instance_acknowledgements.py::test_a_used_acknowledgement_in_another_form_counts_for_nothing",
+    ),
+    "Malformed metadata": (
+        "test_source_malformed.py::test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_address",
+    ),
+    # The holder of a trusted signing key
+    "Vouch for all content": (
+        "test_instance_acknowledgements.py::test_a_commit_that_was_written_anew_counts_only_if_a_trusted_key_signs_it",
+        "test_instance_signatures.py::test_t9_only_an_approval_counts_where_that_is_asked",
+    ),
+    "Expired keys": ("test_source_signatures.py::test_an_expired_key_counts_no_more_however_old_a_commit_says_it_is",),
+    "The forge's key as a person's": (
+        "test_source_signatures.py::test_a_forges_key_counts_for_merges_alone",
+        "test_instance_signatures.py::test_t9_a_forges_merge_acknowledges_nothing_with_what_a_pull_request_says",
+    ),
+    # A person who may write commit statuses
+    "Cause a warning": (
+        "test_instance_trust.py::test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
+    ),
+    "A ledger in doubt": (
+        "test_instance_verdicts.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
+        "test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
+    ),
+    # A person who can write STATE, the ledger or the fetch log
+    "Change records and approve commits": (
+        "test_instance_requests.py::test_a_record_that_is_set_pending_installs_the_machine_once_more",
+    ),
+    "Open folders": (
+        "test_instance_rights.py::test_t7_who_may_write_a_state_directory",
+        "test_instance_rights.py::test_t7_a_spool_that_everybody_may_write_is_refused",
+    ),
+    "A false database": (
+        "test_ledger_postgresql.py::test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a_file",
+    ),
+    # A login on the host of the instance or the endpoint
+    "Read OUTPUT": ("test_instance_rights.py::test_finding_s6_nginx_serves_output_as_another_user_by_its_group",),
+    "Read OUTPUT of an earlier version's ledger": (
+        "test_upgrade.py::test_output_stays_readable_for_everybody_until_a_group_is_named",
+        "test_upgrade.py::test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_everybody",
+    ),
+    "Ask as an operator": (
+        "test_serve_operators.py::test_t12_an_operator_is_who_asks_from_here_for_here",
+        "test_serve_operators.py::test_t12_a_token_is_answered_from_anywhere",
+    ),
+    "Pretend to be any client": (
+        "test_instance_days.py::test_finding_s6_a_named_proxy_lets_operators_in_by_the_forwarded_address",
+    ),
+    "Tokens for every login": (
+        "test_instance_rights.py::test_finding_s6_another_user_of_the_host_reads_nothing_in_output",
+    ),
+    # A server that gitboot asks
+    "Withhold boots": (
+        "test_instance_artifacts.py::test_only_what_is_known_to_be_absent_holds_a_boot_back",
+        "test_instance_artifacts.py::test_nobody_looks_where_that_is_switched_off",
+    ),
+    "Serve another image": (
+        "test_imagekeys.py::test_no_other_signature_of_openpgp_counts",
+        "test_assets_mirroring.py::test_another_file_is_not_brought",
+    ),
+    "Delay a notice": ("test_notices_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
+    "Endless answers": (
+        "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
+        "test_http_client.py::test_an_answer_without_end_ends_at_its_size",
+        "test_http_client.py::test_finding_s16_a_bmc_that_drips_ends_at_the_deadline",
+    ),
+    "Slow downloads": ("test_http_client.py::test_a_download_below_the_minimum_rate_ends",),
+    "Endless objects": ("test_targets_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
+    "Redirected passwords": (
+        "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
+        "test_source_remote.py::test_t3_credentials_follow_no_redirect_to_another_server",
+        "test_oci_registry.py::test_t3_a_redirect_takes_no_token_along",
+        "test_bmc_redfish.py::test_a_link_to_another_host_is_never_followed",
+    ),
+    "Another machine": (
+        "test_bmc_override.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
+        "test_bmc_ipmi.py::test_nothing_is_set_on_another_machine",
+        "test_bmc_switch.py::test_another_machine_is_never_switched",
+    ),
+    # A person on the path
+    "Read an operator's token": ("test_serve_certificate.py::test_operators_ask_by_tls_and_machines_as_ever",),
+    "Replace the newest commit": (
+        "test_instance_signatures.py::test_a_commit_that_no_trusted_key_signed_is_refused_and_the_last_one_goes_on",
+    ),
+    "Crack a BMC's password": ("test_bmc_ipmi.py::test_credentials_go_by_ipmi_only_where_that_is_said",),
+    "Tokens in the clear": (
+        "test_http_client.py::test_finding_s16_tokens_go_to_https_and_to_this_machine",
+        "test_forge.py::test_finding_s16_the_token_of_a_forge_goes_to_http_only_if_that_is_allowed",
+    ),
+    "Git passwords in the clear": ("test_source_remote.py::test_what_cannot_work_is_a_usage_error",),
+    "BMC passwords in the clear": ("test_bmc_access.py::test_t2_what_is_said_beside_credentials",),
+    "Unknown hosts": (
+        "test_source_remote.py::test_a_host_must_show_a_key_that_is_known",
+        "test_source_remote.py::test_a_certificate_must_be_trusted",
+        "test_bmc_redfish.py::test_an_unknown_authority_and_another_name_are_rejected",
+    ),
+    # The holder of a backup
+    "Compute tokens": ("test_instance_tokenkeys.py::test_t6_an_earlier_key_counts_for_a_day",),
+    "Open secrets": ("test_cli_secret.py::test_a_key_is_made_what_is_encrypted_to_it_opens_and_a_fleet_is_checked",),
+    "Forge a commit status": ("test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",),
+    "Secrets in the ledger": (
+        "test_serve_secrets.py::test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
+        "test_render_keyed.py::test_t6_nothing_of_a_key_is_published_or_shown",
+    ),
+    "A restored copy": (
+        "test_drills.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
+        "test_instance_trust.py::test_a_ledger_that_never_offered_what_an_endpoint_gave_is_an_older_copy",
+        "test_instance_trust.py::test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge",
+    ),
+}
+
+
+def promises(page: str) -> list[str]:
+    """Return the bold beginning of each list item and each row, and the whole line if it has none."""
+    lines = page.partition(END)[0].splitlines()
+    items = [
+        line
+        for number, line in enumerate(lines)
+        if re.match(r"[-*|] ", line) and not lines[min(number + 1, len(lines) - 1)].startswith("|---")
+    ]
+    return [found[1] if (found := re.match(r"[-*|] \*\*(.+?)\.?\*\*", line)) else line for line in items]
+
+
+def test_each_promise_on_the_page_is_shown_by_a_test() -> None:
+    found = promises(PAGE)
+    assert sorted(found) == sorted({*SHOWN_BY, *ADVICE})
+    assert not SHOWN_BY.keys() & ADVICE
+    assert [promise for promise, tests in SHOWN_BY.items() if not tests] == []
+
+
+def test_gitboot_itself_keeps_what_the_page_says_that_it_prevents() -> None:
+    """Advice is a row of a table, and never in the list of what gitboot prevents."""
+    assert {each for each in ADVICE if re.search(rf"^- \*\*{re.escape(each)}", PAGE, re.MULTILINE)} == set()
+
+
+def test_each_test_that_shows_a_promise_exists() -> None:
+    named = {each for tests in SHOWN_BY.values() for each in tests}
+    texts = {name: (ROOT / "tests" / name).read_text() for name in {each.partition("::")[0] for each in named}}
+    missing = [
+        each
+        for each in sorted(named)
+        if not re.search(rf"^def {each.partition('::')[2]}\(", texts[each.partition("::")[0]], re.MULTILINE)
+    ]
+    assert missing == []
+
+
+def test_a_promise_without_bold_text_is_found() -> None:
+    page = (
+        "## A stranger\n\n| a | b |\n|---|---|\n| **Do this.** x | y |\n| no name | y |\n\n- **That.** x\n- no name\n"
+    )
+    assert promises(page) == ["Do this", "| no name | y |", "That", "- no name"]
