@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sqlite3
 import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from ipaddress import ip_address
@@ -123,6 +124,23 @@ def test_t2_a_pull_request_leads_no_credentials_out_of_their_networks(tmp_path: 
     for number, case in enumerate(ELSEWHERE):
         assert (found[f"web{number}"]["seen"], found[f"web{number}"]["next"]) == (None, "no access"), case
         assert "access.toml" in found[f"web{number}"]["why"], case
+
+
+def test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens(tmp_path: Path) -> None:
+    with Rack(tmp_path) as rack:
+        blade = rack.add("web01", provision=1)
+        said(rack, 'networks = ["127.0.0.1"]\nhttp = true\n')
+        rack.push()
+        rack.once(*rack.spooling, records="fresh")
+        assert blade.stands
+        token_key = (rack.state / "token-keys").read_text().split()[-1]
+        keys = [token_key.encode(), bytes.fromhex(token_key)]
+        passwords = [PASSWORD.encode(), b64encode(f"{USER}:{PASSWORD}".encode())]
+        files = list(rack.state.glob("ledger.sqlite*"))
+        assert files and len(token_key) == 64
+        content = b"".join(file.read_bytes() for file in files)
+    assert blade.name.encode() in content
+    assert [each for each in (*keys, *passwords) if each in content] == []
 
 
 def test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_lets_it_in(tmp_path: Path, stranger: Collector) -> None:

@@ -300,7 +300,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Forge a commit status": ("test_forge.py::test_a_status_proves_its_change_by_the_key_of_the_ledger_alone",),
     "Secrets in the ledger": (
         "test_serve_secrets.py::test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
-        "test_render_keyed.py::test_t6_nothing_of_a_key_is_published_or_shown",
+        "test_bmc_access.py::test_a_backup_of_the_ledger_has_no_password_of_bmcs_and_no_key_of_tokens",
     ),
     "A restored copy": (
         "test_drills.py::test_a_ledger_from_an_older_backup_is_noticed_and_sets_nothing",
