@@ -6,28 +6,35 @@ import base64
 import re
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from gitboot.authorship import ReinstallsNeed
 from gitboot.diff.guard import Limits
+from gitboot.errors import SourceError
 from gitboot.instance.directory import LEDGER
 from gitboot.instance.settings import TrustSettings
 from gitboot.ledger import acknowledgements, facts
 from gitboot.load import Revision
 from gitboot.source.commit_objects import CommitReader, content_of
-from gitboot.source.keys import TrustedKeys
+from gitboot.source.keys import SignatureKeys, TrustedKeys
+from gitboot.source.repository import Stored
+from gitboot.source.signatures import Signatures
 from gitboot.source.signed import of_commit
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import eventually, running
 from tests.malformed import commit_by_git
 from tests.rack import typed
-from tests.repositories import Work
+from tests.repositories import ENVIRONMENT, Work
 from tests.signers import Person, allowed, gpg_people, ssh_person, stored
 
 NOON = at("20T12:00")
@@ -104,16 +111,16 @@ def switch(parts: Parts, work: Work, person: Person, name: str) -> tuple[Revisio
 # In another form
 
 
-def _signature(raw: bytes) -> tuple[list[bytes], bytes]:
-    """The lines of a commit's signature, and the rest with SIGNATURE in their place."""
+def _gpgsig(raw: bytes) -> re.Match[bytes]:
+    """The header with a commit's signature; its first group is the signature."""
     found = re.search(rb"^gpgsig (.*(?:\n .*)*)\n", raw, re.MULTILINE)
     assert found is not None
-    kept = raw[: found.start(1)] + b"SIGNATURE" + raw[found.end(1) :]
-    return [line.removeprefix(b" ") for line in found[1].split(b"\n")], kept
+    return found
 
 
-def _put(kept: bytes, lines: list[bytes]) -> bytes:
-    return kept.replace(b"SIGNATURE", b"\n ".join(lines), 1)
+def _lines(raw: bytes) -> list[bytes]:
+    """The lines of a commit's signature."""
+    return [line.removeprefix(b" ") for line in _gpgsig(raw)[1].split(b"\n")]
 
 
 def _data(lines: list[bytes]) -> bytes:
@@ -123,16 +130,34 @@ def _data(lines: list[bytes]) -> bytes:
     return base64.b64decode(b"".join(line for line in body if line and not line.startswith(b"=")))
 
 
-def _armour(lines: list[bytes], data: bytes, width: int, headers: list[bytes]) -> list[bytes]:
+def _crc24(data: bytes) -> bytes:
+    """The checksum of an OpenPGP armour: RFC 4880, 6.1."""
+    crc = 0xB704CE
+    for byte in data:
+        crc ^= byte << 16
+        for _ in range(8):
+            crc = (crc << 1) ^ (0x1864CFB if crc & 0x800000 else 0)
+    return crc.to_bytes(3)
+
+
+def _armour(lines: list[bytes], data: bytes, width: int = 64, headers: Sequence[bytes] = ()) -> list[bytes]:
+    """The armour of a signature with other data, another width, or headers of OpenPGP."""
     encoded = base64.b64encode(data)
     body = [encoded[start : start + width] for start in range(0, len(encoded), width)]
-    return [lines[0], *headers, *body, lines[-1]]
+    if not lines[0].startswith(b"-----BEGIN PGP"):
+        return [lines[0], *body, lines[-1]]
+    return [lines[0], *headers, b"", *body, b"=" + base64.b64encode(_crc24(data)), lines[-1]]
+
+
+def _packet(data: bytes) -> bytes:
+    """The content of an OpenPGP packet: RFC 4880, 4.2."""
+    assert data[0] & 0xC3 == 0x80, "an old packet header with a length of one byte"
+    return data[2:]
 
 
 def _with_unhashed(data: bytes) -> bytes:
     """An OpenPGP signature with one more subpacket that it does not cover: RFC 4880, 5.2.3."""
-    assert data[0] & 0xC3 == 0x80, "an old packet header with a length of one byte"
-    body = data[2:]
+    body = _packet(data)
     at = 6 + int.from_bytes(body[4:6])
     more = b"\x06\x64extra"  # length, a type for private use, content
     size = int.from_bytes(body[at : at + 2]) + len(more)
@@ -140,42 +165,93 @@ def _with_unhashed(data: bytes) -> bytes:
     return bytes((data[0], len(body))) + body
 
 
-def _blank(lines: list[bytes]) -> list[bytes]:
-    return [b""] if lines[0].startswith(b"-----BEGIN PGP") else []
+def _moved(raw: bytes) -> bytes:
+    """The commit with its signature before its author."""
+    header = _gpgsig(raw)
+    rest = raw[: header.start()] + raw[header.end() :]
+    return rest.replace(b"author ", header[0] + b"author ", 1)
 
 
-Form = Callable[[list[bytes]], list[bytes]]
-FORMS: dict[str, Form] = {
-    "a width of 20": lambda lines: _armour(lines, _data(lines), 20, _blank(lines)),
-    "one line": lambda lines: _armour(lines, _data(lines), 4096, _blank(lines)),
-    "CRLF": lambda lines: [line + b"\r" for line in lines],
-    "a line behind it": lambda lines: [*lines, b"and more"],
-    "twice": lambda lines: [*lines, *lines],
-    "data behind it": lambda lines: _armour(lines, _data(lines) + b"more", 64, _blank(lines)),
+def _with_header(name: bytes, raw: bytes) -> bytes:
+    """The commit with its signature in one more header."""
+    header = _gpgsig(raw)
+    return raw[: header.start()] + name + b" " + header[1] + b"\n" + raw[header.start() :]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A way to write a signed commit with other bytes. Git, and so its id, tells it from the commit that was signed."""
+
+    change: Callable[[bytes], bytes]  # of the bytes of a commit
+    by_git: bool = True  # whether `git verify-commit` accepts it
+    by_gitboot: bool = True  # whether gitboot takes it as signed
+
+
+def _rewritten(change: Callable[[list[bytes]], list[bytes]], *, verifies: bool = True) -> Form:
+    """A form with other lines of the signature."""
+
+    def changed(raw: bytes) -> bytes:
+        header = _gpgsig(raw)
+        return raw[: header.start(1)] + b"\n ".join(change(_lines(raw))) + raw[header.end(1) :]
+
+    return Form(change=changed, by_git=verifies, by_gitboot=verifies)
+
+
+NARROW: Final = _rewritten(lambda lines: _armour(lines, _data(lines), 20))
+FORMS: Final[Mapping[str, Form]] = {
+    "a width of 20": NARROW,
+    "one line": _rewritten(lambda lines: _armour(lines, _data(lines), 4096)),
+    "a line behind it": _rewritten(lambda lines: [*lines, b"and more"]),
+    "spaces before its lines": _rewritten(lambda lines: [lines[0], *(b" " + line for line in lines[1:-1]), lines[-1]]),
+    "spaces behind its lines": _rewritten(lambda lines: [lines[0], *(line + b" " for line in lines[1:-1]), lines[-1]]),
+    "empty lines": _rewritten(lambda lines: [lines[0], b"", *lines[1:-1], b"", lines[-1], b""]),
+    "before the author": Form(change=_moved),
+    "data behind it": _rewritten(lambda lines: _armour(lines, _data(lines) + b"more"), verifies=False),
+    "a line before it": _rewritten(lambda lines: [b"and more", *lines], verifies=False),
+    "a header for SHA-256": Form(change=partial(_with_header, b"gpgsig-sha256"), by_gitboot=False),
 }
-OPENPGP_FORMS: dict[str, Form] = {
-    "a comment": lambda lines: _armour(lines, _data(lines), 64, [b"Comment: again", b"Version: 7", b""]),
-    "no checksum": lambda lines: _armour(lines, _data(lines), 64, [b""]),
-    "its packet twice": lambda lines: _armour(lines, _data(lines) * 2, 64, [b""]),
-    "one more unhashed subpacket": lambda lines: _armour(lines, _with_unhashed(_data(lines)), 64, [b""]),
+SSH_FORMS: Final[Mapping[str, Form]] = {
+    "twice": _rewritten(lambda lines: [*lines, *lines]),
+    "CRLF": _rewritten(lambda lines: [line + b"\r" for line in lines], verifies=False),
+    "two headers": Form(change=partial(_with_header, b"gpgsig"), by_gitboot=False),
 }
-CASES = [
-    *(("ssh", name, form) for name, form in FORMS.items()),
-    *(("openpgp", name, form) for name, form in (FORMS | OPENPGP_FORMS).items()),
-]
+OPENPGP_FORMS: Final[Mapping[str, Form]] = {
+    "CRLF": _rewritten(lambda lines: [line + b"\r" for line in lines]),
+    "a comment": _rewritten(lambda lines: _armour(lines, _data(lines), headers=[b"Comment: again", b"Version: 7"])),
+    "one more unhashed subpacket": _rewritten(lambda lines: _armour(lines, _with_unhashed(_data(lines)))),
+    "a new packet header": _rewritten(
+        lambda lines: _armour(lines, bytes((0xC2, len(_packet(_data(lines))))) + _packet(_data(lines)))
+    ),
+    "a length of two bytes": _rewritten(
+        lambda lines: _armour(lines, b"\x89" + len(_packet(_data(lines))).to_bytes(2) + _packet(_data(lines)))
+    ),
+    "a marker packet": _rewritten(lambda lines: _armour(lines, b"\xca\x03PGP" + _data(lines))),  # RFC 4880, 5.8
+    "twice": _rewritten(lambda lines: [*lines, *lines], verifies=False),
+    "its packet twice": _rewritten(lambda lines: _armour(lines, _data(lines) * 2), verifies=False),
+    "two headers": Form(change=partial(_with_header, b"gpgsig"), by_git=False, by_gitboot=False),
+}
+CASES: Final = {
+    f"{kind}-{name}": (kind, form)
+    for kind, forms in (("ssh", {**FORMS, **SSH_FORMS}), ("openpgp", {**FORMS, **OPENPGP_FORMS}))
+    for name, form in forms.items()
+}
+COUNTED: Final = {name: case for name, case in CASES.items() if case[1].by_gitboot}
 
 
 def in_another_form(work: Work, commit: Revision, form: Form) -> Revision:
     """A commit with the same content as a signed one, which is checked out then, and another id."""
-    import pygit2
-
-    raw = CommitReader(pygit2.Repository(str(work.path))).read(commit).raw
-    found, kept = _signature(raw)
-    changed = _put(kept, form(found))
+    raw = raw_of(work, commit)
+    changed = form.change(raw)
     assert content_of(changed) == content_of(raw)
     made = stored(work, changed)
     assert made != commit
     return made
+
+
+def raw_of(work: Work, commit: Revision) -> bytes:
+    import pygit2
+
+    return CommitReader(pygit2.Repository(str(work.path))).read(commit).raw
 
 
 def merge_with(work: Work, main: Revision, other: Revision, name: str, message: str) -> Revision:
@@ -188,9 +264,24 @@ def merge_with(work: Work, main: Revision, other: Revision, name: str, message: 
     return work.head
 
 
-@pytest.mark.parametrize(("kind", "name", "form"), CASES, ids=[f"{kind}-{name}" for kind, name, _ in CASES])
+@pytest.mark.parametrize(("kind", "form"), CASES.values(), ids=CASES)
+def test_each_form_verifies_or_not_as_its_row_says(
+    work: Work, people: dict[str, Person], trust: TrustSettings, tmp_path: Path, kind: str, form: Form
+) -> None:
+    """A form that does not verify proves nothing of what counts once, so no other test uses it."""
+    person = people[kind]
+    made = in_another_form(work, person.commit(work), form)
+    options = (*person.options, "-c", f"gpg.ssh.allowedSignersFile={trust.keys.allowed_signers}")
+    command = ["git", *options, "verify-commit", made]
+    by_git = subprocess.run(command, cwd=work.path, env=ENVIRONMENT, check=False, capture_output=True)
+    keys = SignatureKeys(trust.keys, tmp_path / "keys")
+    by_gitboot = Signatures(Stored(work.path / ".git", SourceError), keys).signer(made)
+    assert (by_git.returncode == 0, by_gitboot is not None) == (form.by_git, form.by_gitboot), by_git.stderr
+
+
+@pytest.mark.parametrize(("kind", "form"), COUNTED.values(), ids=COUNTED)
 def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
-    work: Work, people: dict[str, Person], trust: TrustSettings, kind: str, name: str, form: Form
+    work: Work, people: dict[str, Person], trust: TrustSettings, kind: str, form: Form
 ) -> None:
     with instance(work, trust) as parts:
         signed, said = switch(parts, work, people[kind], "flatcar-2")
@@ -201,6 +292,7 @@ def test_a_used_acknowledgement_in_another_form_counts_for_nothing(
         held = parts.reconciler.status.held
         assert (applied(parts), held is not None and held.commit == newest) == (back, True)
         assert held is not None and held.guards == ("maxReinstalls",)
+        assert "counts once" in unheeded(parts)  # its signature is right
         # A person with a key signs the same change once more.
         again = people[kind].commit(work, message=f"Agreed again\n\n{said}")
         turn(parts, 4)
@@ -216,7 +308,7 @@ def test_all_of_it_in_one_poll_comes_to_the_same(work: Work, people: dict[str, P
         there = lines(parts)
         work.git("reset", "--quiet", "--hard", first)
         signed = ada.commit(work, documents("flatcar-2"), message=f"Agreed\n\n{there}")
-        replayed = in_another_form(work, signed, FORMS["a width of 20"])
+        replayed = in_another_form(work, signed, NARROW)
         work.git("reset", "--quiet", "--hard", signed)
         turn(parts, 2)
         assert applied(parts) == signed
@@ -249,7 +341,7 @@ def test_an_acknowledgement_is_used_up_by_being_accepted_even_if_it_did_not_coun
         said = lines(parts)
         work.git("reset", "--quiet", "--hard", before)
         signed = people["ssh"].commit(work, message=f"Agreed\n\n{said}")
-        broken = in_another_form(work, signed, lambda found: [found[0], b"AAAA", found[-1]])
+        broken = in_another_form(work, signed, _rewritten(lambda lines: [lines[0], b"AAAA", lines[-1]]))
         turn(parts, 2)
         assert applied(parts) == broken  # it changes nothing
         newest = merge_with(work, broken, signed, "flatcar-2", f"Fine\n\n{said}")
@@ -329,6 +421,74 @@ def test_a_rewind_does_not_make_an_acknowledgement_count_again(
         assert "counts once" in unheeded(parts)
 
 
+def _signed_with(algorithm: str, person: Person, raw: bytes) -> bytes:
+    """A commit with another SSH signature by the same key."""
+    private = person.public.with_suffix("")
+    command = ["ssh-keygen", "-q", "-Y", "sign", "-n", "git", "-O", f"hashalg={algorithm}", "-f", str(private)]
+    signature = subprocess.run(command, input=content_of(raw), capture_output=True, check=True).stdout
+    header = _gpgsig(raw)
+    return raw[: header.start(1)] + signature.strip().replace(b"\n", b"\n ") + raw[header.end(1) :]
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+def test_a_used_acknowledgement_with_another_signature_counts_for_nothing(
+    work: Work, people: dict[str, Person], trust: TrustSettings, algorithm: str
+) -> None:
+    """Ed25519 signatures are the same each time, so one of both is in another form only."""
+    ada = people["ssh"]
+    with instance(work, trust) as parts:
+        signed, said = switch(parts, work, ada, "flatcar-2")
+        back, _ = switch(parts, work, ada, "flatcar-1")
+        form = Form(change=lambda raw: _signed_with(algorithm, ada, _moved(raw)))
+        replayed = in_another_form(work, signed, form)
+        merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
+        turn(parts, 3)
+        assert applied(parts) == back
+        assert "counts once" in unheeded(parts)
+
+
+@pytest.mark.parametrize("kind", ["ssh", "openpgp"])
+def test_an_acknowledgement_with_other_line_ends_and_another_encoding_counts_once(
+    work: Work, people: dict[str, Person], trust: TrustSettings, kind: str
+) -> None:
+    options = ("-c", "i18n.commitEncoding=ISO-8859-1", "-c", "commit.cleanup=verbatim")
+    person = replace(people[kind], options=(*people[kind].options, *options))
+    with instance(work, trust) as parts:
+        commit_by_git(work, documents("flatcar-2"))
+        turn(parts, 1)
+        said = lines(parts)
+        signed = person.commit(work, message=f"Agreed: Caf\u00e9\r\n\r\n{said}\r\n")
+        raw = raw_of(work, signed)
+        assert b"\nencoding ISO-8859-1\n" in raw and f"{said}\r\n".encode() in raw
+        turn(parts, 2)
+        assert applied(parts) == signed
+        back, _ = switch(parts, work, person, "flatcar-1")
+        replayed = in_another_form(work, signed, NARROW)
+        merge_with(work, back, replayed, "flatcar-2", "Fine")
+        turn(parts, 3)
+        assert applied(parts) == back
+        assert "counts once" in unheeded(parts)
+
+
+def test_a_signed_tag_acknowledges_nothing_even_if_a_merge_keeps_its_text(
+    work: Work, people: dict[str, Person], trust: TrustSettings
+) -> None:
+    """Git writes a merged tag into the header mergetag of the merge, and its text into the message."""
+    ada = people["ssh"]
+    with instance(work, trust) as parts:
+        main = work.head
+        changed = commit_by_git(work, documents("flatcar-2"))
+        turn(parts, 1)
+        said = lines(parts)
+        work.git(*ada.options, "tag", "--sign", f"--message=Agreed\n\n{said}", "agreed", changed)
+        work.git("reset", "--quiet", "--hard", main)
+        work.git("merge", "--quiet", "--no-ff", "--no-edit", "agreed")
+        raw = raw_of(work, work.head)
+        assert b"\nmergetag object " in raw and said.encode() in raw.partition(b"\n\n")[2]
+        turn(parts, 2)
+        assert applied(parts) == main
+
+
 # After an upgrade, or a restore
 
 
@@ -355,7 +515,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
             turn(parts, 3)
             assert applied(parts) == first
     without_acknowledgements(folder)
-    replayed = in_another_form(work, signed, FORMS["a width of 20"])
+    replayed = in_another_form(work, signed, NARROW)
     merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
     with instance(work, trust) as parts:
         assert applied(parts) == back
@@ -405,7 +565,7 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 
         signed, said = install("flatcar-2")
         back, _ = install("flatcar-1")
-        replayed = in_another_form(work, signed, FORMS["a width of 20"])
+        replayed = in_another_form(work, signed, NARROW)
         merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
         eventually(lambda: instance.status()["attempted"]["commit"] == work.head)
         status = instance.status()
@@ -422,11 +582,8 @@ def test_finding_s3_a_used_acknowledgement_is_not_replayed_by_a_stranger(
 
 
 def test_what_is_counted_is_what_the_signature_covers(work: Work, people: dict[str, Person]) -> None:
-    import pygit2
-
-    git = pygit2.Repository(str(work.path))
     for person in people.values():
-        raw = CommitReader(git).read(person.commit(work)).raw
+        raw = raw_of(work, person.commit(work))
         signed = of_commit(raw)
         assert signed is not None
         assert content_of(raw) == signed.payload
