@@ -219,7 +219,7 @@ def counts(changes: Changes) -> str:
     if overrides := len(changes.of(Risk.OVERRIDE_ONLY)):
         parts.append(f"{count(overrides, 'override')} alone")
     if changes.access:
-        parts.append("who may fetch changes for every machine")
+        parts.insert(0, "who may fetch changes for every machine")
     return " · ".join(parts)
 
 
