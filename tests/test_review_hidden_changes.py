@@ -121,7 +121,7 @@ def test_finding_s17_who_may_fetch_is_no_change_of_0_servers(work: Work) -> None
     assert access == {"field": "spec.provisioning.clients", "old": ["10.0.0.0/8"], "new": [], "widens": True}
     for text in (found.text, found.markdown):
         shown = " ".join(text.split())
-        assert "who may fetch changes for every machine" in shown
+        assert "who may fetch changes for every machine · 0 servers changed" in shown
         assert "spec.provisioning.clients: 10.0.0.0/8 → every client: more clients can fetch" in shown
 
 
@@ -151,6 +151,19 @@ def test_servers_are_one_group_if_they_differ_by_their_own_values() -> None:
     (group,) = reviewed(web(own)).groups
     assert len(group.servers) == 18
     assert set(group.own) == {"name", "UUID", "MAC", "token"}
+
+
+def test_servers_of_two_sites_are_one_group_if_they_differ_by_its_base_url() -> None:
+    sites = ", ".join(
+        f"{{name: {name}, select: {{matchLabels: {{site: {name}}}}}, baseURL: 'http://{name}.test'}}"
+        for name in ("fra1", "ams2")
+    )
+    old = {**FLEET, "fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites}]")}
+    new = {"profiles/web.yaml": FLEET["profiles/web.yaml"].replace("[quiet]", "[quiet, more]")}  # type: ignore[union-attr]
+    (group,) = reviewed(new, old).groups
+    assert (len(group.servers), group.own) == (18, ("base URL",))
+    moved = {"fleet.yaml": fleet(f"baseURL: 'http://boot.test', sites: [{sites.replace('fra1.test', 'evil.test')}]")}
+    assert sorted({name[:4] for name in having(reviewed({**new, **moved}, old), "evil.test")}) == ["fra1"]
 
 
 @for_each(

@@ -1,9 +1,9 @@
 """A server's own values in what it boots, replaced by their names, so that two servers can be compared exactly.
 
-Two texts that are equal after this are the same text with the name, the UUID, the addresses and the tokens of one
-server in place of those of the other. A value that a commit changes is not replaced: a change of a MAC address to that
-of a stranger's machine must not look like the change of the next server. A serial number is free text that an author
-can fill with anything, so it is not replaced either; nor are variables and labels.
+Two texts that are equal after this are the same text with the name, the UUID, the addresses, the tokens and the site's
+base URL of one server in place of those of the other. A value that a commit changes is not replaced: a change of a MAC
+address to that of a stranger's machine must not look like the change of the next server. A serial number is free text
+that an author can fill with anything, so it is not replaced either; nor are variables and labels.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def _continues(beside: str, name: str) -> bool:
 
 
 def names_in(text: str) -> list[str]:
-    """Return what was replaced in a text, for people: name, UUID, MAC, address, token."""
-    found = re.findall(f"{_OPEN}([a-zA-Z]+)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
+    """Return what was replaced in a text, for people: name, UUID, MAC, address, base URL, token."""
+    found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
     return [name for name in found if name != _DIGEST]
 
 
@@ -79,13 +79,15 @@ def own_values(
 
 
 def _given(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
-    """What a document says of its server alone; the later of two equal values wins."""
+    """What a document says of its server alone, and its site of all its servers; the later of two equal values wins."""
     network = decisions.networks.get(decision.server)
     for number, address in enumerate(address for nic in (network.nics if network else ()) for address in nic.addresses):
         yield address, f"address {number}"
     for number, mac in enumerate(decision.macs):
         yield mac, f"MAC {number}"
         yield mac.replace("-", ":"), f"MAC {number}:"
+    if decision.base_url != decisions.base_url:  # else it is every server's
+        yield decision.base_url, "base URL"
     yield decision.uuid, "UUID"
     yield decision.server, _NAME
 
