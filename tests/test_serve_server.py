@@ -275,6 +275,37 @@ def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.Monk
             client.close()
 
 
+class Paused:
+    """An application that sends the first half of each answer, and the second once it may."""
+
+    def __init__(self) -> None:
+        self.limits, self.may_end = limits.Limits(), threading.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+        await send({"type": "http.response.body", "body": b"half", "more_body": True})
+        await asyncio.to_thread(self.may_end.wait, 60)
+        await send({"type": "http.response.body", "body": b"half"})
+
+
+def test_an_answer_whose_rest_is_not_ready_yet_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "most_connections", lambda: 1)
+    paused = Paused()
+    running, url = started(paused)
+    request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    with connect(url) as first:
+        first.sendall(request)
+        received = first.recv(65536)
+        while not received.endswith(b"half"):
+            received += first.recv(65536)
+        with connect(url) as newcomer:
+            assert read_all(first) == b""
+            paused.may_end.set()
+            newcomer.sendall(request)
+            assert read_all(newcomer).endswith(b"halfhalf")
+    running.stop()
+
+
 def test_clients_take_no_more_than_a_third_of_all_files() -> None:
     assert 100 < limits.most_connections() <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 3
 
