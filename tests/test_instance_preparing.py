@@ -136,7 +136,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         assert hosts.taken_over(1) is hosts.two
         (event,) = eventually(lambda: told(hosts.two, "Published"))
         assert event["written"] < 10
-        assert event["unchanged"] < 50
+        assert event["unchanged"] < 50, hosts.two.events
         assert hosts.two.instance is not None
         assert hosts.two.instance.get("/readyz").status_code == 200
         assert differing(hosts) == []
