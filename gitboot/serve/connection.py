@@ -123,12 +123,11 @@ class Connection(HttpToolsProtocol):
         is_busy = self._has_cycle and not self.cycle.response_complete  # the last one, where several wait
         if self._quickly is None or is_busy or self.flow.write_paused or self.parser.should_upgrade():
             return None
-        method = self.parser.get_method()
         path = self.url.partition(b"?")[0]
-        if method not in (b"GET", b"HEAD") or not path.isascii():
+        # The application takes note of a proxy that no setting names.
+        is_forwarded = not self._is_of_proxy and not FORWARDED.isdisjoint(name for name, _ in self.headers)
+        if self.parser.get_method() not in (b"GET", b"HEAD") or not path.isascii() or is_forwarded:
             return None
-        if not self._is_of_proxy and not FORWARDED.isdisjoint(name for name, _ in self.headers):
-            return None  # the application takes note of a proxy that no setting names
         return self._quickly(path.decode(), self.headers)
 
     def _send(self, reply: Reply) -> None:
@@ -167,7 +166,6 @@ class Connection(HttpToolsProtocol):
     def give_up(self, *, if_sending: bool) -> bool:
         """Close the connection at once. False: the endpoint prepares an answer, or sends one."""
         is_sending = self._client.get_write_buffer_size() > 0 or (self._asked and self.cycle.response_started)
-        may_close = if_sending if is_sending else not self._asked or self.cycle.more_body
-        if may_close:
+        if may_close := if_sending if is_sending else not self._asked or self.cycle.more_body:
             self._client.abort()
         return may_close
