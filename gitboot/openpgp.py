@@ -6,7 +6,7 @@ The program gets what it needs as arguments and files: no configuration, keyring
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -48,11 +48,55 @@ class Keyring:
         of, given = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         with TemporaryDirectory(dir=self._home) as folder:
             detached = Path(folder, "signature")
-            detached.write_bytes(signature)
+            detached.write_bytes(self._only_signatures(signature, Path(folder)))
             return _judged(self._gpg("--verify", str(detached), of, given=given), takes_text=takes_text)
+
+    def _only_signatures(self, signature: bytes, scratch: Path) -> bytes:
+        """Return the packets of a signature without armour; raise `Distrusted` if other packets are among them.
+
+        gpg decompresses a compressed packet in a signature: 810 bytes become a gigabyte.
+        """
+        if signature[:1] < b"\x80":  # no packet: each begins with this bit (RFC 4880, 4.2)
+            armoured, binary = scratch / "armoured", scratch / "binary"
+            armoured.write_bytes(signature)
+            ended = self._gpg("--output", str(binary), "--dearmor", str(armoured))
+            signature = binary.read_bytes() if ended.status == 0 and binary.exists() else b""
+        if not set(_packet_tags(signature)) <= _TAGS_OF_SIGNATURES:
+            raise Distrusted("signed in a way that is not read: it is cut off, or holds other OpenPGP packets")
+        return signature
 
     def _gpg(self, *arguments: str, given: bytes = b"") -> Ended:
         return ask_alone(["gpg", "--homedir", str(self._home), *_OF_ITS_OWN, *arguments], given, self._home)
+
+
+_TAGS_OF_SIGNATURES: Final = frozenset({2, 10})  # a signature, and a marker, which gpg ignores (RFC 4880, 4.3)
+_OTHER: Final = -1
+
+
+def _packet_tags(data: bytes) -> Iterator[int]:
+    """Yield the tags of OpenPGP packets (RFC 4880, 4.2); `_OTHER` for a packet without its whole length, then end."""
+    at = 0
+    while at < len(data):
+        first, more = data[at], data[at + 1 : at + 6]
+        if first & 0xC0 == 0xC0:
+            tag, kind = first & 0x3F, more[0] if more else 0xE0
+            if kind < 0xC0:
+                header, size = 2, kind
+            elif kind < 0xE0:
+                header, size = 3, ((kind - 0xC0) << 8) + int.from_bytes(more[1:2]) + 0xC0
+            elif kind == 0xFF:
+                header, size = 6, int.from_bytes(more[1:5])
+            else:  # a length in parts, which only data may have
+                tag, header, size = _OTHER, 1, 0
+        else:
+            tag, kind = (first >> 2) & 0xF, 1 << (first & 3)
+            header, size = 1 + kind, int.from_bytes(more[:kind])
+            if not first & 0x80 or kind == 8:  # no packet, or one that ends with the file
+                tag = _OTHER
+        at += header + size
+        yield tag if at <= len(data) else _OTHER
+        if tag == _OTHER:
+            return
 
 
 # Of gpg(1): nothing is asked, fetched or started; each key that is there is trusted, for that is why it is there.

@@ -7,6 +7,7 @@ import re
 import shutil
 import sqlite3
 import subprocess
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -197,6 +198,12 @@ def _rewritten(change: Callable[[list[bytes]], list[bytes]], *, verifies: bool =
     return Form(change=changed, by_git=verifies, by_gitboot=verifies)
 
 
+def _compressed(raw: bytes) -> bytes:
+    """The commit with its OpenPGP signature in a compressed packet: RFC 4880, 5.6."""
+    packet = b"\xa3\x02" + zlib.compress(_data(_lines(raw)))
+    return _rewritten(lambda lines: _armour(lines, packet)).change(raw)
+
+
 NARROW: Final = _rewritten(lambda lines: _armour(lines, _data(lines), 20))
 FORMS: Final[Mapping[str, Form]] = {
     "a width of 20": NARROW,
@@ -228,6 +235,7 @@ OPENPGP_FORMS: Final[Mapping[str, Form]] = {
     "a marker packet": _rewritten(lambda lines: _armour(lines, b"\xca\x03PGP" + _data(lines))),  # RFC 4880, 5.8
     "twice": _rewritten(lambda lines: [*lines, *lines], verifies=False),
     "its packet twice": _rewritten(lambda lines: _armour(lines, _data(lines) * 2), verifies=False),
+    "compressed": Form(change=_compressed, by_gitboot=False),
     "two headers": Form(change=partial(_with_header, b"gpgsig"), by_git=False, by_gitboot=False),
 }
 CASES: Final = {
