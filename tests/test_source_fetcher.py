@@ -28,6 +28,7 @@ from tests.packs import push_differences
 from tests.preloaded import nursery
 from tests.rack import until_condition
 from tests.repositories import Work
+from tests.strange_server import Client, strange_server
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
 
@@ -63,6 +64,20 @@ def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
 def forking() -> Iterator[None]:
     with nursery():
         yield
+
+
+def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_fetch(tmp_path: Path) -> None:
+    def answer(client: Client) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nX-Long: ")
+        client.drip(b"a")
+
+    fetcher = FetchProcess(deadline_s=1)
+    with strange_server(answer) as server:
+        source = Source(Remote(url=f"{server.url}/fleet.git"), tmp_path / "state", fetcher)
+        with pytest.raises(SourceError, match="was not complete after 1 s"):
+            source.fetch()
+    assert fetchers(os.getpid()) == []  # the process that fetched is ended
+    fetcher.close()
 
 
 # With an instance around it
@@ -229,7 +244,7 @@ def test_an_answer_that_was_not_waited_for_is_nobody_elses(
     assert (first != second, source.fetch()) == (True, second)
 
 
-def interrupted(_: Child) -> Iterator[bytes]:
+def interrupted(*_: object) -> Iterator[bytes]:
     raise KeyboardInterrupt
 
 

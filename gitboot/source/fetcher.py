@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from threading import Lock
 from typing import Final
@@ -14,17 +15,20 @@ from gitboot.source.remote import Remote
 from gitboot.source.sending import Arrived, Order, order_of, raised, report
 
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
+TOTAL_S: Final = 3600.0  # of a fetch; libgit2 has a timeout only between two bytes
 
 
 class FetchProcess:
     """Fetches as `InThisProcess` does; raises `SourceTooLarge`, too, where it takes more memory than it may.
 
+    Raises `SourceError` if a fetch takes longer than ``deadline_s`` as a whole.
+
     A process is started at the first need, and again after it has died; for several threads at once, one each. They
     end with the thread that started them, and with `close`.
     """
 
-    def __init__(self, mebibytes: int | None = None) -> None:
-        self._memory = (mebibytes or MEBIBYTES) << 20
+    def __init__(self, mebibytes: int | None = None, *, deadline_s: float = TOTAL_S) -> None:
+        self._memory, self._deadline_s = (mebibytes or MEBIBYTES) << 20, deadline_s
         self._changing = Lock()  # what follows
         self._idle: Child | None = None
         self._busy: set[Child] = set()
@@ -51,10 +55,12 @@ class FetchProcess:
             idle.put_away()
 
     def _ask(self, order: Order) -> Arrived:
-        child, answered = self._taken(), None
+        child, answered, ends_s = self._taken(), None, time.monotonic() + self._deadline_s
         try:
             child.send(order)
-            answered = report(next(child.answers()))
+            answered = report(next(child.answers(lambda: ends_s - time.monotonic())))
+        except TimeoutError:
+            raise SourceError(f"{order.url}: the fetch was not complete after {self._deadline_s:g} s") from None
         except (StopIteration, BrokenPipeError):
             raise self._died(order.url, child.wait()) from None
         finally:
