@@ -258,6 +258,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_imagekeys.py::test_no_other_signature_of_openpgp_counts",
         "test_assets_mirroring.py::test_another_file_is_not_brought",
     ),
+    "Hold a fetch": ("test_source_fetcher.py::test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_fetch",),
     "Delay a notice": ("test_notices_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
     "Endless answers": (
         "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
