@@ -212,30 +212,29 @@ class Forge:
         return None
 
     def witnessed(self, commits: Iterable[str], ledger: str, key: bytes) -> Witnessed:
-        """Return how far a ledger had come, by the first of these commits that has a proven status of it.
+        """Return how far a ledger had come at least, by the first of these commits that has a proven status of it.
 
         All statuses of a commit count, and not only the newest: anyone who may write statuses can repeat an old one.
-        Nothing is proven if a commit has more statuses than are read. Raises as `write` does.
+        A commit with more statuses than gitboot reads may hide the proof of a later change. Raises as `write` does.
         """
         claimed: int | None = None
         for commit in commits:
-            found, is_whole = self._all(commit)
-            own = [each for each in found if each.ledger == ledger]
+            own = [each for each in self._all(commit) if each.ledger == ledger]
             proven = [each.change for each in own if each.is_proven(key)]
             claimed = max((each.change for each in own if not each.is_proven(key)), default=claimed)
-            if proven or not is_whole:
-                return Witnessed(max(proven) if is_whole else None, claimed)
+            if proven:
+                return Witnessed(max(proven), claimed)
         return Witnessed(None, claimed)
 
-    def _all(self, commit: str) -> tuple[list[CommitVerdict], bool]:
-        """Return the verdicts on a commit, and whether no more are there."""
+    def _all(self, commit: str) -> list[CommitVerdict]:
+        """Return the verdicts on a commit, of the newest pages of its statuses."""
         found: list[CommitVerdict] = []
         for page in range(1, _MOST_PAGES + 1):
             count, verdicts = self._page(commit, page)
             found += verdicts
             if count < self._project.page_size:
-                return found, True
-        return found, False
+                break
+        return found
 
     def _page(self, commit: str, page: int = 1) -> tuple[int, list[CommitVerdict]]:
         """Return how many statuses a page has, and the verdicts among them, the newest first."""

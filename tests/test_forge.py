@@ -106,10 +106,16 @@ def test_an_old_status_that_is_repeated_hides_no_newer_one(host: ForgeHost, toke
     assert told.witnessed([ONE], LEDGER, KEY).proven == 9
 
 
-def test_more_statuses_than_are_read_prove_nothing(host: ForgeHost, token: Path) -> None:
+def test_a_proof_that_is_read_counts_beside_any_number_of_statuses(host: ForgeHost, token: Path) -> None:
     told = posted(host, token, ACCEPTED.proven(KEY))
     host.statuses *= 1100
-    assert told.witnessed([ONE], LEDGER, KEY).proven is None
+    assert told.witnessed([ONE], LEDGER, KEY).proven == ACCEPTED.change
+
+
+def test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit(host: ForgeHost, token: Path) -> None:
+    told = posted(host, token, ACCEPTED.proven(KEY), replace(HELD, commit=TWO, change=999))
+    host.statuses += [{**host.statuses[-1], "id": 10_000 + number} for number in range(1100)]
+    assert told.witnessed([TWO, ONE], LEDGER, KEY) == Witnessed(proven=ACCEPTED.change, claimed=999)
 
 
 def test_a_long_verdict_is_cut_before_its_witness(host: ForgeHost, token: Path) -> None:

@@ -218,6 +218,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Cause a warning": (
         "test_instance_trust.py::test_a_status_that_nothing_proves_is_a_warning_and_puts_no_ledger_in_doubt",
     ),
+    "Hide a proof": ("test_forge.py::test_statuses_that_hide_a_proof_do_not_hide_that_of_an_earlier_commit",),
     "A ledger in doubt": (
         "test_instance_verdicts.py::test_finding_s12_a_strangers_status_puts_no_ledger_in_doubt",
         "test_forge.py::test_an_old_status_that_is_repeated_hides_no_newer_one",
