@@ -101,6 +101,17 @@ def test_the_first_fetch_by_each_address_is_an_event_and_repeats_are_counted(lea
     assert learnt.counts == {"10.0.0.1": 3, "10.0.0.2": 1}
 
 
+@pytest.mark.parametrize("names", [("root-key", "root"), ("root", "root-key")])
+def test_a_secret_whose_name_begins_with_that_of_another_is_an_event_of_its_own(
+    names: tuple[str, str], learnt: Learnt
+) -> None:
+    for name in names:
+        learnt.fetch("10.0.0.1", f"{JOIN.rpartition('/')[0]}/{name}")
+    assert [each.message for each in learnt.events] == [
+        f"web01: 10.0.0.1 fetched the secret {name} for provision/1" for name in names
+    ]
+
+
 def test_beyond_sixteen_addresses_there_is_one_event_and_a_count(learnt: Learnt) -> None:
     for number in range(40):
         learnt.fetch(f"10.0.0.{number}")

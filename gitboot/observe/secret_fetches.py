@@ -125,8 +125,11 @@ class InstallationFetches:
 
     def has_fetched(self, address: str, secret: str) -> bool:
         """Whether an address has fetched a secret, or for user data any file of that, in this installation."""
-        group = _USER_DATA if secret.startswith(_USER_DATA) else secret
-        return any(address in each.addresses for name, each in self.secrets.items() if name.startswith(group))
+
+        def is_same(name: str) -> bool:
+            return name == secret or (name.startswith(_USER_DATA) and secret.startswith(_USER_DATA))
+
+        return any(address in each.addresses for name, each in self.secrets.items() if is_same(name))
 
     def facts(self) -> list[dict[str, Any]]:
         """Return an item for each secret, as the API and `gitboot secret fetches` show it."""
