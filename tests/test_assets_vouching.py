@@ -182,6 +182,16 @@ def test_what_cannot_be_fetched_or_is_another_file_is_not_signed(vendor: Vendor)
         vendor.web.files[name] = before
 
 
+def test_a_file_that_goes_on_beyond_its_size_is_no_further_read(vendor: Vendor) -> None:
+    path = vendor.write(
+        vendor.image(f", size: {len(KERNEL)}, signature: {{minisign: '{vendor.sign('kernel', 'minisign')}'}}")
+    )
+    vendor.put("kernel", KERNEL + b"x" * (1 << 20))
+    code, found = vendor.check(path)
+    assert code == Exit.INVALID
+    assert f"has more than {len(KERNEL):,} bytes" in found["error x86_64.kernel"]
+
+
 def test_a_file_of_a_registry_or_of_a_folder_is_checked_too(vendor: Vendor) -> None:
     signed = f", signature: {{minisign: '{vendor.sign('kernel', 'minisign')}'}}"
     with registry(vendor.folder / "registry", storage=vendor.folder / "storage") as found:

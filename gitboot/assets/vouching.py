@@ -100,12 +100,14 @@ class SignatureCheck:
         return bytes(content)
 
     def _fetch(self, artifact: Artifact, file: Path) -> None:
-        """Bring an artifact into a file; raises `Distrusted` where its content is not what the image says."""
-        digest = sha256()
+        """Write an artifact to a file. Raises `Distrusted` if its content is not what the image says, or has no end."""
+        digest, most_bytes = sha256(), artifact.size or _LARGEST_ARTIFACT
         with file.open("wb") as written:
             for chunk in self._chunks(artifact.url):
                 digest.update(chunk)
                 written.write(chunk)
+                if written.tell() > most_bytes:
+                    raise Distrusted(f"not what lies at {artifact.url}: that has more than {most_bytes:,} bytes")
         if digest.hexdigest() != artifact.sha256:
             raise Distrusted(f"not what lies at {artifact.url}: that has the sha256 {digest.hexdigest()}")
 
@@ -119,6 +121,7 @@ class SignatureCheck:
 
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
+_LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
 
 # As sha256sum prints it, and as it does with --tag, which is how BSD's sha256 does.
 _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
