@@ -334,16 +334,20 @@ def test_finding_s17_a_hash_that_pip_has_noted_is_in_the_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("branch", "changed"),
+    ("branch", "changed", "subpath"),
     [
-        pytest.param("gitboot/rollout-stable-1", {".github/workflows/evil.yml": "on: push"}, id="workflow"),
-        pytest.param("gitboot/rollout-stable-1", {"a.yaml": "1", "b.yaml": "2"}, id="two files"),
-        pytest.param("gitboot/other", {"a.yaml": "1"}, id="another name"),
+        pytest.param("gitboot/rollout-stable-1", {".github/workflows/evil.yml": "on: push"}, "", id="workflow"),
+        pytest.param(
+            "gitboot/rollout-stable-1", {".github/workflows/é.yml": "on: push"}, "", id="name that Git quotes"
+        ),
+        pytest.param("gitboot/rollout-stable-1", {"a.yaml": "1", "b.yaml": "2"}, "", id="two files"),
+        pytest.param("gitboot/rollout-stable-1", {"fleets/a.yaml": "1"}, "fleet", id="outside the fleet"),
+        pytest.param("gitboot/other", {"a.yaml": "1"}, "", id="another name"),
     ],
 )
 @pytest.mark.parametrize("is_github", [True, False], ids=["GitHub", "GitLab"])
 def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
-    branch: str, changed: dict[str, str], is_github: bool, fleet: Fleet, tmp_path: Path
+    branch: str, changed: dict[str, str], subpath: str, is_github: bool, fleet: Fleet, tmp_path: Path
 ) -> None:
     main = fleet.work.git("rev-parse", "main")
     fleet.work.git("switch", "--quiet", "--create", branch)
@@ -367,6 +371,7 @@ def test_the_job_that_pushes_a_rollout_checks_what_it_was_given(
     environment = {
         "PATH": f"{tools}:{os.environ['PATH']}",
         "RUNNER_TEMP": str(temporary),
+        "GITBOOT_SUBPATH": subpath,
         "BRANCH": branch,
         "CI_PIPELINE_ID": PIPELINE,
         "CI_REPOSITORY_URL": str(fleet.remote),
