@@ -40,8 +40,13 @@ ENTRIES: Final = {name: f"boot/v1/boot/52-54-00-12-34-{mac}/boot.ipxe" for name,
 
 def extracted(version: str, folder: Path) -> Path:
     with tarfile.open(UPGRADES / f"{version}.tar.xz") as archive:
-        archive.extractall(folder, filter="data")
+        archive.extractall(folder, filter=_with_permissions)
     return folder
+
+
+def _with_permissions(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Give folders the permissions that they have in the archive, under any umask."""
+    return tarfile.data_filter(member, folder).replace(mode=member.mode)
 
 
 def boot_files(left: Path) -> dict[Path, bytes]:
