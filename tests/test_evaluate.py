@@ -372,7 +372,7 @@ def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
         repository.push({"many.yaml": many()})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
-        os.kill(evaluators(os.getpid())[0], signal.SIGABRT)
+        os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGABRT)
         with pytest.raises(InvalidRepository, match="more memory"):
             eventually(lambda: evaluation.evaluate(revision, None))
     finally:
