@@ -6,27 +6,27 @@ import atexit
 import os
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from queue import Empty, SimpleQueue
+from contextlib import contextmanager
+
+from gitboot.signal_queue import SignalQueue
 
 
 class Stop:
-    """Set by SIGINT and SIGTERM; an Event's lock may be held by whom its handler interrupts, a SimpleQueue has none."""
+    """An end that SIGINT and SIGTERM ask for."""
 
     def __init__(self) -> None:
-        self._asked: SimpleQueue[None] = SimpleQueue()
+        self._asked: SignalQueue[bool] = SignalQueue()
         self.is_set = False
 
     def set(self) -> None:
         """Ask for the end; from any thread or signal handler."""
         self.is_set = True
-        self._asked.put(None)
+        self._asked.put(True)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the end is asked for, or for so long; say whether it was."""
-        if not self.is_set:
-            with suppress(Empty):
-                self._asked.put(self._asked.get(timeout=timeout_s))  # others may wait, too
+        if not self.is_set and self._asked.get(timeout_s):
+            self._asked.put(True)  # others may wait, too
         return self.is_set
 
 

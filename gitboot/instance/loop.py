@@ -5,13 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Final, Protocol
 
 import watchfiles
@@ -22,6 +20,7 @@ from gitboot.instance.laps import Stage
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
+from gitboot.signal_queue import SignalQueue
 from gitboot.source import Source
 from gitboot.status import Endpoints, Event, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
@@ -38,14 +37,10 @@ class Ring(Enum):
 
 
 class Bell:
-    """Rung from any thread or signal handler; whoever waits for it hears it once, however often it was rung.
-
-    A handler runs between any two steps of the main thread, which may hold an Event's lock just then: setting that
-    Event would wait for ever. A queue is made for it.
-    """
+    """Rung from any thread or signal handler; whoever waits for it hears it once, however often it was rung."""
 
     def __init__(self) -> None:
-        self._rung: SimpleQueue[Ring] = SimpleQueue()
+        self._rung: SignalQueue[Ring] = SignalQueue()
         self.is_over = False  # whether nothing is to be done any more
 
     def ring(self, why: Ring = Ring.ANYTHING) -> None:
@@ -59,10 +54,8 @@ class Bell:
     def wait(self, timeout_s: float) -> frozenset[Ring]:
         """Wait until it is rung, and take all of that as one; say what for, nothing where it was not."""
         heard = set[Ring]()
-        with suppress(Empty):
-            heard.add(self._rung.get(timeout=timeout_s))
-            while True:
-                heard.add(self._rung.get_nowait())
+        while (ring := self._rung.get(0 if heard else timeout_s)) is not None:
+            heard.add(ring)
         return frozenset(heard)
 
 
