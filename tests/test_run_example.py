@@ -299,9 +299,9 @@ def test_finding_r5_each_act_of_the_banner_shows_what_it_says(visited: Visit) ->
     assert re.search(r"^\S+ Accepted +" + visited.commits["held"][:12], visited.said, re.MULTILINE)
     installed = re.findall(r"fra1-w09 GET /assets/flatcar/amd64-usr/([\d.]+)/", visited.said)
     assert list(dict.fromkeys(installed)) == ["4230.2.4", "4459.2.4"]
-    assert [line.split()[1] for line in printed["maintain"].splitlines() if re.match(r"\d{4}-", line)] == [
-        *("Disk", "Maintenance", "Disk")
-    ]
+    phases = [line.split()[1] for line in printed["maintain"].splitlines() if re.match(r"\d{4}-", line)]
+    assert phases[-2:] == ["Maintenance", "Disk"]
+    assert phases[:-2] in (["Disk"], []), "the window may be open when the plan is asked for"
     maintained = re.findall(r"machine +fra1-w04 (boots \w+(?: disk)?|restarts)", visited.said)
     assert maintained == ["boots Pxe", "boots its disk"]
     assert "unknown" not in printed["maintain"]  # whether the server is provisioned
