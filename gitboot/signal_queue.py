@@ -30,7 +30,7 @@ class SignalQueue(Generic[Item]):
         self._items.put(item)
 
     def get(self, timeout_s: float) -> Item | None:
-        """Wait for an item for ``timeout_s`` seconds, and take it; None if there is none."""
+        """Return the next item. Return None if there is none within ``timeout_s`` seconds."""
         until = time.monotonic() + timeout_s
         while True:
             left_s = max(until - time.monotonic(), 0)

@@ -12,7 +12,7 @@ from gitboot.signal_queue import SignalQueue
 
 
 class Stop:
-    """An end that SIGINT and SIGTERM ask for."""
+    """A request to end, which a signal handler or another thread makes."""
 
     def __init__(self) -> None:
         self._asked: SignalQueue[bool] = SignalQueue()
