@@ -89,6 +89,7 @@ class HttpsServer:
             check=True,
             capture_output=True,
         )
+        self.password = self.PASSWORD  # what counts now
         self.requests: list[str] = []
         self.authorized: list[str] = []  # the paths of requests that brought credentials
         self.leads_to = ""  # the server that paths below /moved are at, and with a password those below /private/moved
@@ -120,7 +121,7 @@ class _HttpBackend(BaseHTTPRequestHandler):
         self.forge.requests.append(f"{self.command} {path}")
         if self.headers.get("Authorization"):
             self.forge.authorized.append(path)
-        expected = base64.b64encode(f"git:{HttpsServer.PASSWORD}".encode()).decode()
+        expected = base64.b64encode(f"git:{self.forge.password}".encode()).decode()
         if path.startswith("/private/"):
             path = path.removeprefix("/private")
             if self.headers.get("Authorization") != f"Basic {expected}":

@@ -45,15 +45,15 @@ def mount(folder: Path, username: str, password: str) -> None:
 def test_user_name_and_password_are_of_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the old name goes to the BMC with the new password, and the account is locked."""
     mount(tmp_path / "rack", "before", "the password before")
-    read_text, swaps = Path.read_text, iter(["after", "later"])
+    read_bytes, swaps = Path.read_bytes, iter(["after", "later"])
 
-    def swapped(path: Path, *how: str) -> str:
-        found = read_text(path, *how)
+    def swapped(path: Path) -> bytes:
+        found = read_bytes(path)
         if path.name == "username" and (name := next(swaps, None)) is not None:
             mount(tmp_path / "rack", name, f"the password {name}")
         return found
 
-    monkeypatch.setattr(Path, "read_text", swapped)
+    monkeypatch.setattr(Path, "read_bytes", swapped)
     found = read_credentials(tmp_path, "rack")
     assert (found.username, found.password) == ("later", "the password later")
 

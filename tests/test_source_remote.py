@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -352,7 +353,8 @@ def test_a_host_must_show_a_key_that_is_known(
         pytest.param("stranger", "", "", SourceRefused, "refuses the credentials", id="wrong key"),
         pytest.param("client", "s3cret", "", SourceRefused, "failed to authenticate", id="wrong passphrase"),
         pytest.param("client", "", "", SourceRefused, "failed to authenticate", id="no passphrase"),
-        pytest.param("nowhere", "", "", SourceRefused, "Unable to open private key file", id="no key"),
+        pytest.param("nowhere", "", "", UsageError, "nowhere: the private key cannot be read", id="no key"),
+        pytest.param("client.pub", "", "", UsageError, r"client\.pub holds no private key", id="no private key"),
         pytest.param("client", SshServer.PASSPHRASE, "/no", SourceError, "not appear to be a git", id="no repository"),
     ],
 )
@@ -374,6 +376,30 @@ def test_without_a_name_the_user_is_git(ssh: SshServer, ssh_key: SshKey, work: W
         Source(Remote(url=url, credentials=ssh_key), state).fetch()
 
 
+def test_finding_p1_a_rotated_ssh_key_and_host_key_count_at_the_next_fetch(
+    ssh: SshServer, ssh_key: SshKey, work: Work, state: Path, fetcher: FetchProcess, tmp_path: Path
+) -> None:
+    key = tmp_path / "id"
+    shutil.copy(ssh.key("stranger"), key)
+    credentials = SshKey(private_key=key, known_hosts=ssh_key.known_hosts, passphrase=ssh_key.passphrase)
+    source = Source(Remote(url=f"ssh://{ssh.host}{work.path}", credentials=credentials), state, fetcher)
+    with pytest.raises(SourceRefused):
+        source.fetch()
+    shutil.copy(ssh.key("client"), key)
+    assert source.fetch() == work.head
+    known = ssh_key.known_hosts.read_text()
+    ssh_key.known_hosts.write_text(f"[127.0.0.1]:{ssh.port} {ssh.public('stranger')}\n")
+    with pytest.raises(SourceRefused, match="another host key"):
+        source.fetch()
+    ssh_key.known_hosts.write_text(known)
+    shutil.copy(ssh.key("stranger"), key)
+    with pytest.raises(SourceRefused, match="refuses the credentials"):
+        source.fetch()
+    key.unlink()
+    with pytest.raises(UsageError, match=f"{key}: the private key cannot be read: No such file"):
+        source.fetch()
+
+
 def test_known_hosts_must_be_there(ssh: SshServer, ssh_key: SshKey, state: Path) -> None:
     ssh_key.known_hosts.unlink()
     with pytest.raises(UsageError, match="known_hosts: No such file"):
@@ -387,6 +413,7 @@ def test_known_hosts_must_be_there(ssh: SshServer, ssh_key: SshKey, state: Path)
 def test_a_server_that_never_answers_is_given_up(scheme: str, tmp_path: Path, state: Path) -> None:
     with silent_server() as port:
         key = SshKey(private_key=tmp_path / "id", known_hosts=tmp_path / "known_hosts")
+        key.private_key.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
         key.known_hosts.write_text("* ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ2Q\n")
         credentials = key if scheme == "ssh" else None
         remote = Remote(url=f"{scheme}://127.0.0.1:{port}/x", credentials=credentials, timeout_s=0.5)

@@ -154,14 +154,27 @@ def _read(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:
     try:
         for _ in range(_TRIES):
             before = list(map(_version, files))
-            texts = [file.read_text().rstrip("\n") for file in files]
+            contents = [file.read_bytes() for file in files]
             if before == list(map(_version, files)):
-                return texts
-    except (OSError, UnicodeDecodeError) as error:
+                return [_one_line(file, content) for file, content in zip(files, contents, strict=True)]
+    except OSError as error:
         raise UsageError(
             f"no credentials named {name}: {folder} needs the files {' and '.join(parts)} ({error})"
         ) from None
     raise UsageError(f"the files of {folder} change all the time")
+
+
+def _one_line(file: Path, content: bytes) -> str:
+    """Return the one line of a file. Raises `UsageError`, which shows nothing of the content."""
+    try:
+        text = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UsageError(f"{file} is not text in UTF-8: write the value alone, on one line") from None
+    if not text:
+        raise UsageError(f"{file} is empty: write the value alone, on one line")
+    if any(character in text for character in "\r\n\0"):
+        raise UsageError(f"{file} has several lines: write the value alone, on one line")
+    return text
 
 
 def _version(file: Path) -> _Version:

@@ -289,7 +289,7 @@ def running(
             source = stack.enter_context(fetched_apart(settings, settings.state))
         else:
             evaluation = evaluation_of(settings.state)
-            source = Source(remote_of(settings.git), settings.state)
+            source = _source_of(settings, settings.state)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
         artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
@@ -410,10 +410,17 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
 
 
 def look_for_repository(settings: Settings) -> None:
-    """Raise `UsageError` where a first start names what is no repository here; a later one waits for it."""
-    local = remote_of(settings.git).local
+    """Raise `UsageError` if a first start names no repository here, or Git credentials that cannot be read.
+
+    A later start goes on with the accepted commit, and the condition SourceReady shows what is wrong.
+    """
+    remote = remote_of(settings.git)
     with suppress(PermissionError):  # which is said where it is read
-        if local is None or (settings.state / CLONE).exists() or has_repository(local):
+        if (settings.state / CLONE).exists():
+            return
+        read_git_credentials(settings.git)
+        local = remote.local
+        if local is None or has_repository(local):
             return
         raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
 
@@ -423,7 +430,7 @@ def fetched_apart(settings: Settings, state: Path) -> Iterator[Source]:
     """What the settings follow, fetched by a process of its own, which ends with the block."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
-        yield Source(remote_of(settings.git), state, fetcher)
+        yield _source_of(settings, state, fetcher)
     finally:
         fetcher.close()
 
@@ -560,15 +567,36 @@ def witness_of(settings: Settings) -> Path | None:
     return None
 
 
+def _source_of(settings: Settings, state: Path, fetcher: FetchProcess | None = None) -> Source:
+    remote, read = remote_of(settings.git), partial(read_git_credentials, settings.git)
+    return Source(remote, state, fetcher, read_credentials=read)
+
+
+def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
+    """Return the credentials for the fleet's repository as their files are now. Raises `UsageError`."""
+    if settings.ssh is not None:
+        key, known_hosts = settings.ssh
+        return SshKey(private_key=key, known_hosts=known_hosts)  # which the fetch reads
+    if settings.credentials is None:
+        return None
+    try:
+        found = read_credentials(settings.credentials.parent, settings.credentials.name)
+    except UsageError as error:
+        raise UsageError(f"--git-credentials: {error}") from None
+    return Password(user=found.username, password=found.password)
+
+
 def remote_of(settings: GitSettings) -> Remote:
-    """Where commits are fetched from, and with which credentials."""
+    """Return where commits are fetched from. Raises `UsageError` if the URL and the kind of credentials do not fit.
+
+    The credentials are of the kind that the URL needs, but have no password: each fetch reads that.
+    """
     credentials: Password | SshKey | None = None
     if settings.ssh is not None:
         key, known_hosts = settings.ssh
         credentials = SshKey(private_key=key, known_hosts=known_hosts)
     elif settings.credentials is not None:
-        found = read_credentials(settings.credentials.parent, settings.credentials.name)
-        credentials = Password(user=found.username, password=found.password)
+        credentials = Password(password="")
     return Remote(
         url=settings.repository,
         reference=settings.reference,

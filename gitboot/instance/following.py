@@ -120,7 +120,7 @@ def _branch(
     if is_followed_there and reference in (where.branch, where.ref):
         raise UsageError(f"--target {where.name} is the branch that this instance follows; name another")
     remote_of = partial(_remote_of, where, settings.git)
-    remote_of()  # what cannot be meant is said at the start
+    remote_of(read=_no_password)  # raises at the start; files that cannot be read only make the target not current
     folder = settings.state / "targets" / f"{digest_of(where.name.encode())[:16]}.git"
     return BranchTarget(
         where.name,
@@ -145,7 +145,9 @@ def _place(url: str) -> tuple[str | None, str]:
     return parts.hostname, parts.path.strip("/").removesuffix(".git")
 
 
-def _remote_of(where: BranchAddress, git: GitSettings) -> Remote:
+def _remote_of(
+    where: BranchAddress, git: GitSettings, *, read: Callable[[Path], tuple[str, str]] | None = None
+) -> Remote:
     credentials: Password | SshKey | None = None
     if where.ssh_key is not None:
         if where.known_hosts is None:
@@ -154,9 +156,13 @@ def _remote_of(where: BranchAddress, git: GitSettings) -> Remote:
             )
         credentials = SshKey(private_key=where.ssh_key, known_hosts=where.known_hosts)
     elif where.credentials is not None:
-        user, password = _keys(where.credentials)
+        user, password = (read or _keys)(where.credentials)
         credentials = Password(user=user, password=password)
     return Remote(url=where.url, credentials=credentials, ca_bundle=where.ca_bundle, timeout_s=git.timeout_s)
+
+
+def _no_password(_folder: Path) -> tuple[str, str]:
+    return "", ""
 
 
 def _keys(folder: Path) -> tuple[str, str]:

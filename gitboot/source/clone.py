@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -17,7 +17,7 @@ from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess,
 from gitboot.source.commit_objects import CommitReader, peel_reference
 from gitboot.source.commits import date_of
 from gitboot.source.line import Merge, acknowledging_content, line, message_of, messages
-from gitboot.source.remote import Remote
+from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.source.repository import Stored, blaming
 from gitboot.source.subpath import ACCEPTED, folder_at, note_accepted
 from gitboot.source.tree import Blobs, of_commit
@@ -29,11 +29,20 @@ class Source:
 
     The state directory is locked by whoever makes this. `fetch` and `restore` may run in one thread and the
     other methods in another: each call opens the repository anew, as libgit2 wants it. What reads the clone
-    raises `CorruptClone` where it cannot, and `restore` fixes that.
+    raises `CorruptClone` where it cannot, and `restore` fixes that. ``read_credentials`` is called for each fetch.
+    Without it, each fetch uses the credentials of ``remote``.
     """
 
-    def __init__(self, remote: Remote, state: Path, fetching: Fetching | None = None) -> None:
+    def __init__(
+        self,
+        remote: Remote,
+        state: Path,
+        fetching: Fetching | None = None,
+        *,
+        read_credentials: Callable[[], Password | SshKey | None] | None = None,
+    ) -> None:
         self._remote, self._state = remote, state
+        self._read_credentials = read_credentials
         self.fetching = fetching or InThisProcess()
         self.clone = Stored(state / CLONE, CorruptClone)
         self.tag = tag_of(remote)
@@ -116,8 +125,9 @@ class Source:
         person has to act first.
         """
         is_there = self.clone.path.exists()
+        remote = self._authorized_remote()
         try:
-            fetched = self.fetching.fetch(self._remote, self._state, anew=not is_there)
+            fetched = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
             _sweep(self.clone.path, but="accepted.lock")  # which is no fetch's
             raise
@@ -132,11 +142,17 @@ class Source:
         raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
         more: then the clone is whole, but nothing in it is accepted.
         """
-        found = self.fetching.restore(self._remote, self._state, accepted)
+        found = self.fetching.restore(self._authorized_remote(), self._state, accepted)
         self._replace()
         if not found:
             raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
+
+    def _authorized_remote(self) -> Remote:
+        """Return the remote with the credentials that are valid now. Raises `UsageError` if they cannot be read."""
+        if self._read_credentials is None:
+            return self._remote
+        return replace(self._remote, credentials=self._read_credentials())
 
     def _replace(self) -> None:
         """Put the new clone in the place of what is there."""

@@ -157,6 +157,7 @@ class Conversation:
             if remote.ca_bundle is not None:
                 _trust(remote.ca_bundle)
             if isinstance(remote.credentials, SshKey):
+                _check_private_key(remote.credentials.private_key)
                 _expect_host_keys(remote, remote.credentials.known_hosts, home)
             # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
@@ -275,6 +276,16 @@ def _trust(ca_bundle: Path) -> None:
         pygit2.settings.set_ssl_cert_locations(str(ca_bundle), None)
     except pygit2.GitError as error:
         raise UsageError(f"{ca_bundle} holds no certificates: {words(error)}") from error
+
+
+def _check_private_key(file: Path) -> None:
+    """Raise `UsageError` if a file holds no private key: of libssh2's errors, none names the file."""
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{file}: the private key cannot be read: {error.strerror}") from error
+    if b"PRIVATE KEY-----" not in content:  # RFC 7468, and OpenSSH's PROTOCOL.key
+        raise UsageError(f"{file} holds no private key in PEM or OpenSSH format; ssh-keygen writes one")
 
 
 def _expect_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
