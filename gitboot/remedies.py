@@ -45,6 +45,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
+    "IdentitiesUnique": {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
     "OutputClosed": {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},

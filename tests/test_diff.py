@@ -316,6 +316,7 @@ def machine(name: str, uuid: str, mac: str = "", serial: str = "", bmc: str = ""
     return {f"servers/{name}.yaml": document("Server", name, spec, "role: web")}
 
 
+TAG = "4J8VM72"
 MAC = "52:54:00:00:00:01"
 
 
@@ -325,7 +326,11 @@ MAC = "52:54:00:00:00:01"
         ("the same UUID under another name", machine("a", "1"), {"servers/a.yaml": None, **machine("b", "1")}),
         ("another UUID under the same name", machine("a", "1"), machine("a", "2")),
         ("the same MAC", machine("a", "1", mac=MAC), {"servers/a.yaml": None, **machine("b", "2", mac=MAC)}),
-        ("the same serial", machine("a", "1", serial="S"), {"servers/a.yaml": None, **machine("b", "2", serial="S")}),
+        (
+            "the same serial",
+            machine("a", "1", serial="S1A"),
+            {"servers/a.yaml": None, **machine("b", "2", serial="S1A")},
+        ),
         ("the same BMC", machine("a", "1", bmc="x"), {"servers/a.yaml": None, **machine("b", "2", bmc="x")}),
     ],
 )

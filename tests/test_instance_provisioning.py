@@ -267,7 +267,7 @@ def test_what_was_fetched_before_all_was_adopted_says_nothing(tmp_path: Path) ->
     [
         ("another name", server("web09", "role: web", "provision: 1").replace(uuid_of("web09"), uuid_of("web01"))),
         ("new NICs", server("web01", "role: web", "provision: 1").replace(mac_of("web01"), mac_of("new"))),
-        ("a new serial", server("web01", "role: web", "provision: 1, serial: S2")),
+        ("a new serial", server("web01", "role: web", "provision: 1, serial: S2B")),
         ("a new BMC", server("web01", "role: web", "provision: 1, bmc: {address: 'https://10.0.0.9', credentials: c}")),
     ],
 )
@@ -281,7 +281,7 @@ def test_under_the_same_uuid_the_record_is_kept(bench: Bench, case: str, spec: s
     assert shown(state.plan) == INSTALLED, case
 
 
-MARKED = "serial: S1, bmc: {address: 'https://10.0.0.9', credentials: c}"
+MARKED = "serial: S1A, bmc: {address: 'https://10.0.0.9', credentials: c}"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ MARKED = "serial: S1, bmc: {address: 'https://10.0.0.9', credentials: c}"
     [
         ("its name", "web01", "other", "", UNKNOWN),
         ("its MAC", "web09", "web01", "", UNKNOWN),
-        ("its serial", "web09", "other", ", serial: S1", UNKNOWN),
+        ("its serial", "web09", "other", ", serial: S1A", UNKNOWN),
         ("its BMC", "web09", "other", ", bmc: {address: 'https://10.0.0.9', credentials: c}", UNKNOWN),
         ("nothing of it", "web09", "other", "", TO_INSTALL),
     ],

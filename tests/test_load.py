@@ -193,24 +193,24 @@ def test_there_is_one_fleet() -> None:
 
 
 BMC = "bmc: {address: 'https://10.1.0.1', credentials: a"
-ONE = f"serial: S1, {BMC}, system: /redfish/v1/Systems/1}}"
+ONE = f"serial: S1A, {BMC}, system: /redfish/v1/Systems/1}}"
 
 
 @for_each(
     ("case", "spec", "shared"),
     [
-        ("nothing", "serial: S2", 0),
-        ("the serial", "serial: S1", 1),
-        ("a serial in another case", "serial: s1", 1),
+        ("nothing", "serial: S2B", 0),
+        ("the serial", "serial: S1A", 1),
+        ("a serial in another case", "serial: s1a", 1),
         ("the BMC and its system", f"{BMC}, system: /redfish/v1/Systems/1}}", 1),
         ("the BMC, but not the system", f"{BMC}, system: /redfish/v1/Systems/2}}", 0),
         ("the BMC, of which one says no system", f"{BMC}}}", 1),
         (
             "the BMC in capitals, with its port",
-            ONE.replace("serial: S1, ", "").replace("https://10.1.0.1", "HTTPS://10.1.0.1:443"),
+            ONE.replace("serial: S1A, ", "").replace("https://10.1.0.1", "HTTPS://10.1.0.1:443"),
             1,
         ),
-        ("the address, but another port", ONE.replace("serial: S1, ", "").replace("10.1.0.1", "10.1.0.1:8443"), 0),
+        ("the address, but another port", ONE.replace("serial: S1A, ", "").replace("10.1.0.1", "10.1.0.1:8443"), 0),
         ("serial, BMC and system", ONE, 2),
     ],
 )
@@ -243,9 +243,7 @@ def test_e26_one_bmc_is_one_in_every_spelling(address: str, system: str) -> None
         ("a UUID", "uuid: 4C4C4544-0058-3610-8044-C2C04F503933", []),
         ("a serial number", "serial: X6DCP93", []),
         ("nothing", "", ["GB1044"]),
-        ("a UUID that nobody has set", "uuid: 03000200-0400-0500-0006-000700080009", ["GB1044"]),
         ("a UUID of zeros", "uuid: 00000000-0000-0000-0000-000000000000", ["GB1034"]),
-        ("a serial number that nobody has set", "serial: To be filled by O.E.M.", ["GB1044"]),
         ("another server's UUID", f"uuid: {uuid_of('web01')}", ["GB2003"]),
         ("its own UUID", f"uuid: {uuid_of('a')}", []),
     ],

@@ -15,7 +15,7 @@ OLD = Machine(
     uuid=SystemUuid(uuid_of("old")),
     name="web01",
     macs=(MacAddress("52-54-00-00-00-01"), MacAddress("52-54-00-00-00-02")),
-    serial="S1",
+    serial="S1A",
     bmc=BMC,
 )
 NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=None, bmc=None)
@@ -27,7 +27,7 @@ NEW = Machine(uuid=SystemUuid(uuid_of("new")), name="web02", macs=(), serial=Non
         ("nothing in common", NEW, None),
         ("its name", replace(NEW, name="web01"), ("name", "web01")),
         ("one of its MACs", replace(NEW, macs=OLD.macs[1:]), ("MAC", "52-54-00-00-00-02")),
-        ("its serial", replace(NEW, serial="S1"), ("serial", "S1")),
+        ("its serial", replace(NEW, serial="S1A"), ("serial", "S1A")),
         ("its BMC", replace(NEW, bmc=replace(BMC, credentials="other")), ("BMC", "https://10.0.0.1")),
         (
             "its BMC, spelt otherwise",
@@ -48,7 +48,7 @@ def test_a_new_uuid_that_carries_a_mark_of_another_is_a_new_motherboard(
 
 def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
     bmc = "bmc: {address: 'https://10.0.0.1', credentials: rack, tls: {verify: false}, reports: {serial: X6DCP93}}"
-    one = server("web01", "role: web", f"serial: S1, {bmc}").replace(
+    one = server("web01", "role: web", f"serial: S1A, {bmc}").replace(
         "interfaces: [", f'interfaces: [{{mac: "{mac_of("second")}", boot: false}}, '
     )
     found = machines(repository(SEED[0], one, *SEED[2:], server("web02", "role: web")))
@@ -56,7 +56,7 @@ def test_a_commit_describes_its_machines_by_uuid_with_all_their_nics() -> None:
     assert list(found) == [uuid_of("web01"), uuid_of("web02")]
     assert first.macs == tuple(sorted(mac_of(name).replace(":", "-") for name in ("web01", "second")))
     assert first.bmc == replace(BMC, verify=False, reports_serial="X6DCP93")
-    assert (first.name, first.serial, second.serial, second.bmc) == ("web01", "S1", None, None)
+    assert (first.name, first.serial, second.serial, second.bmc) == ("web01", "S1A", None, None)
 
 
 @for_each(

@@ -8,8 +8,9 @@ from gitboot.render.formats import server_files
 from gitboot.render.ipxe import first_script, render_by_serial
 from gitboot.render.tree import File
 from gitboot.resolve import plan
+from gitboot.resolve.decide import decide_all
 from tests.cases import for_each
-from tests.fleets import SEED, at, decided, fleet, image, profile, server, uuid_of
+from tests.fleets import SEED, at, decided, fleet, image, profile, repository, server, uuid_of
 
 NOON = at("20T12:00")
 FLEET = fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]")
@@ -17,9 +18,8 @@ BY_SERIAL = "boot/ipxe/serial/"
 
 
 def files_of(spec: str) -> dict[str, File]:
-    decisions = decided(
-        fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]"), server("web01", "role: web", spec), *SEED[2:]
-    )
+    documents = (fleet("baseURL: 'http://boot.test', outputs: [ipxe, serial]"), server("web01", "role: web", spec))
+    decisions = decide_all(repository(*documents, *SEED[2:])).decisions  # as an earlier version may have accepted it
     decision = decisions.servers["web01"]
     return server_files(decisions, decision, plan(decision, NOON, None))
 

@@ -58,7 +58,7 @@ RENAMED: Final = server("fra1-web01", "site: fra1, role: web", "provision: 1").r
 
 def board(number: str, bmc: str) -> str:
     """A server with a motherboard and a BMC."""
-    spec = f"provision: 1, serial: S1, bmc: {{address: 'https://{bmc}.test', credentials: a}}"
+    spec = f"provision: 1, serial: 4J8VM72, bmc: {{address: 'https://{bmc}.test', credentials: a}}"
     text = server("fra1-db01", "site: fra1, role: db", spec)
     return text.replace(uuid_of("fra1-db01"), uuid_of(number)).replace(mac_of("fra1-db01"), mac_of(number))
 

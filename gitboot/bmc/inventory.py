@@ -12,7 +12,13 @@ from gitboot.bmc.identity import Shown
 from gitboot.bmc.payload import Resource, observe_identity
 from gitboot.bmc.quirks import MODE
 from gitboot.load.identities import place_of
-from gitboot.model.scalars import MacAddress, Malformed, is_placeholder_serial, is_placeholder_uuid, parse_mac
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_lookup_mac,
+)
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.text import one_line
 
@@ -23,7 +29,6 @@ _ARCHITECTURES: Final = {
     "ARM-A64": Architecture.AARCH64,
     "ARM": Architecture.AARCH64,
 }
-_NO_MAC: Final = frozenset({"00-00-00-00-00-00", "ff-ff-ff-ff-ff-ff"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,11 +111,10 @@ def _nics(resources: Iterable[Resource]) -> tuple[FoundNic, ...]:
         if each.link("Links", "HostInterface") is not None:
             continue
         try:
-            mac = parse_mac(each.body.get("PermanentMACAddress") or each.body.get("MACAddress") or "")
+            mac = parse_lookup_mac(each.body.get("PermanentMACAddress") or each.body.get("MACAddress") or "")
         except Malformed:
             continue
-        if mac not in _NO_MAC:
-            found.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
+        found.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))
     return tuple(sorted(found.values(), key=lambda nic: (nic.name, nic.mac)))
 
 

@@ -21,6 +21,7 @@ from gitboot.cli.inputs import kept, stated
 from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
 from gitboot.load import Revision, Snapshot
+from gitboot.resolve.decisions import check_acceptable
 from gitboot.source import History
 from gitboot.source.fingerprints import keep, recall
 from gitboot.source.worktree import WorkFiles
@@ -37,10 +38,10 @@ class Deciding:
         self._begun_ns = time.time_ns()  # before any file is looked at
         self._evaluator = Evaluator(self._snapshot, kept=self._kept, workers=workers())
 
-    def decide(self, snapshot: Snapshot, begun: Callable[[int], None]) -> CommitPair:
+    def decide(self, snapshot: Snapshot, begun: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """What a snapshot decides, beside the last one that held together; raises `InvalidRepository`.
 
-        ``begun`` is told how many files it has.
+        ``begun`` is told how many files it has. ``is_base``: an earlier version of gitboot may have accepted it.
         """
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
@@ -53,6 +54,8 @@ class Deciding:
             self._shelf.put(self._evaluator)
         if place is not None and isinstance(files, WorkFiles):
             keep(files, place.marks, place.key, self._begun_ns)
+        if not is_base:
+            check_acceptable(found.head.decided.decisions, found.head.decided.repository.fleet.spec)
         return found
 
     def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:

@@ -26,6 +26,7 @@ from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile
 from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import check_acceptable
 from gitboot.resolve.reading import read as read_decisions
 from gitboot.resolve.sites import sites_of
 from gitboot.source import open_snapshot
@@ -40,6 +41,7 @@ def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisi
         snapshot = open_snapshot(path, rev)
         begun(len(snapshot.blobs))
         decided = read_decisions(snapshot)
+        check_acceptable(decided.decisions, decided.repository.fleet.spec)
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:

@@ -70,13 +70,13 @@ def server(
     Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
     """
     from gitboot.migration.newserver import new_document
-    from gitboot.model.scalars import Malformed, parse_mac, parse_name, parse_uuid
+    from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
 
     fleet = _loaded(path)
     try:
         new, about = _known(seen, state, address, asked_as, credentials, verify=not no_verify)
-        new = replace(new, macs={**new.macs, **{parse_mac(mac): None for mac in macs}})
-        new = replace(new, uuid=parse_uuid(uuid)) if uuid is not None else new
+        new = replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
+        new = replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
         chosen = parse_name(name)
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None

@@ -71,7 +71,7 @@ def compared(
         line = [each._replace(messages=_signed(each.messages, signatures)) for each in (p.merge for p in found.line)]
         messages = _signed(found.messages, signatures)
         signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
-    old, _ = side(names[0], found.base, deciding)
+    old, _ = side(names[0], found.base, deciding, is_base=True)
     new, pair = _nothing(names[1], found.head.revision, [fault] if fault else ()), None
     if fault is None:
         new, pair = side(names[1], found.head, deciding)
@@ -134,11 +134,13 @@ def _side_of(snapshot: Callable[[], Snapshot], deciding: Deciding) -> Side:
     return side(found.revision, found, deciding)[0]
 
 
-def side(named: str, snapshot: Snapshot, deciding: Deciding) -> tuple[Side, CommitPair | None]:
+def side(
+    named: str, snapshot: Snapshot, deciding: Deciding, *, is_base: bool = False
+) -> tuple[Side, CommitPair | None]:
     """A revision, loaded and decided, and where it holds together what is known of it beside the one before."""
     try:
         with evaluating() as begun:
-            found = deciding.decide(snapshot, begun)
+            found = deciding.decide(snapshot, begun, is_base=is_base)
     except InvalidRepository as error:
         return _nothing(named, snapshot.revision, error.problems), None
     decided = found.head.decided

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gitboot.assets.sighting import Presence, Sighting, is_withheld
 from gitboot.bmc.override import OperatorCondition
-from gitboot.instance.accept import accepted_message, held_message, refused_message
+from gitboot.instance.accept import Attempt, accepted_message, held_message, refused_message
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
@@ -56,6 +56,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_stops(standing, at),
         _of_the_clock(standing, at),
         *_of_the_fleet(standing, at),
+        *_of_identities(standing.attempt, at),
         *_of_bmcs(standing.schedule, at),
         *_of_who_sets_them(standing, at),
         *_of_waves(standing, at),
@@ -153,6 +154,17 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
         message = refused_message(attempt)
         yield _condition("CommitAccepted", False, "Untrusted" if is_untrusted else "Invalid", message, at)
+
+
+def _of_identities(attempt: Attempt, at: datetime) -> Iterator[Condition]:
+    """Yield whether the accepted commit identifies each server: an earlier version accepted placeholders."""
+    decisions = attempt.accepted.decisions if attempt.accepted is not None else None
+    found = [each for each in decisions.warnings if each.code == Code.PLACEHOLDER_IDENTITY] if decisions else []
+    if found:
+        first = f"{found[0].path}:{found[0].line}: {found[0].message}"
+        others = f" {more(len(found) - 1, 'identity')}".rstrip()
+        message = f"{first}; gitboot does not look for the server by it, and accepts no commit that has it{others}"
+        yield _condition("IdentitiesUnique", False, "Placeholder", message, at)
 
 
 def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition]:

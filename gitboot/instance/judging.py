@@ -22,6 +22,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
+from gitboot.resolve.decisions import check_acceptable
 from gitboot.status import PassedMerge
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
@@ -211,6 +212,8 @@ class Judging:
         if key not in self._known:
             try:
                 found = self._evaluation.evaluate(revision, base)
+                if found is not None:
+                    check_acceptable(found.commit.decisions, found.commit.fleet)
             except InvalidRepository as error:
                 self._known[key] = error
             else:

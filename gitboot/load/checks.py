@@ -19,7 +19,7 @@ from gitboot.load.resources import Id
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars import is_placeholder_serial, is_placeholder_uuid, shown
+from gitboot.model.scalars import shown
 from gitboot.model.scalars.names import AGE
 from gitboot.model.server import Server
 from gitboot.phrases import near
@@ -96,17 +96,13 @@ def _reports_of_nothing(draft: Draft) -> Iterator[Remark]:
 
 
 def reports_of_nothing(server: Server) -> Iterator[tuple[Path, str]]:
-    """What a BMC is said to show that tells its machine from no other: where it stands, and why it does not."""
+    """Yield bmc.reports without a value: where it stands, and what is wrong."""
     reports = server.spec.bmc.reports if server.spec.bmc is not None else None
     if reports is None:
         return
     at: Path = ("spec", "bmc", "reports")
     if reports.uuid is None and reports.serial is None:
         yield at, "bmc.reports says neither uuid nor serial"
-    if reports.uuid is not None and is_placeholder_uuid(reports.uuid):
-        yield (*at, "uuid"), f"{shown(reports.uuid)} is what boards show on which nobody has set one"
-    if reports.serial is not None and is_placeholder_serial(reports.serial):
-        yield (*at, "serial"), f"{shown(reports.serial)} is what boards show on which nobody has set one"
 
 
 def _dangling_references(draft: Draft) -> Iterator[Remark]:

@@ -9,7 +9,15 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from gitboot.document import Path
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars import (
+    MacAddress,
+    SystemUuid,
+    byte_orders,
+    is_placeholder_mac,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    is_stand_in,
+)
 from gitboot.model.server import Bmc, Server
 
 
@@ -20,6 +28,19 @@ class Identity(NamedTuple):
     value: str
     same: str  # equal where it is the same thing in another spelling
     path: Path
+
+    @property
+    def is_placeholder(self) -> bool:
+        """Whether many machines show it, or it is gitboot's own stand-in for an unknown UUID."""
+        match self.what:
+            case "UUID":
+                uuid = SystemUuid(self.value)
+                return is_placeholder_uuid(uuid) or is_stand_in(uuid)
+            case "serial":
+                return is_placeholder_serial(self.value)
+            case "MAC address":
+                return is_placeholder_mac(MacAddress(self.same))
+        return False
 
 
 def identities(server: Server) -> Iterator[Identity]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gitboot.load import FleetRepository
 from gitboot.load.identities import place_of
-from gitboot.model.scalars import MacAddress, SystemUuid, is_stand_in
+from gitboot.model.scalars import MacAddress, SystemUuid, is_placeholder_mac, is_placeholder_serial, is_stand_in
 from gitboot.model.server import Server
 
 
@@ -50,8 +50,8 @@ class Machine:
     def marks(self) -> Iterator[tuple[str, str]]:
         """What no other machine has while this one stands: (what it is, its value)."""
         yield "name", self.name
-        yield from (("MAC", mac) for mac in self.macs)
-        if self.serial is not None:
+        yield from (("MAC", mac) for mac in self.macs if not is_placeholder_mac(mac))
+        if self.serial is not None and not is_placeholder_serial(self.serial):
             yield "serial", self.serial.upper()
         if self.bmc is not None:
             yield "BMC", "".join(filter(None, self.bmc.place))

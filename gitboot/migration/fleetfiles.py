@@ -24,6 +24,7 @@ from gitboot.migration.known import Supplement
 from gitboot.model.envelope import API_VERSION
 from gitboot.model.scalars import (
     Malformed,
+    is_placeholder_serial,
     parse_artifact_url,
     parse_bmc_address,
     parse_kernel_argument,
@@ -121,6 +122,9 @@ def _alone(machines: Mapping[str, ImportedMachine], supplement: Supplement) -> d
         if uuid is not None and _taken(f"UUID {uuid}", name, owners, remarks):
             uuid = None
         serial, bmc = machine.serial, machine.bmc
+        if serial is not None and is_placeholder_serial(serial):
+            remarks.append(lost(f"its serial number {serial}, which identifies no machine"))
+            serial = None
         if serial is not None and _taken(f"serial number {serial}", name, owners, remarks):
             serial = None
         if bmc is not None and _taken(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):

@@ -17,10 +17,9 @@ from gitboot.model.scalars import (
     MacAddress,
     Malformed,
     SystemUuid,
-    is_placeholder_uuid,
-    parse_mac,
+    parse_lookup_mac,
+    parse_lookup_uuid,
     parse_name,
-    parse_uuid,
 )
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.leaks import gives_away
@@ -117,13 +116,12 @@ def _or_none(parse: Callable[[object], T], value: object) -> T | None:
 
 
 def mac_of(value: object) -> MacAddress | None:
-    return _or_none(parse_mac, value) if isinstance(value, str) and value else None
+    return _or_none(parse_lookup_mac, value) if isinstance(value, str) and value else None
 
 
 def uuid_of(value: object) -> SystemUuid | None:
     """A machine's UUID; None for what boards without one say, too."""
-    uuid = _or_none(parse_uuid, value) if isinstance(value, str) and value else None
-    return None if uuid is None or is_placeholder_uuid(uuid) else uuid
+    return _or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
 def architecture_of(value: object) -> Architecture | None:

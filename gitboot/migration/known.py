@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from gitboot.errors import UsageError
 from gitboot.migration.estate import ImportedMachine
-from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_mac, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_lookup_uuid, parse_mac
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ def uuids_of(text: str, path: str) -> dict[str, SystemUuid]:
     found = {}
     for number, (key, value) in _pairs(text, path):
         try:
-            found[_mac_or_name(key)] = parse_uuid(value)
+            found[_mac_or_name(key)] = parse_lookup_uuid(value)
         except Malformed as error:
             raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
     return found

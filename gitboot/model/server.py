@@ -23,7 +23,15 @@ from gitboot.model.fields import (
     Variable,
     VariableName,
 )
-from gitboot.model.scalars import MacAddress, Malformed, SystemUuid, is_placeholder_serial, shown, stand_in
+from gitboot.model.scalars import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    is_placeholder_mac,
+    is_placeholder_serial,
+    shown,
+    stand_in,
+)
 from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code
 
@@ -237,6 +245,11 @@ class Server(Struct):
     @property
     def boot_macs(self) -> tuple[MacAddress, ...]:
         return tuple(interface.mac for interface in self.spec.interfaces if interface.boot)
+
+    @property
+    def lookup_macs(self) -> tuple[MacAddress, ...]:
+        """The MAC addresses by which loaders find the server: of interfaces that may boot, without placeholders."""
+        return tuple(mac for mac in self.boot_macs if not is_placeholder_mac(mac))
 
     @property
     def boot_serial(self) -> str | None:

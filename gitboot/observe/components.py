@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gitboot.model.scalars import MacAddress, Malformed, parse_mac
+from gitboot.model.scalars import MacAddress, Malformed, parse_lookup_mac
 from gitboot.phrases import count
 
 MOST_BYTES: Final = 64 * 1024  # of what an image sends
@@ -114,7 +114,7 @@ def _interfaces(listed: object) -> Iterator[FoundInterface]:
     for each in _mappings(listed):
         link = each.get("link")
         try:
-            mac = parse_mac(each.get("mac"))
+            mac = parse_lookup_mac(each.get("mac"))
         except Malformed:
             continue
         yield FoundInterface(mac=mac, name=_words(each.get("name")), link=link if isinstance(link, bool) else None)

@@ -24,7 +24,7 @@ from gitboot.model.scalars import (
     format_instant,
     is_placeholder_serial,
     is_placeholder_uuid,
-    parse_mac,
+    parse_lookup_mac,
     parse_uuid,
     swapped,
 )
@@ -89,7 +89,7 @@ def unknown_of(path: str, query: Mapping[str, str], client: str, at: datetime) -
         mac, uuid, serial = said.get("mac"), _uuid(said["uuid"]), _serial(said["serial"])
         if mac is None and uuid is None and serial is None:
             return None
-        macs = (parse_mac(mac),) if mac is not None else ()
+        macs = (parse_lookup_mac(mac),) if mac is not None else ()
         below = asked.path.removeprefix(BOOT)[:200]
         return UnknownMachine(macs=macs, uuid=uuid, serial=serial, client=client, path=below, first=at, last=at)
     return None
@@ -247,7 +247,7 @@ def _machine(facts: object) -> UnknownMachine | None:
                 for text in (client, path, server or ""):
                     text.encode()  # half of a surrogate pair could be written nowhere
                 return UnknownMachine(
-                    macs=tuple(map(parse_mac, macs[:_MOST_MACS])),
+                    macs=tuple(map(parse_lookup_mac, macs[:_MOST_MACS])),
                     uuid=_uuid(more.get("uuid")),
                     serial=_serial(more.get("serial")),
                     client=client[:64],

@@ -394,6 +394,14 @@ class Code(StrEnum):
         "Nothing is accepted for a name that was misspelt. An instance that has accepted a commit stands back instead.",
         "Name one of the Fleet's sites in `gitboot run --site`, or add it to the Fleet.",
     )
+    PLACEHOLDER_IDENTITY = (
+        "GB2024",
+        "An identity that many machines have",
+        "Firmware shows it if nobody has set a UUID, serial number or MAC address. Another machine that shows it could "
+        "get the boot of this one. An instance that accepted such a commit with an earlier version goes on with that "
+        "commit, and does not look for a machine by this value.",
+        "Set a value of its own in the machine's firmware and write that, or leave the field out.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 from gitboot.plan import Record
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.records import imported
@@ -19,11 +19,22 @@ def read_records(path: Path) -> dict[SystemUuid, Record]:
     Raises OSError, and `UsageError` naming the file that is something else.
     """
     if not path.is_dir():
-        return imported(path.read_bytes(), str(path))
+        return _imported(path)
     files = sorted(path.glob("*.json"))
     if not files:
         raise UsageError(f"{path}: no exported records are in it; take ops/records of a published tree")
-    return {uuid: record for file in files for uuid, record in imported(file.read_bytes(), str(file)).items()}
+    return {uuid: record for file in files for uuid, record in _imported(file).items()}
+
+
+def _imported(file: Path) -> dict[SystemUuid, Record]:
+    """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
+    records = imported(file.read_bytes(), str(file))
+    for uuid in sorted(filter(is_placeholder_uuid, records)):
+        raise UsageError(
+            f"{file}: a record is of the UUID {uuid}, which identifies no machine: remove the record, and set a UUID "
+            "in the machine's firmware"
+        )
+    return records
 
 
 def records_in(tree: Path) -> Mapping[SystemUuid, Record]:

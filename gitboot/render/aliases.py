@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gitboot.canonical import canonical
-from gitboot.model.scalars import Malformed, parse_mac, parse_uuid
+from gitboot.model.scalars import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
 from gitboot.render import paths
 from gitboot.render.paths import BOOT, ContentType, Kind, PathKind, Role
 from gitboot.render.tree import File
@@ -84,9 +84,11 @@ def _parsed(kind: Kind, value: str) -> str | None:
     try:
         match kind:
             case Kind.MAC:
-                return parse_mac(value)
+                return parse_lookup_mac(value)
             case Kind.UUID:
-                return parse_uuid(value)
+                return parse_lookup_uuid(value)
+            case Kind.SERIAL if is_placeholder_serial(value):
+                return None
             case Kind.TOKEN:
                 return value if _TOKEN_SPELT.fullmatch(value) else None
     except Malformed:

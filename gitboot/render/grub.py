@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import MacAddress, byte_orders
+from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import grub_arguments, grub_text, grub_word
@@ -41,7 +41,7 @@ def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tup
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """``grub.cfg-<uuid>`` in both byte orders, for every Server document."""
     configuration = _file(decision, plan)
-    yield from ((paths.GRUB_BY_UUID.of(uuid), configuration) for uuid in byte_orders(decision.uuid))
+    yield from ((paths.GRUB_BY_UUID.of(uuid), configuration) for uuid in lookup_uuids(decision.uuid))
 
 
 def _tombstone(decision: Decision, why: str) -> File:

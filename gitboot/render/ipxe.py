@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
@@ -27,7 +27,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     """
     script = _file(decision, plan)
     yield from _by_mac((paths.IPXE_BY_MAC,), plan, script)
-    yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in byte_orders(decision.uuid))
+    yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in lookup_uuids(decision.uuid))
 
 
 def render_by_mac(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:

@@ -8,7 +8,15 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from gitboot.model.scalars import Malformed, SystemUuid, parse_mac, parse_uuid, swapped
+from gitboot.model.scalars import (
+    Malformed,
+    SystemUuid,
+    is_placeholder_serial,
+    parse_lookup_mac,
+    parse_lookup_uuid,
+    swapped,
+)
+from gitboot.problems.codes import Code
 
 BOOT: Final = "boot/"  # above all that is for machines
 IMMUTABLE: Final = "boot/o/"  # below it a path names its content and never changes
@@ -68,6 +76,9 @@ class Kind(StrEnum):
 
 
 def _serial(text: str) -> str:
+    """Return a serial number. Raises `Malformed` for one that identifies no machine."""
+    if is_placeholder_serial(text):
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the serial number {text} identifies no machine")
     return text
 
 
@@ -77,8 +88,8 @@ class _Identity(NamedTuple):
 
 
 _IDENTITIES: Final = {
-    Kind.MAC: _Identity(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_mac),
-    Kind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_uuid),
+    Kind.MAC: _Identity(r"[0-9a-f]{2}(?:-[0-9a-f]{2}){5}", parse_lookup_mac),
+    Kind.UUID: _Identity(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", parse_lookup_uuid),
     Kind.SERIAL: _Identity(r"[A-Za-z0-9][A-Za-z0-9._-]*", _serial),
 }
 _INSTALLATION: Final = "[0-9a-f]{64}"  # of an installation

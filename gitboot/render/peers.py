@@ -7,7 +7,7 @@ from typing import Final
 
 from gitboot.canonical import canonical
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars import lookup_uuids
 from gitboot.plan import BootPlan, Decision
 from gitboot.quote import ipxe_url
 from gitboot.render import paths
@@ -66,7 +66,7 @@ def nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fi
     for name in BUNDLED:
         text = told_by(user_data.files.get(name, ""), decision, plan)
         file = File(text.encode(), ContentType.CLOUD_CONFIG)
-        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in byte_orders(plan.uuid))
+        yield from ((paths.NOCLOUD.of(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
 
 
 def matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

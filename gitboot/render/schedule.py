@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.image import ConfigFrom
-from gitboot.model.scalars import Digest, MacAddress, byte_orders
+from gitboot.model.scalars import Digest, MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files, tombstones
@@ -492,18 +492,19 @@ def _is_stored(path: str) -> bool:
 
 def _shows(decision: Decision, machine: Machine | None) -> dict[str, tuple[str, ...]]:
     """Every UUID and serial number that the machine may show, as far as its document says them."""
-    uuids, serials = {*byte_orders(decision.uuid)}, {decision.serial}
+    uuids, serials = {*lookup_uuids(decision.uuid)}, {decision.serial}
     if machine is not None:
         serials.add(machine.serial)
         if machine.bmc is not None:
             serials.add(machine.bmc.reports_serial)
-            uuids |= {*byte_orders(machine.bmc.reports_uuid)} if machine.bmc.reports_uuid is not None else set()
-    return {"serial": tuple(sorted(filter(None, serials))), "uuid": tuple(sorted(uuids))}
+            uuids |= {*lookup_uuids(machine.bmc.reports_uuid)} if machine.bmc.reports_uuid is not None else set()
+    known = (each for each in serials if each is not None and not is_placeholder_serial(each))
+    return {"serial": tuple(sorted(known)), "uuid": tuple(sorted(uuids))}
 
 
 def _identities(decision: Decision, about: About) -> Iterator[str]:
     yield from (identity_of(Kind.MAC, mac) for mac in (*decision.macs, *about.idle))
-    yield from (identity_of(Kind.UUID, uuid) for uuid in byte_orders(decision.uuid))
+    yield from (identity_of(Kind.UUID, uuid) for uuid in lookup_uuids(decision.uuid))
     yield from (identity_of(Kind.ADDRESS, address) for address in about.addresses)
     if decision.serial is not None:
         yield identity_of(Kind.SERIAL, decision.serial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars import lookup_uuids
 from gitboot.plan import BootPlan, Decision, UserDataFiles
 from gitboot.render import paths
 from gitboot.render.disc import disc
@@ -29,7 +29,7 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if family(plan.user_data.format) is UserDataFormat.IGNITION:
         text = told_by("".join(plan.user_data.files.values()), decision, plan)
         document = File(text.encode(), ContentType.IGNITION)
-        yield from ((paths.IGNITION.of(uuid), document) for uuid in byte_orders(plan.uuid))
+        yield from ((paths.IGNITION.of(uuid), document) for uuid in lookup_uuids(plan.uuid))
     if plan.data_medium is not None:
         path = paths.MEDIUM.of(plan.uuid, plan.data_medium)
         yield path, File(_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)

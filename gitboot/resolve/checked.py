@@ -7,6 +7,7 @@ from itertools import combinations
 from typing import Final
 
 from gitboot.load import FleetRepository, Id
+from gitboot.load.identities import identities
 from gitboot.model.fleet import Evidence, Fleet, Site
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
@@ -100,6 +101,27 @@ def check_wait(wait_for: PolicyWait, server: Server, policy: Id) -> Iterator[Dec
         message = f"waitFor PowerOff, and Server/{server.metadata.name} has no bmc that could show it"
         hint = "give it a bmc, or let another policy select it"
         yield DecisionFinding(Code.COMBINATION, message, hint, (policy, ("spec", "waitFor")))
+
+
+def check_identities(server: Server) -> Iterator[DecisionFinding]:
+    """Yield each identity of a server that identifies no machine.
+
+    The commit that an instance accepted may have one, if an earlier version accepted it: see `is_accepted_before`.
+    """
+    for each in identities(server):
+        if each.is_placeholder:
+            message = f"the {each.what} {each.value} identifies no machine: many machines show it"
+            is_compared = "reports" in each.path or each.path == ("spec", "replaces")
+            hint = "leave it out" if is_compared else _HOW_TO_IDENTIFY[each.what]
+            place = (Id("Server", server.metadata.name), each.path)
+            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, place, is_shared=False)
+
+
+_HOW_TO_IDENTIFY: Final = {
+    "UUID": "set a UUID in the machine's firmware and write that; until then, leave uuid out",
+    "serial": "set a serial number in the machine's firmware and write that, or leave serial out",
+    "MAC address": "copy the address from the interface itself",
+}
 
 
 def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[DecisionFinding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
@@ -22,6 +22,7 @@ from gitboot.resolve.boot import Composer
 from gitboot.resolve.checked import (
     check_end,
     check_every_boot,
+    check_identities,
     check_leaks,
     check_overlaps,
     check_override,
@@ -34,7 +35,7 @@ from gitboot.resolve.checked import (
     templates_of,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.decisions import Decisions, check_acceptable
 from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hardware import NOT_FOUND, Makes
@@ -107,13 +108,23 @@ class Decided:
     placed: Mapping[DecisionFinding, FindingPlace]
 
 
+# Errors by which a commit is not accepted, although an instance that has accepted it goes on with it: an earlier
+# version accepted such commits.
+GOES_ON: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
+
+
 def decide(repository: FleetRepository) -> Decisions:
     """The decision for every server; raise `InvalidRepository` with all that speaks against the commit."""
-    return decide_all(repository).decisions
+    decisions = decide_all(repository).decisions
+    check_acceptable(decisions, repository.fleet.spec)
+    return decisions
 
 
 def decide_all(repository: FleetRepository, apply: Apply = one_by_one) -> Decided:
-    """The same, with what each decision was made of."""
+    """Return the decisions of a commit that may have been accepted before, with what each was made of.
+
+    Raises `InvalidRepository` for errors that are not of `GOES_ON`.
+    """
     return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers, apply)
 
 
@@ -144,7 +155,7 @@ def _decided(
     found = [(name, finding) for name, each in flawed.items() for finding in each]
     located_problems, placed = located(repository, (*found, *unknown.findings), before.placed if before else {})
     problems = first([*deciding.problems, *located_problems])
-    if any(problem.severity is Severity.ERROR for problem in problems):
+    if any(problem.severity is Severity.ERROR and problem.code not in GOES_ON for problem in problems):
         raise InvalidRepository(problems)
     fleet = repository.fleet.spec
     return Decided(
@@ -268,13 +279,14 @@ class _Deciding:
             policy = self._policy(server, pool) if pool is not None else None
             maintenances = tuple(self._maintenance(server, each) for each in self._maintenances.of(server))
             self._found.extend(check_overlaps(maintenances))
+        self._found.extend(check_identities(server))
         site, local_disk = self.site(server), self.makes.local_disk(server)
         self._found.extend(self.makes.unpublished(server))
         self._found.extend(check_site(self.repository, server, self._sites.of(server)))
         return Decision(
             server=server.metadata.name,
             uuid=server.uuid,
-            macs=server.boot_macs,
+            macs=server.lookup_macs,
             serial=server.boot_serial,
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gitboot.model.fleet import Evidence, Output
+from gitboot.errors import InvalidRepository
+from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
-from gitboot.problems.problem import Problem
+from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.hosts import Host
 
 
@@ -31,3 +32,9 @@ class Decisions:
     def hosts(self) -> tuple[Host, ...]:
         """Every server as the network knows it, in the order of their names."""
         return tuple(self.networks.values())
+
+
+def check_acceptable(decisions: Decisions, fleet: FleetSpec) -> None:
+    """Raise `InvalidRepository` if a commit has an error of `GOES_ON`, and so cannot be accepted any more."""
+    if any(problem.severity is Severity.ERROR for problem in decisions.warnings):
+        raise InvalidRepository(decisions.warnings, fleet=fleet)

@@ -15,12 +15,13 @@ from gitboot.model.scalars.machines import (
     MacAddress,
     SystemUuid,
     byte_orders,
-    is_placeholder_serial,
-    is_placeholder_uuid,
     is_stand_in,
+    lookup_uuids,
     parse_interface_address,
     parse_ledger,
     parse_local_disk,
+    parse_lookup_mac,
+    parse_lookup_uuid,
     parse_mac,
     parse_network,
     parse_uuid,
@@ -47,6 +48,7 @@ from gitboot.model.scalars.numbers import (
     parse_signed,
     version_key,
 )
+from gitboot.model.scalars.placeholders import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 
 __all__ = [
@@ -59,9 +61,11 @@ __all__ = [
     "SystemUuid",
     "byte_orders",
     "format_instant",
+    "is_placeholder_mac",
     "is_placeholder_serial",
     "is_placeholder_uuid",
     "is_stand_in",
+    "lookup_uuids",
     "nonempty",
     "parse_artifact_url",
     "parse_base_url",
@@ -79,6 +83,8 @@ __all__ = [
     "parse_label_value",
     "parse_ledger",
     "parse_local_disk",
+    "parse_lookup_mac",
+    "parse_lookup_uuid",
     "parse_mac",
     "parse_name",
     "parse_network",

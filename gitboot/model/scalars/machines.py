@@ -7,6 +7,7 @@ from ipaddress import IPv6Address, ip_network
 from typing import Final, NewType
 
 from gitboot.model.scalars.numbers import INTEGER
+from gitboot.model.scalars.placeholders import is_placeholder_mac, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.problems.codes import Code
 
@@ -81,33 +82,26 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     return (uuid, other) if uuid < other else (other, uuid)
 
 
-# What boards show on which nobody has set a UUID, beside those of one digit or two that take turns.
-_PLACEHOLDER_UUIDS: Final = frozenset(
-    {
-        "03000200-0400-0500-0006-000700080009",  # AMI's default; GLPI, FusionInventory: "invalid UUID"
-        "6ab5b300-538d-1014-9fb5-b0684d007b53",  # GLPI, FusionInventory: "invalid UUID"
-        "00010203-0405-0607-0809-0a0b0c0d0e0f",  # bytes that count
-        "12345678-1234-5678-90ab-cddeefaabbcc",  # digits that count, of reference boards
-        "deadbeef-dead-beef-dead-beefdeadbeef",
-    }
-)
+def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
+    """Return the UUIDs by which the endpoint finds a machine: both byte orders, or none of a placeholder."""
+    return () if is_placeholder_uuid(uuid) else byte_orders(uuid)
 
 
-def is_placeholder_uuid(uuid: SystemUuid) -> bool:
-    """Whether a UUID is what boards show on which nobody has set one."""
-    digits = uuid.replace("-", "")
-    repeats = len(set(digits)) == 1 or digits == digits[:2] * (len(digits) // 2)
-    return repeats or any(each in _PLACEHOLDER_UUIDS for each in byte_orders(uuid))
+def parse_lookup_uuid(value: object) -> SystemUuid:
+    """Return the system UUID that a request or an operator names. Raises `Malformed` for a placeholder too."""
+    uuid = parse_uuid(value)
+    if is_placeholder_uuid(uuid):
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, f"the UUID {uuid} identifies no machine", "set one in firmware")
+    return uuid
 
 
-_COUNTING: Final = re.compile(r"12345|98765|43210")
-
-
-def is_placeholder_serial(serial: str) -> bool:
-    """Whether it reads like what boards have on which nobody wrote one: words, counting, hardly two characters."""
-    plain = re.sub(r"[ ._-]", "", serial)
-    words = not any(character.isdigit() for character in plain)
-    return words or len(set(plain)) < 3 or _COUNTING.search(plain) is not None
+def parse_lookup_mac(value: object) -> MacAddress:
+    """Return the MAC address that a request or an operator names. Raises `Malformed` for a placeholder too."""
+    mac = parse_mac(value)
+    if is_placeholder_mac(mac):
+        message = f"the MAC address {mac.replace('-', ':')} identifies no machine"
+        raise Malformed(Code.PLACEHOLDER_IDENTITY, message, "copy it from the interface")
+    return mac
 
 
 _BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
