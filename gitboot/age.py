@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,11 +19,10 @@ class Unopened(Exception):
 
 
 class Keys:
-    """The keys of a file, each on a line as `age-keygen` writes them; read anew when it has changed."""
+    """The keys of a file, each on a line as `age-keygen` writes them; read for each use."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._read: tuple[tuple[int, int, int], tuple[x25519.Identity, ...]] | None = None
 
     def open(self, sealed: bytes) -> bytes:
         """What was encrypted to one of the keys; raises `Unopened`."""
@@ -53,11 +51,7 @@ class Keys:
         return tuple(str(key.to_public()) for key in self._now())
 
     def _now(self) -> tuple[x25519.Identity, ...]:
-        found = os.stat(self._file)
-        signature = found.st_ino, found.st_mtime_ns, found.st_size
-        if self._read is None or self._read[0] != signature:
-            self._read = signature, _parse(self._file.read_bytes())
-        return self._read[1]
+        return _parse(self._file.read_bytes())
 
 
 def _parse(data: bytes) -> tuple[x25519.Identity, ...]:

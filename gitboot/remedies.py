@@ -44,6 +44,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
+    "CredentialsRead": {"Unreadable": "gitboot reconcile --state STATE  # once the file is there again"},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
     "IdentitiesUnique": {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},

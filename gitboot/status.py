@@ -32,6 +32,7 @@ class Endpoints:
     wanted: int
     alive: int
     restarts: int  # since the start
+    unread: tuple[str, ...] = ()  # why credential files cannot be used now: option, file, cause
     certificate: str | None = None  # why what stands in the files of the operators' certificate cannot be used
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,6 +225,42 @@ def test_over_a_network_it_is_encrypted_to_who_is_known_and_the_password_is_in_a
     with pytest.raises(LedgerError, match=said) as failed:
         open_ledger(path)
     assert password.strip() not in str(failed.value)
+
+
+def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
+    far: tuple[PostgresServer, str, Path], tmp_path: Path
+) -> None:
+    server, url, ca = far
+    (file := tmp_path / "password").write_text("a secret\n")
+    asked = f"{url}?sslmode=verify-full&sslrootcert={ca}"
+    note_address(path := tmp_path / "ledger.sqlite", PostgresAddress.parse(asked, file))
+    with ExitStack() as stack:
+        ledger = stack.enter_context(open_ledger(path))
+        stack.callback(server.sql, "ALTER ROLE gitboot PASSWORD 'a secret'")
+        identity = ledger.progress[0]
+        server.sql("ALTER ROLE gitboot PASSWORD 'the second'")
+
+        def lose_connection() -> None:
+            server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'gitboot'")
+            with suppress(LedgerError):  # the statement that finds the connection lost
+                ledger.rows("SELECT 1")
+
+        lose_connection()
+        with pytest.raises(LedgerError, match="password authentication failed"):
+            ledger.rows("SELECT 1")
+        for content, cause in (
+            (None, r"the ledger's password cannot be read \(No such file"),
+            (b"", "expected the ledger's password on one line"),
+            (b"one\ntwo\n", "expected the ledger's password on one line"),
+            (b"\xff\xfe", "the ledger's password is not text in UTF-8"),
+        ):
+            file.unlink(missing_ok=True)
+            if content is not None:
+                file.write_bytes(content)
+            with pytest.raises(LedgerError, match=f"{file}: {cause}"):
+                ledger.rows("SELECT 1")
+        file.write_text("the second\n")
+        assert ledger.rows("SELECT value FROM facts WHERE name = 'identity'") == [(identity,)]
 
 
 @pytest.mark.parametrize(

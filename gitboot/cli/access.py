@@ -16,8 +16,10 @@ from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
+    from gitboot.age import Keys
     from gitboot.serve.certificate import Certificate
     from gitboot.serve.clients import Clients
+    from gitboot.serve.credential_files import CredentialFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -129,6 +131,22 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
         certificate=certificate_of(access),
         most_idle=access.idle_connections,
     )
+
+
+def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
+    """Return the credential files that an endpoint reads for each request."""
+    from gitboot.serve.credential_files import CredentialFiles
+    from gitboot.serve.operators import Tokens
+    from gitboot.serve.pushes import PushSecret
+
+    checks: dict[str, Callable[[], None]] = {}
+    if access.operators_tokens is not None:
+        checks["--operators-tokens"] = Tokens(access.operators_tokens).check
+    if keys is not None:
+        checks["--secret-keys"] = keys.check
+    if push_secret is not None:
+        checks["--push-secret"] = PushSecret(push_secret).check
+    return CredentialFiles(checks)
 
 
 def certificate_of(access: AccessSettings) -> Certificate | None:

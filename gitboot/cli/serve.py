@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of
+from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of, credential_files
 from gitboot.cli.access import arguments_of as access_arguments
 from gitboot.cli.configuration import config_option, handed_settings
 from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gitboot.serve.app import Endpoint
     from gitboot.serve.certificate import Certificate
     from gitboot.serve.clients import Clients
+    from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.pushes import Pushes
     from gitboot.serve.server import EndpointServer
 
@@ -125,7 +126,11 @@ def command(
         operators = socket.socket(fileno=operators_fd) if operators_fd is not None else None
         sockets, clients = (socket.socket(fileno=fd), operators), clients_of(access, operators)
         clients = replace(clients, pushes=_pushes(push_secret, parent))
-        _work(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared)
+        _work(
+            *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
+            access=access,
+            push_secret=push_secret,
+        )
         return
     from gitboot.publish.manifest import MANIFEST
     from gitboot.serve.server import listen_at, url_of
@@ -145,7 +150,12 @@ def command(
     reap_orphans(stop.wait)
     if workers == 1:
         clients = clients_of(access, operators)
-        _work(output, (listening, operators), clients, spool, assets, stop, keys=keys, shared=shared)
+        _work(
+            *(output, (listening, operators), clients, spool, assets, stop),
+            keys=keys,
+            shared=shared,
+            access=access,
+        )
     else:
         from gitboot.serve.supervise import Workers
 
@@ -235,6 +245,9 @@ def _work(
     ledger: str | None = None,
     keys: Keys | None = None,
     shared: PostgresAddress | None = None,
+    *,
+    access: AccessSettings,
+    push_secret: Path | None = None,
 ) -> None:
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.refused import unnamed_message
@@ -254,7 +267,8 @@ def _work(
         tree = PublishedTree(output, _clock, status=status, ledger=ledger, compared=compared, words=words)
         clients = replace(clients, asked=UnknownAsked(spool))
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
-        _look_at(clients.certificate)
+        files = credential_files(access, keys, push_secret)
+        _tell_news(files, clients.certificate)
         stack.enter_context(_server(endpoint, *sockets, clients.certificate))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
@@ -262,7 +276,7 @@ def _work(
         while not stop.wait(LOOK_S):
             tree.look()
             compared.keep()
-            _look_at(clients.certificate)
+            _tell_news(files, clients.certificate)
             if recording is not None:
                 recording.look()
             if (event := ready.turn(why_not_ready(tree, recording), _clock())) is not None:
@@ -297,9 +311,11 @@ def _server(
     return EndpointServer(endpoint, machines, encrypted=encrypted)
 
 
-def _look_at(certificate: Certificate | None) -> None:
-    if certificate is not None and (event := certificate.look(_clock())) is not None:
-        tell(event)
+def _tell_news(files: CredentialFiles, certificate: Certificate | None) -> None:
+    at = _clock()
+    for event in (files.look(at), certificate.look(at) if certificate is not None else None):
+        if event is not None:
+            tell(event)
 
 
 _LEAVING_LOOKS: Final = 5  # so often, at most, a flood of unknown machines wakes an instance

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.cli.access import AccessSettings, certificate_of
+from gitboot.cli.access import AccessSettings, certificate_of, credential_files
 from gitboot.cli.forwarding import arguments_of
 from gitboot.cli.serve import keys_in, make_spool, operators_socket, worker_command
 from gitboot.cli.telling import tell
@@ -23,6 +23,7 @@ from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
     from gitboot.serve.certificate import Certificate
+    from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.supervise import Workers
 
 
@@ -45,7 +46,7 @@ def serving(
     if settings.listen is None:
         yield None
         return
-    keys_in(settings.secret_keys)
+    files = credential_files(access, keys_in(settings.secret_keys), settings.push_secret)
     certificate = certificate_of(access)
     listening = listen_at(settings.listen)
     url = url_of(settings.listen, listening)
@@ -58,14 +59,15 @@ def serving(
     command += arguments_of(address_beside(settings.state / LEDGER))
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
-        yield partial(_how_they_fare, workers, certificate)
+        yield partial(_how_they_fare, workers, certificate, files)
 
 
-def _how_they_fare(workers: Workers, certificate: Certificate | None) -> Endpoints:
+def _how_they_fare(workers: Workers, certificate: Certificate | None, files: CredentialFiles) -> Endpoints:
+    found = replace(workers.counted(), unread=files.failures())
     if certificate is None:
-        return workers.counted()
+        return found
     certificate.look(datetime.now(UTC))  # each of them looks for itself, and tells what it has found
-    return replace(workers.counted(), certificate=certificate.failure)
+    return replace(found, certificate=certificate.failure)
 
 
 @contextmanager

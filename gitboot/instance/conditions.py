@@ -173,6 +173,9 @@ def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
         message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{restarts}"
         yield _condition("Serving", is_whole, "Running" if is_whole else "Restarting", message, at)
+        if serving.unread:
+            message = f"{'; '.join(serving.unread)}: what needs them is refused until they can be read"
+            yield _condition("CredentialsRead", False, "Unreadable", message, at)
         if serving.certificate is not None:
             message = f"{serving.certificate}: operators are shown the certificate of before, as long as there is one"
             yield _condition("CertificateRead", False, "Unusable", message, at)

@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from gitboot import files
 from gitboot.background_threads import BackgroundThread
-from gitboot.errors import HostUnreachable, LedgerError
+from gitboot.errors import HostUnreachable, LedgerError, UsageError
 from gitboot.instance.directory import LEDGER, NOTIFIED
 from gitboot.instance.settings import Settings
 from gitboot.ledger import events
-from gitboot.notices.delivery import Send, sender_of
+from gitboot.notices.delivery import Rereading, Send
 from gitboot.notices.notice import MOST, NotedEvent, Notice, noted
-from gitboot.notices.receivers import Receiver, read_receivers
+from gitboot.notices.receivers import Receiver, read_receiver, read_receivers
 from gitboot.publish.tree import read_state
 
 _FIRST_RETRY_S: Final = 5.0
@@ -131,7 +132,7 @@ class Messenger:
             try:
                 self._take_in()
                 self._tell_due()
-            except (HostUnreachable, LedgerError) as error:
+            except (HostUnreachable, LedgerError, UsageError) as error:
                 self._failed((type(error).__name__, f"{self._receiver.name}: {error}"))
                 wait_s = min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S)
                 failures += 1
@@ -229,7 +230,13 @@ def notifying(
     notices = Notices(
         tuple(
             Messenger(
-                each, sender_of(each, settings.git.ca_bundle), places, ledger=ledger, read=read, clock=clock, wake=wake
+                each,
+                Rereading(partial(read_receiver, settings.notify, each.name), settings.git.ca_bundle),
+                places,
+                ledger=ledger,
+                read=read,
+                clock=clock,
+                wake=wake,
             )
             for each in read_receivers(settings.notify)
         )

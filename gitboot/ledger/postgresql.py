@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
@@ -246,6 +247,19 @@ def _connected(address: PostgresAddress, to: str) -> psycopg.Connection[Row]:
     return psycopg.connect(**asked, autocommit=True, cursor_factory=psycopg.ClientCursor)
 
 
+def _password(file: Path) -> str:
+    """Return the password in a file as it is now. Raises `LedgerError`, which shows nothing of it."""
+    try:
+        password = file.read_bytes().decode().strip()
+    except OSError as error:
+        raise LedgerError(f"{file}: the ledger's password cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise LedgerError(f"{file}: the ledger's password is not text in UTF-8") from None
+    if not password or len(password.splitlines()) > 1 or "\0" in password:
+        raise LedgerError(f"{file}: expected the ledger's password on one line")
+    return password
+
+
 class PostgresRenewing:
     """Renews a lease, or looks who has it, by a connection of its own, which is made where there is none."""
 
@@ -308,10 +322,7 @@ def arguments(address: PostgresAddress) -> dict[str, Any]:
         raise UsageError(f"{address.name} is no URL that PostgreSQL knows") from None
     safe = {} if address.is_here or "sslmode" in asked else {"sslmode": "verify-full", "sslrootcert": "system"}
     if address.password is not None:
-        try:
-            asked["password"] = address.password.read_text().strip()
-        except OSError as error:
-            raise LedgerError(f"{address.password}: the ledger's password cannot be read ({error.strerror})") from None
+        asked["password"] = _password(address.password)
     return {
         "application_name": "gitboot",
         "connect_timeout": _CONNECT_S,

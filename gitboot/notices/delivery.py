@@ -28,6 +28,24 @@ def sender_of(receiver: Receiver, ca_bundle: Path | None) -> Send:
     return _Webhook(receiver, ca_bundle) if receiver.secret is not None else _ByApprise(receiver)
 
 
+class Rereading:
+    """Sends each notice by what ``read`` returns of the receiver then: its URL and secret may be replaced.
+
+    ``read`` raises `UsageError` if the file cannot be used.
+    """
+
+    def __init__(self, read: Callable[[], Receiver], ca_bundle: Path | None) -> None:
+        self._read, self._ca_bundle = read, ca_bundle
+        self._receiver = read()
+        self._send = sender_of(self._receiver, ca_bundle)
+
+    def __call__(self, notice: Notice, at: datetime) -> None:
+        receiver = self._read()
+        if receiver != self._receiver:
+            self._receiver, self._send = receiver, sender_of(receiver, self._ca_bundle)
+        self._send(notice, at)
+
+
 def signature(secret: bytes, timestamp: str, body: bytes) -> str:
     """What a webhook is signed with: an HMAC over when it was sent, and what."""
     return "sha256=" + hmac.digest(secret, timestamp.encode() + b"." + body, "sha256").hex()

@@ -48,6 +48,14 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
     return tuple(_Table(file, name, given).receiver() for name, given in sorted(named.items()))
 
 
+def read_receiver(file: Path, name: str) -> Receiver:
+    """Return the receiver of this name as the file names it now. Raises `UsageError`."""
+    for receiver in read_receivers(file):
+        if receiver.name == name:
+            return receiver
+    raise UsageError(f"{file}: receivers.{name} is not there any more; restart gitboot to stop sending to it")
+
+
 @dataclass(frozen=True, slots=True)
 class _Table:
     """One receiver, as it is written."""

@@ -33,12 +33,10 @@ class Stranger(StrEnum):
 
 
 class Tokens:
-    """The tokens in a file, a line each, by which programs may read what operators may; read anew when it changes."""
+    """The tokens in a file, a line each, by which programs may read what operators may; read for each request."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._signature: Signature | None = None
-        self._tokens: tuple[bytes, ...] = ()
 
     def check(self) -> None:
         """Raise `UsageError` where they cannot be read, or one is too short to be guessed by nobody."""
@@ -50,11 +48,11 @@ class Tokens:
             raise UsageError(f"{self._file} needs a token on each line, of {_SHORTEST_TOKEN} characters or more")
 
     def has(self, token: bytes) -> bool:
-        if (found_now := signature(str(self._file))) != self._signature:
-            self._tokens, self._signature = (), None
-            with suppress(OSError):
-                self._tokens, self._signature = _tokens(self._file.read_bytes()), found_now
-        found = [hmac.compare_digest(token, each) for each in self._tokens if len(each) >= _SHORTEST_TOKEN]
+        try:
+            tokens = _tokens(self._file.read_bytes())
+        except OSError:
+            return False
+        found = [hmac.compare_digest(token, each) for each in tokens if len(each) >= _SHORTEST_TOKEN]
         return any(found)
 
 
