@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import ip_address
@@ -15,7 +14,6 @@ from starlette.types import Scope
 
 from gitboot.errors import UsageError
 from gitboot.serve.clients import FORWARDED
-from gitboot.serve.tree import Signature, signature
 
 _SHORTEST_TOKEN: Final = 16  # characters
 _BY_A_PROXY: Final = FORWARDED | {b"via", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
