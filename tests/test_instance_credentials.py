@@ -176,18 +176,19 @@ def test_finding_p1_rotated_files_of_the_endpoints_count_at_the_next_request(
         secret.write_text(f"{SECOND}\n")
         assert (ask(instance, FIRST), push(instance, FIRST)) == (401, 403)
         assert (ask(instance, FIRST.replace("first", "other")), push(instance, SECOND)) == (200, 204)
-        for file, option, refused in (
-            (tokens, "--operators-tokens", lambda: ask(instance, FIRST.replace("first", "other")) == 401),
-            (secret, "--push-secret", lambda: push(instance, SECOND) == 503),
-            (keys, "--secret-keys", lambda: True),
-        ):
+        for file, option in ((tokens, "--operators-tokens"), (secret, "--push-secret"), (keys, "--secret-keys")):
             content = file.read_bytes()
-            for spoilt, cause in ((None, "No such file"), ("#\n", "")):
-                file.unlink() if spoilt is None else file.write_text(spoilt)
-                assert refused()
-                found = eventually(lambda option=option, cause=cause: cause in str(said := status()) and said)
-                assert found["status"] is False and f"{option}: {file}" in found["message"], found
-                assert found["remedy"] is not None
+            file.unlink()
+            if file == tokens:
+                assert ask(instance, FIRST.replace("first", "other")) == 401
+            if file == secret:
+                assert push(instance, SECOND) == 503
+            found = eventually(status)
+            assert found["status"] is False and f"{option}: {file}" in found["message"], found
+            assert "No such file" in found["message"] or "cannot be read" in found["message"]
+            file.write_text("#\n")
+            eventually(lambda: "No such file" not in status().get("message", "No such file"))
+            assert f"{option}: {file}" in status()["message"] and status()["remedy"]
             file.write_bytes(content)
             eventually(lambda: status() == {})
 
