@@ -93,7 +93,6 @@ _MACS: Final = frozenset(
         "e2-e6-16-20-0a-35",
         "fe-ff-ff-ff-ff-ff",
         # Bytes that nobody assigned.
-        "02-00-00-00-00-00",  # Android's, for an address that an application may not read
         "aa-bb-cc-dd-ee-ff",
         "de-ad-be-ef-ca-fe",
     }
