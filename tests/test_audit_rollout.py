@@ -46,18 +46,49 @@ def decided_at(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout,
 
 HERE, APPLIED = decided_at()
 GIVEN = Seen(NOON, "/v1/boot/x", "10.0.0.1")
-HAS_IT = Record(provision=1, image="flatcar-2", evidence="Fetched")
+HAS_IT = Record(provision=1, image="flatcar-2", evidence="Reported")
 ATTEMPT = InstallAttempt(key="provision/1", number=1, boots=(GIVEN,))
 FAILED = Record(attempts=(replace(ATTEMPT, failed=Failure(NOON, "10.0.0.1", "no disk")),))
 OVERTAKEN = replace(HAS_IT, attempts=(replace(ATTEMPT, key="provision/2"),))
 OVERTAKEN_FAILED = replace(HAS_IT, attempts=(replace(FAILED.attempts[0], key="provision/2"),))
 
 
-def judged(records: dict[str, Record | None], *, after: int = 75, here: Any = HERE, **of_proof: Any) -> Headway:
+def judged(
+    records: dict[str, Record | None],
+    *,
+    after: int = 75,
+    here: Any = HERE,
+    accept_fetched: bool = False,
+    **of_proof: Any,
+) -> Headway:
     known = dict.fromkeys(FIRST, HAS_IT) | records
     told = {identity(name): record for name, record in known.items() if record is not None}
     proof = Proof(**{"commit": Revision("c" * 40), "at": NOON, "doubt": None, "records": told, **of_proof})
-    return advance("stable", here, APPLIED, proof, steps=(1, 10, PERCENT, 60, 100), after=after, at=NOON)
+    steps = (1, 10, PERCENT, 60, 100)
+    return advance("stable", here, APPLIED, proof, steps=steps, after=after, at=NOON, accept_fetched=accept_fetched)
+
+
+@for_each(
+    ("evidence", "counts", "counts_if_accepted"),
+    [
+        ("Reported", True, True),
+        ("Progress", True, True),
+        ("Declared", True, True),
+        ("Operator", True, True),
+        ("Fetched", False, True),
+        ("Consumed", False, True),
+        ("Adopted", False, False),
+        (None, False, False),
+    ],
+)
+def test_only_evidence_of_completion_counts(evidence: str | None, counts: bool, counts_if_accepted: bool) -> None:
+    records: dict[str, Record | None] = {name: replace(HAS_IT, evidence=evidence) for name in FIRST}
+    assert (judged(records).outcome == "Next") is counts
+    accepted = judged(records, accept_fetched=True)
+    assert (accepted.outcome == "Next") is counts_if_accepted
+    is_begun = counts_if_accepted and not counts
+    assert accepted.begun == (tuple(FIRST) if is_begun else ())
+    assert ("no completion was reported" in accepted.why) is is_begun
 
 
 def test_it_is_about_whom_the_step_reaches() -> None:

@@ -54,7 +54,18 @@ def test_each_code_is_what_a_command_ends_with(rack: Rack) -> None:
     }
     rack.said("records", "set", "web01", "web02", "pending", "--yes", *REASON)
     rack.once(*rack.spooling)
-    rollout = ("rollout", "advance", "stable", "--path", work, "--records", rack.output, "--steps", "99,100")
+    rollout = (
+        "rollout",
+        "advance",
+        "stable",
+        "--path",
+        work,
+        "--records",
+        rack.output,
+        "--steps",
+        "99,100",
+        "--accept-fetched",
+    )
     found[Exit.WAITS] = typed(*rollout).code
     rack.blades["web01"].provision += 1
     rack.push("Reinstall web01")

@@ -45,6 +45,7 @@ FLEET = {
     **{f"servers/{name}.yaml": server(name, spec="provision: 1") for name in NAMES},
 }
 STEPS = ("--steps", f"1,{PERCENT},60,100", "--after", "95%")
+ACCEPTED = "--accept-fetched"
 
 
 class Site:
@@ -60,8 +61,8 @@ class Site:
             ["git", *arguments], cwd=at or self.clone, check=True, capture_output=True, text=True
         ).stdout.strip()
 
-    def advance(self, *more: object, records: object = None) -> Done:
-        where = ("--records", records or self.instance.url, "--path", self.clone)
+    def advance(self, *more: object, records: object = None, accepts: tuple[str, ...] = (ACCEPTED,)) -> Done:
+        where = ("--records", records or self.instance.url, "--path", self.clone, *accepts)
         return typed("rollout", "advance", "stable", *STEPS, *where, *more)
 
     def boot(self, name: str) -> None:
@@ -85,7 +86,7 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     assert (waits.json["outcome"], waits.json["unproven"], waits.json["proposal"]) == ("Waits", FIRST, None)
 
     site.boot(FIRST[0])
-    by_url = eventually(lambda: (found := site.advance("-o", "json")).json["proven"] == 1 and found)
+    by_url = eventually(lambda: (found := site.advance("-o", "json")).json["begun"] == FIRST[:1] and found)
     assert (by_url.code, by_url.json["unproven"]) == (Exit.WAITS, FIRST[1:])
     site.boot(FIRST[1])
     dry = eventually(lambda: (found := site.advance("--dry-run")).code == 0 and found)
@@ -100,7 +101,8 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     name = made.json["proposal"]["branch"]
     assert site.git("log", "-1", "--format=%P%n%an%n%B", name).splitlines() == [
         *(head, "gitboot", "Roll flatcar-2 out to 60 % of stable", ""),
-        f"2 of 2 servers that it reaches at {PERCENT} % are provisioned with it.",
+        f"0 of 2 servers that it reaches at {PERCENT} % are provisioned with it.",
+        "2 servers more fetched the boot, and no completion was reported.",
     ]
     changed = before.replace(f"percent:   {PERCENT}   #".encode(), b"percent:   60   #")
     assert site.git("show", f"{name}:streams/stable.yaml").encode() == changed.rstrip() != before.rstrip()
@@ -135,6 +137,21 @@ def test_it_takes_its_steps_as_machines_prove_them(site: Site, tmp_path: Path) -
     doubted = site.advance("--branch", "another", records=copy)
     assert (doubted.code, "RecordsKnown: NewLedger" in doubted.out) == (Exit.WAITS, True)
     assert site.git("branch", "--list", "another") == ""
+
+
+def test_finding_r3_a_fetch_alone_never_takes_a_rollout_on(site: Site) -> None:
+    """A stranger fetches the entries of both servers with a plain HTTP client. Neither server was switched on."""
+    before = site.git("branch", "--list", "gitboot/*")
+    for name in FIRST:
+        site.boot(name)
+    eventually(lambda: site.advance("--dry-run").code == 0)
+    for more in (("--branch", "by-a-fetch"), ("--no-commit",), ("--dry-run",)):
+        refused = site.advance(*more, accepts=())
+        assert refused.code == Exit.USAGE, refused
+        for part in ("fleet.yaml", "spec.provisioning.evidence is Fetched", "evidence: Reported", ACCEPTED):
+            assert part in refused.err
+    assert (site.git("branch", "--list", "gitboot/*"), site.git("branch", "--list", "by-a-fetch")) == (before, "")
+    assert site.git("status", "--porcelain") == ""
 
 
 @pytest.mark.parametrize(

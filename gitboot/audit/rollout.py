@@ -18,7 +18,10 @@ from gitboot.resolve import Decisions
 from gitboot.resolve.attempts import step_of
 
 OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
-_ADOPTED: Final = "Adopted"  # the evidence of what was taken over as it stood: no machine has shown it
+# The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.
+_COMPLETION: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
+# The evidence that an installation began: a file was fetched, or a boot override was consumed.
+_BEGINNING: Final = frozenset({"Fetched", "Consumed"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +55,7 @@ class Headway:
     next: int | None = None  # the step that may be taken
     reached: int = 0  # servers that boot the image by the rollout
     proven: int = 0  # of them provisioned with it
+    begun: tuple[str, ...] = ()  # whose record shows a fetch or a consumed override of it, and no completion
     failed: tuple[str, ...] = ()  # whose installer said so
     unknown: tuple[str, ...] = ()  # of whose disks nothing is known
     unproven: tuple[str, ...] = ()  # all others that are not proven
@@ -79,6 +83,7 @@ def applied_in(stream: str, repository: FleetRepository, decisions: Decisions) -
 
 class _Standing(StrEnum):
     PROVEN = "proven"
+    BEGUN = "begun"
     FAILED = "failed"
     UNKNOWN = "unknown"
     UNPROVEN = "unproven"
@@ -101,20 +106,34 @@ def _standing(image: str, decision: Decision, record: Record | None) -> _Standin
         return _Standing.UNKNOWN
     if step is InstallStep.FAILED:
         return _Standing.FAILED
-    has_it = step is InstallStep.PROVISIONED and record.image == image and record.evidence != _ADOPTED
-    return _Standing.PROVEN if has_it else _Standing.UNPROVEN
+    if step is not InstallStep.PROVISIONED or record.image != image:
+        return _Standing.UNPROVEN
+    if record.evidence in _COMPLETION:
+        return _Standing.PROVEN
+    return _Standing.BEGUN if record.evidence in _BEGINNING else _Standing.UNPROVEN
 
 
 def advance(
-    stream: str, here: Rollout, applied: AppliedRollout, proof: Proof, *, steps: Sequence[int], after: int, at: datetime
+    stream: str,
+    here: Rollout,
+    applied: AppliedRollout,
+    proof: Proof,
+    *,
+    steps: Sequence[int],
+    after: int,
+    at: datetime,
+    accept_fetched: bool = False,
 ) -> Headway:
     """Whether ``here``, the rollout as Git has it now, takes its next step at ``at``.
 
     ``after``: of how many in a hundred of the servers that it reaches it has to be proven that they have the image.
+    ``accept_fetched``: count the servers whose record shows only the beginning of an installation, too.
     """
     known = _known(here.image, applied.machines, proof.records)
     following = min((step for step in steps if step > here.percent), default=None)
-    outcome, why = _judged(here, applied.rollout, known, proof, following, after=after, at=at)
+    outcome, why = _judged(
+        here, applied.rollout, known, proof, following, after=after, at=at, accept_fetched=accept_fetched
+    )
     if outcome is StepOutcome.NEXT and following is None:
         outcome, why = StepOutcome.COMPLETE, f"{why}: make {here.image} the stream's current image"
     return Headway(
@@ -126,6 +145,7 @@ def advance(
         next=following if outcome is StepOutcome.NEXT else None,
         reached=len(applied.machines),
         proven=len(known[_Standing.PROVEN]),
+        begun=known[_Standing.BEGUN],
         failed=known[_Standing.FAILED],
         unknown=known[_Standing.UNKNOWN],
         unproven=known[_Standing.UNPROVEN],
@@ -141,6 +161,7 @@ def _judged(
     *,
     after: int,
     at: datetime,
+    accept_fetched: bool,
 ) -> tuple[StepOutcome, str]:
     """Whether the present step is proven, which another one may be ``following``, and why not."""
     if here != there:
@@ -155,14 +176,26 @@ def _judged(
         return StepOutcome.STOPPED, f"installing has failed on {some(failed)}"
     if unknown := known[_Standing.UNKNOWN]:
         return StepOutcome.WAITS, f"it is not known what is on the disks of {some(unknown)}"
-    proven, number = len(known[_Standing.PROVEN]), sum(map(len, known.values()))
+    begun, number = known[_Standing.BEGUN], sum(map(len, known.values()))
+    counted = len(known[_Standing.PROVEN]) + (len(begun) if accept_fetched else 0)
     has = "has" if number == 1 else "have"
-    share = f"{proven} of {count(number, 'server')} {has} {here.image} at {here.percent} %"
+    share = f"{counted} of {count(number, 'server')} {has} {here.image} at {here.percent} %"
+    if begun and accept_fetched:
+        share += f" (no completion was reported by {some(begun)})"
     if not number and following is None:
         return StepOutcome.WAITS, f"{share}: it reaches nobody, and no step follows that does"
-    if proven * 100 < after * number:
-        return StepOutcome.WAITS, f"{share}, fewer than {after} %; not yet {some(known[_Standing.UNPROVEN])}"
+    if counted * 100 < after * number:
+        return StepOutcome.WAITS, f"{share}, fewer than {after} %{_missing(known, accept_fetched)}"
     return StepOutcome.NEXT, share
+
+
+def _missing(known: _Known, accept_fetched: bool) -> str:
+    """Return the servers that do not count, as the end of a sentence."""
+    unproven, begun = known[_Standing.UNPROVEN], known[_Standing.BEGUN]
+    text = f"; not yet {some(unproven)}" if unproven else ""
+    if begun and not accept_fetched:
+        text += f"; {some(begun)} fetched the boot, and no completion was reported"
+    return text
 
 
 def _shown(rollout: Rollout | None) -> str:

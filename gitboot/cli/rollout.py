@@ -91,6 +91,12 @@ def command() -> None:
     help="Authorities to trust for the API, besides the machine's own.",
 )
 @token_over_http_option
+@click.option(
+    "--accept-fetched",
+    is_flag=True,
+    help="Count a server that has fetched its boot, although no installer reported its completion. "
+    "Required if the Fleet has evidence Fetched.",
+)
 @click.option("--branch", metavar="NAME", help="The branch to make. Default: gitboot/rollout-STREAM-PERCENT.")
 @click.option("--rev", metavar="REVISION", help="The commit that the step is made upon. Default: HEAD.")
 @click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
@@ -106,6 +112,7 @@ def advance_stream(
     api_token: Path | None,
     ca_bundle: Path | None,
     allow_token_over_http: bool,
+    accept_fetched: bool,
     branch: str | None,
     rev: str | None,
     no_commit: bool,
@@ -116,10 +123,11 @@ def advance_stream(
 
     The commit is for a pull request. A step has succeeded when the instance has applied the step that Git has now, and
     so many of the servers that the step reaches are provisioned with the image. A server whose installation failed
-    stops it (exit 4). While too few are, one is unknown, or what the instance says is old, it waits, and says for whom
-    (exit 9). Where the percentage is raised, or the last step is proven, the exit code is 0. The commit is made upon
-    HEAD or --rev, on a branch of its own, and what is checked out is not touched. Where that branch is there already,
-    nothing is written.
+    stops it (exit 4). With evidence Fetched, gitboot refuses the step, because a fetch does not prove that an image is
+    on a disk. Use --accept-fetched to go on without proof. While too few are, one is unknown, or what the instance
+    says is old, it waits, and says for whom (exit 9). Where the percentage is raised, or the last step is proven, the
+    exit code is 0. The commit is made upon HEAD or --rev, on a branch of its own, and what is checked out is not
+    touched. Where that branch is there already, nothing is written.
     """
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at
@@ -135,7 +143,7 @@ def advance_stream(
     informant = informant_at(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
     with evaluating() as begun:
         fleet = _Fleet.open(path, WORKTREE if no_commit else rev or "HEAD", begun)
-        found = fleet.advance(stream, informant, steps=steps, after=after)
+        found = fleet.advance(stream, informant, steps=steps, after=after, accept_fetched=accept_fetched)
         change = fleet.change(found) if found.next is not None else None
     where = "-".join(filter(None, (*folder_around(path).split("/"), stream, str(found.next))))
     name = None if no_commit else branch or f"gitboot/rollout-{where}"
@@ -193,8 +201,13 @@ class _Fleet:
 
         return cls(path=path, snapshot=snapshot, now=decide(snapshot), decide=decide)
 
-    def advance(self, stream: str, informant: Informant, *, steps: Sequence[int], after: int) -> Headway:
-        """What comes of a stream's rollout, by what an instance knows."""
+    def advance(
+        self, stream: str, informant: Informant, *, steps: Sequence[int], after: int, accept_fetched: bool
+    ) -> Headway:
+        """Return whether a stream's rollout can take its next step, by the records of an instance.
+
+        Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
+        """
         from gitboot.audit.rollout import StepOutcome, advance, applied_in
         from gitboot.cli.informant import proof_by
         from gitboot.source import open_snapshot
@@ -205,12 +218,29 @@ class _Fleet:
             raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
         if (here := streams[stream].spec.rollout) is None:
             return Headway(stream=stream, outcome=StepOutcome.COMPLETE, why="nothing is being rolled out")
+        if not accept_fetched:
+            self._check_evidence()
 
         def applied_at(commit: Revision) -> AppliedRollout:
             found = self.decide(open_snapshot(self.path, commit))
             return applied_in(stream, found.repository, found.decisions)
 
-        return advance(stream, here, *proof_by(informant, applied_at), steps=steps, after=after, at=now())
+        proof = proof_by(informant, applied_at)
+        return advance(stream, here, *proof, steps=steps, after=after, at=now(), accept_fetched=accept_fetched)
+
+    def _check_evidence(self) -> None:
+        """Raise `UsageError` if the Fleet's evidence proves only that a server fetched its boot."""
+        from gitboot.load import Id
+        from gitboot.model.fleet import Evidence
+
+        fleet = self.now.repository.fleet
+        if fleet.spec.provisioning.evidence is Evidence.FETCHED:
+            name = fleet.metadata.name
+            raise UsageError(
+                f"{self.now.repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
+                "Fetched, and a fetch does not prove that the image is on a disk. Write evidence: Reported and let the "
+                "installers report their end. To advance without proof, add --accept-fetched"
+            )
 
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
@@ -234,10 +264,15 @@ class _Fleet:
 
 
 def _message(found: Headway) -> str:
+    begun = (
+        f"{count(len(found.begun), 'server')} more fetched the boot, and no completion was reported.\n"
+        if found.begun
+        else ""
+    )
     return (
         f"Roll {found.image} out to {found.next} % of {found.stream}\n\n"
         f"{found.proven} of {count(found.reached, 'server')} that it reaches at {found.percent} % are provisioned "
-        "with it.\n"
+        f"with it.\n{begun}"
     )
 
 
