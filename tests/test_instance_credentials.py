@@ -135,7 +135,7 @@ def test_finding_p1_an_instance_starts_again_without_its_git_token_and_goes_on_w
     with running(url, tmp_path, *following(forge, token)) as instance:
         found = until(instance, "SourceReady", status=False)
         assert str(token) in found["message"]
-        assert instance.status()["applied"]["commit"] is not None
+        assert eventually(lambda: instance.status()["applied"]["commit"])
 
 
 # The endpoints

@@ -139,13 +139,13 @@ def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Pat
     from gitboot.serve.operators import Tokens
     from gitboot.serve.pushes import PushSecret
 
-    checks: dict[str, Callable[[], None]] = {}
+    checks: dict[str, Callable[[], object]] = {}
     if access.operators_tokens is not None:
         checks["--operators-tokens"] = Tokens(access.operators_tokens).check
     if keys is not None:
         checks["--secret-keys"] = keys.check
     if push_secret is not None:
-        checks["--push-secret"] = PushSecret(push_secret).check
+        checks["--push-secret"] = PushSecret(push_secret).read
     return CredentialFiles(checks)
 
 

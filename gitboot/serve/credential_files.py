@@ -12,7 +12,7 @@ from gitboot.status import Event
 class CredentialFiles:
     """The files that an endpoint reads for each request. ``checks`` has what raises `UsageError`, by option."""
 
-    def __init__(self, checks: Mapping[str, Callable[[], None]]) -> None:
+    def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
         self._checks = checks
         self._failures: tuple[str, ...] = ()  # at the last look
 
