@@ -16,6 +16,7 @@ from gitboot.cli.init import CI, THIS_VERSION, ci_path, seed
 from gitboot.cli.installed import requirement, requirement_of
 from gitboot.errors import UsageError
 from gitboot.load import load
+from gitboot.model.fleet import Evidence
 from gitboot.resolve.decide import decide
 from gitboot.source import open_snapshot
 from tests.fleets import at
@@ -38,10 +39,24 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_writes_a_fleet_without_a_problem(written: Path) -> None:
     repository = load(open_snapshot(written, None))
     assert decide(repository).warnings == ()
+    assert repository.fleet.spec.provisioning.evidence is Evidence.REPORTED
     assert sorted(map(str, repository.origins)) == [
         *("BootImage/flatcar-4459.2.4", "BootImage/memtest86plus-7.20", "BootPolicy/web"),
         *("BootProfile/memory-test", "BootProfile/web", "Fleet/example", "Maintenance/memory-test", "Server/web01"),
     ]
+
+
+def test_finding_r3_its_server_reports_the_end_of_its_installation(written: Path, tmp_path: Path) -> None:
+    gitboot("render", written, "--records", "fresh", "--at", "2026-12-01T12:00:00Z", "--out", tmp_path / "output")
+    (content, *_) = {path.read_bytes() for path in (tmp_path / "output").rglob("config.ign")}
+    units = {each["name"]: each["contents"] for each in json.loads(content)["systemd"]["units"]}
+    steps = re.findall("^ExecStart=(.*)$", units["install.service"], re.MULTILINE)
+    assert [step.split()[0] for step in steps] == [
+        f"/usr/bin/{name}" for name in ("flatcar-install", "curl", "systemctl")
+    ]
+    assert "/provisioned/" in steps[1]
+    assert "OnFailure=report-failure.service" in units["install.service"]
+    assert "/failed/" in units["report-failure.service"]
 
 
 def test_its_server_is_installed_once_and_repaired_in_its_window(written: Path) -> None:
@@ -170,7 +185,7 @@ def test_every_command_that_it_tells_of_works_there(written: Path, monkeypatch: 
 
 def test_links_in_its_readme_lead_somewhere(written: Path) -> None:
     links = re.findall(r"\]\(([^)]+)\)", (written / "README.md").read_text())
-    assert len(links) == 6
+    assert len(links) == 7
     assert [link for link in links if not (written / link).exists()] == []
 
 
