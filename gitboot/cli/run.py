@@ -67,7 +67,9 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     envvar="GITBOOT_REV",
     allow_from_autoenv=False,  # GITBOOT_REFERENCE, after the parameter's name
     metavar="REVISION",
-    help="Branch, tag, commit or range of versions to follow. Default: the remote's HEAD.",
+    help="Branch, tag, commit or range of versions to follow. "
+    "Default: the branch that the ledger has; at the first start the remote's default branch. HEAD follows what is "
+    "checked out.",
 )
 @click.option(
     "--out",

@@ -72,7 +72,7 @@ from gitboot.resolve.records import ahead
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
 from gitboot.source.bringing import CLONE
-from gitboot.source.clone import accepted_snapshot, tag_on
+from gitboot.source.clone import KeptBranch, accepted_snapshot, tag_on
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
@@ -266,6 +266,7 @@ def running(
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
         shared, fence = stack.enter_context(_kept(store, lost))
+        settings = _on_kept_branch(settings, store)
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
         listener = WorkListener(partial(_told_how_far, left, tell, clock))
@@ -286,10 +287,10 @@ def running(
                 read=listener.of(Work.READ),
                 site=settings.site,
             )
-            source = stack.enter_context(fetched_apart(settings, settings.state))
+            source = stack.enter_context(fetched_apart(settings, settings.state, BranchInLedger(store)))
         else:
             evaluation = evaluation_of(settings.state)
-            source = _source_of(settings, settings.state)
+            source = _source_of(settings, settings.state, branch=BranchInLedger(store))
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
         artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
@@ -426,11 +427,11 @@ def look_for_repository(settings: Settings) -> None:
 
 
 @contextmanager
-def fetched_apart(settings: Settings, state: Path) -> Iterator[Source]:
+def fetched_apart(settings: Settings, state: Path, branch: KeptBranch | None = None) -> Iterator[Source]:
     """What the settings follow, fetched by a process of its own, which ends with the block."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
-        yield _source_of(settings, state, fetcher)
+        yield _source_of(settings, state, fetcher, branch)
     finally:
         fetcher.close()
 
@@ -567,9 +568,33 @@ def witness_of(settings: Settings) -> Path | None:
     return None
 
 
-def _source_of(settings: Settings, state: Path, fetcher: FetchProcess | None = None) -> Source:
+class BranchInLedger:
+    """The branch that an instance follows, in its ledger."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def accepted(self) -> str | None:
+        return facts.read(self._store).accepted
+
+    def keep(self, reference: str) -> None:
+        if facts.read(self._store).branch != reference:
+            with self._store.writing() as tx:
+                facts.keep_branch(tx, reference)
+
+
+def _on_kept_branch(settings: Settings, store: Store) -> Settings:
+    """Return the settings with the branch that the ledger has, unless --rev names another."""
+    if settings.git.reference is not None:
+        return settings
+    return replace(settings, git=replace(settings.git, reference=facts.read(store).branch))
+
+
+def _source_of(
+    settings: Settings, state: Path, fetcher: FetchProcess | None = None, branch: KeptBranch | None = None
+) -> Source:
     remote, read = remote_of(settings.git), partial(read_git_credentials, settings.git)
-    return Source(remote, state, fetcher, read_credentials=read)
+    return Source(remote, state, fetcher, read_credentials=read, branch=branch)
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:

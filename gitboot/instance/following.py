@@ -20,7 +20,7 @@ from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.branch import OwnedBranch, authorship_of
-from gitboot.source.remote import address
+from gitboot.source.remote import HEAD, address
 from gitboot.status import Following
 from gitboot.targets.address import BranchAddress, BucketAddress
 from gitboot.targets.follower import FollowedBy, Follower, Followers
@@ -127,7 +127,7 @@ def _branch(
         OwnedBranch(remote_of, where.ref, folder, fetching=source.fetching),
         ledger=facts.read(store).identity,
         heir_of=lambda: facts.read(store).heir_of,
-        follows_default=is_followed_there and reference is None,
+        follows_default=is_followed_there and reference in (None, HEAD),
         author_of=partial(authorship_of, source.clone),
         clock=clock,
     )

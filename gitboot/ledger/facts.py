@@ -22,6 +22,7 @@ def read(store: Store) -> Facts:
         return Facts(
             identity=found["identity"],
             accepted=found.get("accepted"),
+            branch=found.get("branch"),
             searched=found.get("searched"),
             lapsed=found.get("lapsed"),
             sequence=int(found.get("sequence", 0)),
@@ -49,6 +50,11 @@ def read(store: Store) -> Facts:
 def accept(tx: Transaction, commit: str | None) -> None:
     """Note which commit was accepted last; None: none is known any more."""
     _put(tx, "accepted", commit)
+
+
+def keep_branch(tx: Transaction, reference: str) -> None:
+    """Record the reference that the instance follows: of the default branch, or what --rev named."""
+    _put(tx, "branch", reference)
 
 
 def search(tx: Transaction, commit: str | None) -> None:

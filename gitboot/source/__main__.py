@@ -35,6 +35,8 @@ def _report(ordered: Order) -> Report:
         if ordered.work == "restore":
             accepted = Revision(ordered.accepted) if ordered.accepted is not None else None
             return Arrived(found=fetching.restore(remote, state, accepted))
+        if ordered.work == "default":
+            return Arrived(branch=fetching.default_branch(remote, state))
         if ordered.work == "branch":
             fetching.fetch_branch(remote, state)
             return Arrived()

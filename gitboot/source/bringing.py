@@ -37,6 +37,9 @@ class Fetching(Protocol):
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         """Fetch into a new clone; say whether it has the accepted commit, which is looked for all over."""
 
+    def default_branch(self, remote: Remote, state: Path) -> str | None:
+        """Return the ref that the remote's HEAD names, as refs/heads/main; None if HEAD is detached."""
+
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
 
@@ -55,6 +58,9 @@ class InThisProcess:
             return True
         with new.reading() as ours:
             return _recovered(ours, accepted, (state / CLONE, state / BROKEN), upstream)
+
+    def default_branch(self, remote: Remote, state: Path) -> str | None:
+        return Upstream(remote, state).default_branch()
 
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         with blaming(repository), opened(repository) as ours:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from typing import Protocol
 
 import pygit2
 
@@ -24,6 +25,16 @@ from gitboot.source.tree import Blobs, of_commit
 from gitboot.source.upstream import Upstream
 
 
+class KeptBranch(Protocol):
+    """The record of the branch that an instance follows."""
+
+    def accepted(self) -> str | None:
+        """Return the commit that the instance accepted last."""
+
+    def keep(self, reference: str) -> None:
+        """Record the reference. A second call with the same reference changes nothing."""
+
+
 class Source:
     """One remote and ``state/repository.git``, where it is fetched to.
 
@@ -31,6 +42,8 @@ class Source:
     other methods in another: each call opens the repository anew, as libgit2 wants it. What reads the clone
     raises `CorruptClone` where it cannot, and `restore` fixes that. ``read_credentials`` is called for each fetch.
     Without it, each fetch uses the credentials of ``remote``.
+    With ``branch``, the first fetch of a remote without a reference finds the default branch. All later fetches
+    follow that branch.
     """
 
     def __init__(
@@ -40,9 +53,10 @@ class Source:
         fetching: Fetching | None = None,
         *,
         read_credentials: Callable[[], Password | SshKey | None] | None = None,
+        branch: KeptBranch | None = None,
     ) -> None:
         self._remote, self._state = remote, state
-        self._read_credentials = read_credentials
+        self._read_credentials, self._branch = read_credentials, branch
         self.fetching = fetching or InThisProcess()
         self.clone = Stored(state / CLONE, CorruptClone)
         self.tag = tag_of(remote)
@@ -53,6 +67,8 @@ class Source:
 
     def latest(self) -> Revision | None:
         """The commit that was fetched last, before a restart too; None before the first."""
+        if self._branch is not None and self._remote.reference is None:
+            return None  # an earlier version followed HEAD, which may have named another branch
         return _at(self.clone, latest_of(self._remote))
 
     def accepted(self) -> Revision | None:
@@ -125,14 +141,15 @@ class Source:
         person has to act first.
         """
         is_there = self.clone.path.exists()
-        remote = self._authorized_remote()
         try:
+            remote = self._resolved_remote()
             fetched = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
             _sweep(self.clone.path, but="accepted.lock")  # which is no fetch's
             raise
         if not is_there:
             self._replace()
+        self._keep_branch(remote, fetched)
         return fetched
 
     def restore(self, accepted: Revision | None) -> None:
@@ -142,11 +159,45 @@ class Source:
         raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
         more: then the clone is whole, but nothing in it is accepted.
         """
-        found = self.fetching.restore(self._authorized_remote(), self._state, accepted)
+        found = self.fetching.restore(self._resolved_remote(), self._state, accepted)
         self._replace()
         if not found:
             raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
+
+    def _resolved_remote(self) -> Remote:
+        """Return the authorized remote with a reference, if an instance keeps its branch."""
+        remote = self._authorized_remote()
+        if self._branch is None or remote.reference is not None:
+            return remote
+        reference = self.fetching.default_branch(remote, self._state)
+        if reference is None:
+            raise UsageError(
+                f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow what is checked "
+                "out with --rev HEAD"
+            )
+        return replace(remote, reference=reference)
+
+    def _keep_branch(self, remote: Remote, fetched: Revision) -> None:
+        """Record the reference that was fetched, and follow it from now on.
+
+        Raises `UsageError` if the default branch was looked up, and does not contain the accepted commit.
+        """
+        if self._branch is None or remote.reference is None:
+            return
+        if self._remote.reference is None:
+            accepted = self._branch.accepted()
+            if accepted is not None and not self._contains(Revision(accepted), fetched):
+                raise UsageError(
+                    f"{remote.url}: the default branch {remote.reference} does not contain the accepted commit "
+                    f"{accepted[:12]}; name the branch to follow with --rev"
+                )
+        self._branch.keep(remote.reference)
+        self._remote = replace(self._remote, reference=remote.reference)
+        self.tag = tag_of(self._remote)
+
+    def _contains(self, accepted: Revision, fetched: Revision) -> bool:
+        return self.has(accepted) and not self.is_rewind(accepted, fetched)
 
     def _authorized_remote(self) -> Remote:
         """Return the remote with the credentials that are valid now. Raises `UsageError` if they cannot be read."""

@@ -40,6 +40,9 @@ class FetchProcess:
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         return self._ask(order_of("restore", remote, state, accepted, self._memory)).found
 
+    def default_branch(self, remote: Remote, state: Path) -> str | None:
+        return self._ask(order_of("default", remote, state, None, self._memory)).branch
+
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         self._ask(order_of("branch", remote, repository, None, self._memory))
 

@@ -44,7 +44,7 @@ class Remote:
     """Where the fleet is fetched from, and which of its commits; raises `UsageError` where that cannot be."""
 
     url: str  # https, http, ssh, git and file URLs, user@host:path, or a local path
-    reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None: the remote's HEAD
+    reference: str | None = None  # branch, tag, refs/…, range of versions, commit; None or HEAD: the remote's HEAD
     subpath: str = ""  # the fleet's folder, below `local` where that is one itself; "": at the top
     credentials: Password | SshKey | None = None
     ca_bundle: Path | None = None  # trusted besides the machine's own
@@ -110,6 +110,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 _PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
 
+HEAD: Final = "HEAD"  # the reference by which an instance follows what is checked out
 Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
 
 
@@ -119,8 +120,8 @@ def wanted(remote: Remote, heads: Heads) -> str:
     So whoever may push tags cannot move what follows a protected branch.
     """
     reference = remote.reference
-    if reference is None:
-        names = ["HEAD"]
+    if reference in (None, HEAD):
+        names = [HEAD]
     elif is_range(reference):
         tags = [name.removeprefix("refs/tags/") for name in heads if name.startswith("refs/tags/")]
         names = [f"refs/tags/{highest(parse_range(reference), tags)}"]
@@ -137,7 +138,7 @@ def wanted(remote: Remote, heads: Heads) -> str:
 def _missing(reference: str | None, heads: Heads) -> str:
     if not heads:
         return "no commit yet"
-    if reference is None:
+    if reference in (None, HEAD):
         return "a HEAD that names no commit; say which branch to follow"
     if is_range(reference):
         return f"no tag that is a version in the range {reference}"

@@ -11,8 +11,9 @@ import msgspec
 from gitboot.errors import CorruptClone, GitbootError, SourceError, SourceRefused, SubpathMissing, UsageError
 from gitboot.source.remote import Password, Remote, SshKey
 
-# Into the clone; into a new one; likewise, with the accepted commit; or a branch into the repository ``state``.
-Work = Literal["fetch", "anew", "restore", "branch"]
+# Into the clone; into a new one; likewise, with the accepted commit; a branch into the
+# repository ``state``; or nothing, but the name of the default branch.
+Work = Literal["fetch", "anew", "restore", "branch", "default"]
 
 
 class SentPassword(msgspec.Struct, frozen=True, tag=True):
@@ -52,6 +53,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """It was fetched."""
 
     revision: str = ""  # what the reference means
+    branch: str | None = None  # the default branch, if it was to be named
     found: bool = True  # the accepted commit, too, where it was to be
 
 

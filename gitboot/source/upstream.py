@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final, NamedTuple
 
 import pygit2
@@ -105,6 +106,21 @@ class Upstream:
         self._fetch(conversation, ours, kept, f"+refs/heads/*:{_ALL}heads/*", f"+refs/tags/*:{_ALL}tags/*")
         if commit not in ours.odb:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
+
+    def default_branch(self) -> str | None:
+        """Return the ref that the remote's HEAD names, as refs/heads/main; None if HEAD is detached."""
+        with self._local() as (theirs, _):
+            if theirs is not None:
+                with blaming(self._remote.url):
+                    target = theirs.lookup_reference("HEAD").target
+                return target if isinstance(target, str) else None
+        with blaming(self._state), TemporaryDirectory(prefix="head.", dir=self._state) as folder:
+            pygit2.init_repository(folder, bare=True).free()
+            with opened(Path(folder)) as empty:
+                conversation = Conversation(self._remote, None, empty, self._state / "home")
+                if not conversation.heads():
+                    raise SourceError(f"{self._remote.url} has no commit yet")
+                return conversation.default_branch()
 
     def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
         """Bring one commit into the clone, wherever the reference is."""
