@@ -11,6 +11,7 @@ from gitboot.load import Revision
 from gitboot.source import Remote, Source
 from tests.git_servers import git_daemon
 from tests.instance import Instance, eventually, running
+from tests.rack import typed
 from tests.repositories import Work
 from tests.test_instance_credentials import until
 from tests.test_instance_reconcile import fleet_files
@@ -59,6 +60,8 @@ def test_finding_r2_another_checked_out_branch_changes_nothing_while_an_instance
         wip = work.commit({"README.md": "Work in progress.\n"})
         commit = commit_on_main(work)
         eventually(lambda: applies(instance, commit))
+        assert instance.status()["branch"] == "refs/heads/main"
+        assert "branch     refs/heads/main" in typed("status", "--state", tmp_path / "state").out
     with running(work.path, tmp_path, "--poll", "1") as instance:
         commit = commit_on_main(work)
         eventually(lambda: applies(instance, commit))

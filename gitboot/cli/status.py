@@ -71,6 +71,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         *([f"acts       under lease {lease['number']}, until {lease['until']}"] if lease else []),
         *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
         *([f"site       {status['site']}"] if status.get("site") else []),
+        *([f"branch     {status['branch']}"] if status.get("branch") else []),
         f"applied    {status['applied']['commit'] or '-'}",
         *_vouched(status["accepted"]),
         f"attempted  {attempted}",

@@ -323,7 +323,7 @@ def running(
                 tell=tell,
                 clock=clock,
                 wake=wake,
-                report=partial(_reported, settings, tree, left, store, judged, unknown, tell),
+                report=partial(_reported, settings, tree, left, store, source, judged, unknown, tell),
                 uptime=uptime,
                 laps=laps,
                 listener=listener,
@@ -658,13 +658,14 @@ def _reported(
     tree: Directory,
     left: state.LeftStatus,
     store: Store,
+    source: Source,
     judged: Callable[[Status, int], None] | None,
     unknown: KeptUnknown,
     tell: Tell,
     status: Status,
     at: datetime,
 ) -> None:
-    _leave_status(settings, store, tree, left, status, at)
+    _leave_status(settings, store, source, tree, left, status, at)
     if (seen := unknown.take_in(status.applied, at)) is not None:
         content, events = seen
         tree.write_status(content, at, UNKNOWN)
@@ -678,7 +679,13 @@ def _reported(
 
 
 def _leave_status(
-    settings: Settings, store: Store, tree: Directory, left: state.LeftStatus, status: Status, at: datetime
+    settings: Settings,
+    store: Store,
+    source: Source,
+    tree: Directory,
+    left: state.LeftStatus,
+    status: Status,
+    at: datetime,
 ) -> None:
     """Leave the status for `gitboot status`, and for the endpoints of the tree, which compare their clock by it.
 
@@ -688,7 +695,13 @@ def _leave_status(
     project, links = project_of(settings), None
     if project is not None:
         links = project.links()
-    said = {"at": format_instant(at), "site": settings.site, "changes": changes, "links": links}
+    said = {
+        "at": format_instant(at),
+        "site": settings.site,
+        "changes": changes,
+        "links": links,
+        "branch": source.reference,
+    }
     facts_at = left.write({**status.facts(), **said})
     tree.write_status(status_file(facts_at), at)
     if (spooled := _mark_in_spool(settings)) is not None and read_mark(spooled) != (identity, changes):

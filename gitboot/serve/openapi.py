@@ -242,6 +242,7 @@ class InstanceStatus(_Document):
     clock: datetime | None = None  # its clock, which endpoints compare with theirs
     changes: int | None = None  # of its ledger, since there is one
     site: str | None = None  # for whose servers alone it acts; null: for all
+    branch: str | None = None  # that the instance follows, or what --rev named; null before the first fetch
     links: LinksItem | None = None  # to the forge that it tells of commits
     progress: Progress | None = None  # of long work that is being done; null: none is
     planned_at: datetime | None

@@ -57,11 +57,17 @@ class Source:
     ) -> None:
         self._remote, self._state = remote, state
         self._read_credentials, self._branch = read_credentials, branch
+        self._is_kept = False  # whether the record has the reference, as far as this process knows
         self.fetching = fetching or InThisProcess()
         self.clone = Stored(state / CLONE, CorruptClone)
         self.tag = tag_of(remote)
         _sweep(self.clone.path)
         shutil.rmtree(state / NEW, ignore_errors=True)
+
+    @property
+    def reference(self) -> str | None:
+        """The reference that is followed, as refs/heads/main or what --rev named; None before it is known."""
+        return self._remote.reference
 
     # What is there
 
@@ -183,7 +189,7 @@ class Source:
 
         Raises `UsageError` if the default branch was looked up, and does not contain the accepted commit.
         """
-        if self._branch is None or remote.reference is None:
+        if self._branch is None or remote.reference is None or self._is_kept:
             return
         if self._remote.reference is None:
             accepted = self._branch.accepted()
@@ -193,6 +199,7 @@ class Source:
                     f"{accepted[:12]}; name the branch to follow with --rev"
                 )
         self._branch.keep(remote.reference)
+        self._is_kept = True
         self._remote = replace(self._remote, reference=remote.reference)
         self.tag = tag_of(self._remote)
 
