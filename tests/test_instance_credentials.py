@@ -129,8 +129,8 @@ def test_finding_p1_an_instance_starts_again_without_its_git_token_and_goes_on_w
 ) -> None:
     token, url = tmp_path / "token", f"{forge.url}/private/fleet.git"
     write_pair(token, HttpsServer.PASSWORD)
-    with running(url, tmp_path, *following(forge, token), records="fresh"):
-        pass
+    with running(url, tmp_path, *following(forge, token), records="fresh") as instance:
+        eventually(lambda: instance.status()["applied"]["commit"] is not None)
     (token / "password").unlink()
     with running(url, tmp_path, *following(forge, token)) as instance:
         found = until(instance, "SourceReady", status=False)
