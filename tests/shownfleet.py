@@ -62,6 +62,7 @@ APPROVED: Final = [
 ]
 STATUS: Final = {
     "at": "2026-11-20T22:59:00Z",
+    "branch": "refs/heads/main",
     "attempted": {
         "commit": "4f2ab9917c03d5e1",
         "problems": [],

@@ -172,6 +172,7 @@ def test_the_page_shows_the_fleet_and_runs_nothing_of_it(chromium: Browser, addr
     assert chromium.run("document.title") == "gitboot"
     shown = chromium.text
     assert "60 of 60 servers" in shown and "web000" in shown
+    assert "boots commit c0ffee00c0ff of main" in shown
     assert "commit 4f2ab9917c03, by maxReinstalls" in shown and "Gitboot-Ack: 8c1f27ab maxReinstalls" in shown
     assert shown.index("BmcReached: Silent") < shown.index("2 × Bmc: Stalled") < shown.index("web001, web002")
     assert HOSTILE in shown and chromium.run("document.images.length") == 0

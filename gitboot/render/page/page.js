@@ -40,6 +40,10 @@ function line(revision, path, number) {
 
 // How the instance fares
 
+function branch(status) {
+  return status?.branch ? [" of ", element("span", status.branch.replace(/^refs\/heads\//, ""), "mono")] : [];
+}
+
 // What is typed, with a button that copies it; where a browser may not copy, it is selected.
 function typed(text) {
   const made = element("div", undefined, "typed");
@@ -123,7 +127,7 @@ function brief(wrong) {
 function showStatus() {
   const { status, shared } = fleet;
   const applied = status?.applied?.commit ?? shared?.commit;
-  $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied)] : ["no commit is applied"]));
+  $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied), ...branch(status)] : ["no commit is applied"]));
   $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
   const said = status ? [...stale(status.at), ...notes(status)] : [note("busy", "Files", "as they were rendered: no instance runs by them")];
   const told = [...lacking(), ...said];
