@@ -5,6 +5,7 @@
     GitbootError
     ├── TryAgain                    nobody acts: the next pass tries again
     │   ├── SourceError             the repository cannot be read or fetched now
+    │   │   ├── BranchMissing       the repository does not have the branch that is followed
     │   │   ├── CorruptClone        gitboot's own clone is damaged: `Source.restore` makes it anew
     │   │   └── SubpathMissing      the newest commit has no such folder; perhaps the next one has
     │   ├── BmcUnreachable          no answer, or not one that can be used
@@ -15,7 +16,8 @@
     ├── InvalidRepository           the author: a commit's problems, all of them
     └── OperatorError               the operator: it does not go away by itself
         ├── UsageError              a flag, a setting, a path is wrong
-        │   └── BmcNotTrusted       the instance does not say that a BMC may be sent its credentials
+        │   ├── BmcNotTrusted       the instance does not say that a BMC may be sent its credentials
+        │   └── BranchNotNamed      gitboot cannot find the branch to follow: --rev names one
         ├── StaleDigest             an acknowledgement of changes that are not the ones at hand
         ├── SourceRefused           authentication, host key, signature
         ├── SourceTooLarge          to fetch it takes more memory than that may
@@ -58,6 +60,10 @@ class SourceError(TryAgain):
 
 class CorruptClone(SourceError):
     """gitboot's own clone is damaged or lost, and is to be made anew from the remote."""
+
+
+class BranchMissing(SourceError):
+    """The repository does not have the branch, the tag or the commit that is followed."""
 
 
 class SubpathMissing(SourceError):
@@ -121,6 +127,10 @@ class OperatorError(GitbootError):
 
 class UsageError(OperatorError):
     """A flag, a setting or a path that cannot be what was meant."""
+
+
+class BranchNotNamed(UsageError):
+    """The repository does not tell which branch to follow, so --rev has to name one."""
 
 
 class BmcNotTrusted(UsageError):

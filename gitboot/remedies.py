@@ -28,6 +28,9 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "ArtifactsPresent": {"Missing": "gitboot artifacts verify STATE/repository.git --rev refs/gitboot/accepted"},
     "BmcsReachable": {"FailuresInARow": "gitboot bmc apply --state STATE"},
     "BmcsSet": {"LedgerUnnamed": "provisioning: {ledger: LEDGER}  # in the spec of the Fleet"},
+    "BranchFollowed": {
+        ANY: "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
+    },
     "BootsGiven": {ANY: "gitboot boot-script SERVER --tree OUTPUT"},
     "BootsOffered": {
         "SoleClaim": "rsync -a 'HOST:DIRECTORY/*.jsonl' FETCHLOG/ && rm CLAIMS  # after gitboot serve on HOST ended",
@@ -65,6 +68,8 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "SecretsPrivate": {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
     "Serving": {"Restarting": "gitboot events --state STATE | tail"},
     "SourceReady": {
+        "BranchMissing": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
+        "BranchNotNamed": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
         "SourceTooLarge": "fetch-memory = MIB  # in the file of --config; or take the large file out of the history",
         ANY: _RETRY,
     },

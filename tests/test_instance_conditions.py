@@ -143,6 +143,19 @@ def same(standing: Standing) -> Standing:
             "SourceReady",
             (False, "CorruptClone"),
         ),
+        ("HEAD names the branch that is followed", same, "BranchFollowed", None),
+        (
+            "HEAD names another branch",
+            with_(fetched=Fetched(elsewhere=("AnotherDefault", "trunk"))),
+            "BranchFollowed",
+            (False, "AnotherDefault"),
+        ),
+        (
+            "HEAD named another branch before a fetch failed",
+            with_(fetched=Fetched(reason="SourceError", failed=True, elsewhere=("AnotherDefault", "trunk"))),
+            "BranchFollowed",
+            (False, "AnotherDefault"),
+        ),
         ("no thread that died", same, "ThreadsRunning", None),
         (
             "a thread that died",
@@ -343,6 +356,12 @@ def test_a_condition_holds_since_its_status_has_turned(case: str, before: Condit
             "single servers are unknown, which the table shows",
             condition(True, "Known", "", "RecordsKnown"),
             condition(False, "UnknownServers", "", "RecordsKnown"),
+            [],
+        ),
+        (
+            "another branch is checked out, and then a third",
+            condition(False, "AnotherCheckedOut", "experiment", "BranchFollowed"),
+            condition(False, "AnotherCheckedOut", "another experiment", "BranchFollowed"),
             [],
         ),
         (

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import CalledProcessError
 
+import pygit2
 import pytest
 
 from gitboot.evaluate.shelf import KEPT, WORTH
@@ -27,11 +28,12 @@ from gitboot.ledger.store import mark_of, read_mark
 from gitboot.ledger.tables import TABLES
 from gitboot.observe.stopped import WORD
 from gitboot.render.terms import TERMS
+from gitboot.source.bringing import CLONE
 from tests.failing_disk import fill, small_disk
 from tests.fleets import server as described
-from tests.instance import Instance, begin, eventually
+from tests.instance import Instance, begin, eventually, git
 from tests.postgresqls import PostgresServer, postgresql, public_folder
-from tests.rack import Blade, Rack, typed
+from tests.rack import Blade, Rack, typed, until_condition
 from tests.standbys import LEASE_S, Host, Links, Pair, apart, boots, pair, rack, server
 
 __all__ = ["rack", "server"]  # fixtures
@@ -241,6 +243,35 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
         assert hosts.taken_over(lease[0]) is hosts.two  # type: ignore[index]
         states = hosts.two.folder / "output" / "ops" / "servers"
         eventually(lambda: len(list(states.glob("*.json"))) == WORTH + 1)
+
+
+def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Rack, server: PostgresServer) -> None:
+    bare = rack.repository.bare
+    rack.add("web01")
+    with pair(rack, server, server.address()) as hosts:
+        rack.push()
+        hosts.one.start()
+        eventually(lambda: hosts.one.url and hosts.one.told_of("Fetched"))
+        begin(hosts.one.state, "fresh")
+        wip = git(bare, "commit-tree", "-p", "main", "-m", "Work in progress", "main^{tree}")
+        git(bare, "update-ref", "refs/heads/experiment", wip)
+        git(bare, "symbolic-ref", "HEAD", "refs/heads/experiment")
+        hosts.two.start()
+        eventually(lambda: hosts.two.reason == "StandingBy")
+        commit = rack.repository.push({"README.md": "On main.\n"})
+        clone = hosts.two.state / CLONE
+        eventually(lambda: clone.exists() and commit in pygit2.Repository(clone).odb)
+        assert wip not in pygit2.Repository(clone).odb
+        lease = hosts.lease()
+        hosts.one.kill()
+        assert lease is not None and hosts.taken_over(lease[0]) is hosts.two
+        instance = hosts.two.instance
+        assert instance is not None
+        found = until_condition(instance, "BranchFollowed", status=False, reason="AnotherDefault")
+        assert "refs/heads/experiment" in found["message"]
+        assert instance.status()["branch"] == "refs/heads/main"
+        eventually(lambda: instance.status()["applied"]["commit"] == commit)
+        assert wip not in pygit2.Repository(clone).odb
 
 
 def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(

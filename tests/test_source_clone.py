@@ -189,7 +189,7 @@ def test_an_empty_repository_may_be_filled(tmp_path: Path, state: Path) -> None:
 def test_a_head_that_names_no_branch_asks_for_one(work: Work, tmp_path: Path, state: Path) -> None:
     bare = work.bare(tmp_path / "bare.git")
     (bare / "HEAD").write_text("ref: refs/heads/trunk\n")
-    with pytest.raises(SourceError, match="a HEAD that names no commit; say which branch to follow"):
+    with pytest.raises(SourceError, match="a HEAD that names no commit; name the branch to follow"):
         follow(bare, state).fetch()
     assert follow(bare, state, "main").fetch() == work.head
 

@@ -26,6 +26,7 @@ from uuid import uuid4
 
 import pytest
 
+from gitboot.cli.exit import Exit
 from tests.credentials import give_credentials
 from tests.fleets import image, maintenance, profile
 from tests.instance import Instance, eventually, git
@@ -115,6 +116,34 @@ def test_output_that_is_made_anew_for_an_earlier_ledger_stays_readable_for_every
     shutil.rmtree(left / "output")
     once(left)
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
+def test_an_instance_follows_the_default_branch_if_it_contains_the_accepted_commit(
+    tmp_path: Path, version: str
+) -> None:
+    left = extracted(version, tmp_path)
+    assert "the instance follows refs/heads/main from now on" in once(left).err
+    assert "branch     refs/heads/main" in typed("status", "--state", left / "state").out
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
+def test_finding_r2_an_upgraded_instance_asks_for_a_rev_if_the_default_branch_lacks_the_accepted_commit(
+    tmp_path: Path, version: str
+) -> None:
+    left = extracted(version, tmp_path)
+    accepted = git(left / "fleet.git", "rev-parse", "main")
+    other = git(left / "fleet.git", "commit-tree", "-m", "Unrelated", "main^{tree}")
+    git(left / "fleet.git", "update-ref", "refs/heads/other", other)
+    git(left / "fleet.git", "symbolic-ref", "HEAD", "refs/heads/other")
+    assert once(left).code == Exit.SOURCE
+    status = json.loads((left / "state/status.json").read_bytes())
+    (found,) = [each for each in status["conditions"] if each["type"] == "SourceReady"]
+    assert (found["status"], found["reason"]) == (False, "BranchNotNamed")
+    assert "--rev" in found["message"] and "--rev" in found["remedy"]
+    assert (status["applied"]["commit"], status["accepted"]["commit"]) == (accepted, accepted)
+    assert once(left, "--rev", "main").code != Exit.SOURCE
+    assert "branch     main" in typed("status", "--state", left / "state").out
 
 
 # 2fefe59

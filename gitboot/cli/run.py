@@ -573,7 +573,7 @@ def _would(event: Event) -> Event:
     return replace(event, type=_DONE[event.type], message=f"not done: {event.message}")
 
 
-_DONE: Final = {"Accepted": "WouldAccept", "Published": "WouldPublish"}
+_DONE: Final = {"Accepted": "WouldAccept", "Published": "WouldPublish", "BranchChosen": "WouldFollow"}
 
 
 def _exit_of(status: Status) -> Exit:
@@ -592,7 +592,7 @@ def _exit_of(status: Status) -> Exit:
 
 
 # These take nothing from what the pass did, and any client can make the second one false.
-_BESIDES: Final = ("OutputClosed", "ProxiesNamed")
+_BESIDES: Final = ("BranchFollowed", "OutputClosed", "ProxiesNamed")
 
 
 def _clock() -> datetime:

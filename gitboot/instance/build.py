@@ -18,7 +18,15 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
-from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
+from gitboot.errors import (
+    ArtifactMissing,
+    BranchNotNamed,
+    DamagedLedger,
+    HostUnreachable,
+    LedgerError,
+    SourceError,
+    UsageError,
+)
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
@@ -46,7 +54,7 @@ from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
-from gitboot.ledger import facts, requests
+from gitboot.ledger import events, facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
 from gitboot.ledger.fetches import RecordedFetches
@@ -72,10 +80,11 @@ from gitboot.resolve.records import ahead
 from gitboot.serve.tree import status_file
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
 from gitboot.source.bringing import CLONE
-from gitboot.source.clone import KeptBranch, accepted_snapshot, tag_on
+from gitboot.source.clone import BranchRecord, FollowedBranch, accepted_snapshot, detached, tag_on
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
+from gitboot.source.upstream import Upstream
 from gitboot.status import Event, Status
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.targets.follower import Followers
@@ -266,7 +275,6 @@ def running(
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
         shared, fence = stack.enter_context(_kept(store, lost))
-        settings = _on_kept_branch(settings, store)
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
         listener = WorkListener(partial(_told_how_far, left, tell, clock))
@@ -277,7 +285,7 @@ def running(
         owner = tree.stamp.ledger if tree.stamp is not None else None
         records = records_in(settings.output)
         _doubt_without_marks(store, settings, owner)
-        laps = Laps()
+        laps, record = Laps(), BranchInLedger(store, tell, clock)
         if evaluation_of is None:
             evaluation = Evaluation(
                 settings.state,
@@ -287,10 +295,10 @@ def running(
                 read=listener.of(Work.READ),
                 site=settings.site,
             )
-            source = stack.enter_context(fetched_apart(settings, settings.state, BranchInLedger(store)))
+            source = stack.enter_context(fetched_apart(settings, settings.state, record))
         else:
             evaluation = evaluation_of(settings.state)
-            source = _source_of(settings, settings.state, branch=BranchInLedger(store))
+            source = source_of(settings, settings.state, record=record)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
         artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
@@ -391,7 +399,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             facts.lapse(tx)  # it is not in the copy's clone
         about = facts.read(store)
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
-        source = stack.enter_context(fetched_apart(settings, copy))
+        source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
         stack.callback(evaluation.close)
         outside = Outside(
@@ -411,9 +419,10 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
 
 
 def look_for_repository(settings: Settings) -> None:
-    """Raise `UsageError` if a first start names no repository here, or Git credentials that cannot be read.
+    """Raise `UsageError` if a first start lacks what only a person can name.
 
-    A later start goes on with the accepted commit, and the condition SourceReady shows what is wrong.
+    That is a repository on this host, Git credentials that can be read, or a branch if HEAD is detached. A later start
+    goes on with the accepted commit, and the condition SourceReady shows what is wrong.
     """
     remote = remote_of(settings.git)
     with suppress(PermissionError):  # which is said where it is read
@@ -421,17 +430,32 @@ def look_for_repository(settings: Settings) -> None:
             return
         read_git_credentials(settings.git)
         local = remote.local
-        if local is None or has_repository(local):
+        if local is None:
+            return
+        if has_repository(local):
+            _check_branch(settings, remote)
             return
         raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
 
 
+def _check_branch(settings: Settings, remote: Remote) -> None:
+    """Raise `BranchNotNamed` if a new ledger is to follow a repository on this host whose HEAD is detached."""
+    has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
+    if remote.reference is not None or has_ledger:
+        return
+    head = None
+    with suppress(SourceError, UsageError):  # the fetch reports it
+        head = Upstream(remote, settings.state).read_head()
+    if head is not None and head.branch is None:
+        raise BranchNotNamed(detached(remote))
+
+
 @contextmanager
-def fetched_apart(settings: Settings, state: Path, branch: KeptBranch | None = None) -> Iterator[Source]:
+def fetched_apart(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
     """What the settings follow, fetched by a process of its own, which ends with the block."""
     fetcher = FetchProcess(settings.git.fetch_mebibytes)
     try:
-        yield _source_of(settings, state, fetcher, branch)
+        yield source_of(settings, state, fetcher, record)
     finally:
         fetcher.close()
 
@@ -571,30 +595,32 @@ def witness_of(settings: Settings) -> Path | None:
 class BranchInLedger:
     """The branch that an instance follows, in its ledger."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
+        self._store, self._tell, self._clock = store, tell, clock
+
+    def read(self) -> FollowedBranch | None:
+        about = facts.read(self._store)
+        return FollowedBranch(about.branch, about.is_default_branch) if about.branch is not None else None
 
     def accepted(self) -> str | None:
-        return facts.read(self._store).accepted
+        about = facts.read(self._store)
+        return about.accepted or about.lapsed
 
-    def keep(self, reference: str) -> None:
-        if facts.read(self._store).branch != reference:
-            with self._store.writing() as tx:
-                facts.keep_branch(tx, reference)
-
-
-def _on_kept_branch(settings: Settings, store: Store) -> Settings:
-    """Return the settings with the branch that the ledger has, unless --rev names another."""
-    if settings.git.reference is not None:
-        return settings
-    return replace(settings, git=replace(settings.git, reference=facts.read(store).branch))
+    def write(self, followed: FollowedBranch) -> None:
+        message = f"the instance follows {followed.reference} from now on, until --rev names something else"
+        event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
+        with self._store.writing() as tx:
+            facts.follow(tx, followed.reference, is_default=followed.is_default)
+            events.write(tx, [event])
+        self._tell(event)
 
 
-def _source_of(
-    settings: Settings, state: Path, fetcher: FetchProcess | None = None, branch: KeptBranch | None = None
+def source_of(
+    settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
+    """Return what the settings follow, which is fetched into the state directory ``state``."""
     remote, read = remote_of(settings.git), partial(read_git_credentials, settings.git)
-    return Source(remote, state, fetcher, read_credentials=read, branch=branch)
+    return Source(remote, state, fetcher, read_credentials=read, record=record)
 
 
 def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:

@@ -139,6 +139,8 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("SourceReady", False, *attempt.trouble, at)
     elif fetched is not None:
         yield _condition("SourceReady", not fetched.failed, fetched.reason, fetched.message, at)
+    if fetched is not None and fetched.elsewhere is not None:
+        yield _condition("BranchFollowed", False, *fetched.elsewhere, at)
     if suspension is not None and at < suspension.until:
         until = format_instant(suspension.until)
         message = f"suspended by {suspension.who} until {until}: {suspension.reason}"
@@ -619,6 +621,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "TargetBehind"
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
+        case "BranchFollowed", _:  # once, not with each branch that is checked out
+            return "BranchLeft" if before is None or before.status else None
         case "ProxiesNamed", _:
             return "ProxyUnnamed" if before is None or before.status else None  # once: a stranger chooses its address
         case "BootsGiven", _:

@@ -116,7 +116,7 @@ def _branch(
     where: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
 ) -> BranchTarget:
     is_followed_there = _is_same(where.url, settings.git.repository)
-    reference = settings.git.reference
+    reference = source.reference
     if is_followed_there and reference in (where.branch, where.ref):
         raise UsageError(f"--target {where.name} is the branch that this instance follows; name another")
     remote_of = partial(_remote_of, where, settings.git)

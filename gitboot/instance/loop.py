@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import watchfiles
 
@@ -59,7 +59,18 @@ class Bell:
         return frozenset(heard)
 
 
-_LastFetch = tuple[Revision | None, TryAgain | OperatorError | None]  # what is there, and what it ended with
+class _LastFetch(NamedTuple):
+    """How the last fetch ended."""
+
+    revision: Revision | None  # what is there
+    error: TryAgain | OperatorError | None
+    elsewhere: tuple[str, str] | None  # as in `Source.elsewhere`
+
+    def is_as(self, other: _LastFetch | None) -> bool:
+        """Whether another fetch ended the same."""
+        if other is None:
+            return False
+        return (self.revision, str(self.error)) == (other.revision, str(other.error))
 
 
 class Vouching(Protocol):
@@ -183,21 +194,23 @@ class Loop:
     def _fetch_once(self) -> None:
         before, lap = self._fetched, self._reconciler.laps.start()
         try:
-            fetched: _LastFetch = (self._source.fetch(), None)
+            fetched = _LastFetch(self._source.fetch(), None, self._source.elsewhere)
         except (TryAgain, OperatorError) as error:
             if self._stopping:
                 return  # it was ended, as all is
-            fetched = (before[0] if before else None, error)
+            fetched = _LastFetch(before.revision if before else None, error, self._source.elsewhere)
         lap(Stage.FETCH)
         if self._forge is not None:
-            self._forge.ask(fetched=fetched[1] is None)
+            self._forge.ask(fetched=fetched.error is None)
         self._fetched = fetched
-        if before is None or before[0] != fetched[0] or str(before[1]) != str(fetched[1]):
+        if not fetched.is_as(before):
             self._told(fetched)
-            self._wakes.ring(Ring.COMMIT if fetched[1] is None else Ring.ANYTHING)
+            self._wakes.ring(Ring.COMMIT if fetched.error is None else Ring.ANYTHING)
+        elif before is not None and fetched.elsewhere != before.elsewhere:
+            self._wakes.ring()
 
     def _told(self, fetched: _LastFetch) -> None:
-        revision, error = fetched
+        revision, error, _ = fetched
         at = self._clock()
         if error is not None:
             self._tell(Event(at=at, type="FetchFailed", message=str(error), warning=True))
@@ -207,7 +220,8 @@ class Loop:
     def _note_death(self, message: str) -> None:
         """Show that commits are not fetched, until one is."""
         before = self._fetched
-        self._fetched = (before[0] if before else None, SourceError(f"the thread that fetches died: {message}"))
+        error = SourceError(f"the thread that fetches died: {message}")
+        self._fetched = _LastFetch(before.revision if before else None, error, None)
 
     def _keep_fetching(self) -> None:
         asked = False
@@ -231,8 +245,10 @@ class Loop:
 def _how_fetched(last: _LastFetch | None) -> Fetched | None:
     if last is None:
         return None
-    error = last[1]
-    return Fetched() if error is None else Fetched(reason=type(error).__name__, message=str(error), failed=True)
+    error, elsewhere = last.error, last.elsewhere
+    if error is None:
+        return Fetched(elsewhere=elsewhere)
+    return Fetched(reason=type(error).__name__, message=str(error), failed=True, elsewhere=elsewhere)
 
 
 def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:

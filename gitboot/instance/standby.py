@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinish
 from gitboot.frames import decoder
 from gitboot.instance import directory as state
 from gitboot.instance.bookmark import WORTH
-from gitboot.instance.build import fetched_apart, look_for_repository, named_ledger
+from gitboot.instance.build import look_for_repository, named_ledger, source_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.rights import private
@@ -31,7 +32,7 @@ from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.model.scalars import format_instant
 from gitboot.processes import spawn
-from gitboot.source import Source
+from gitboot.source import FetchProcess, Source
 from gitboot.status import Condition, Event, Status
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Standby:
         if self.address is not None:
             this_program()  # which is on the disk still: what another one has prepared does not count
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
+        self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
         self._has_failed, self._said = False, ""
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
@@ -87,7 +89,7 @@ class Standby:
         with ExitStack() as stack:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
-            is_large = stack.enter_context(_following(self._settings))
+            is_large = stack.enter_context(_following(self._settings, lambda: self._reference))
             preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
@@ -113,6 +115,7 @@ class Standby:
         self.is_patient = True
         if other is not None:
             self._note_progress(looking.progress())
+            self._reference = self._settings.git.reference or looking.branch() or self._reference
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
     def _note_progress(self, found: tuple[str, int] | None) -> None:
@@ -194,8 +197,10 @@ _event: Final = decoder(Event)
 
 
 @contextmanager
-def _following(settings: Settings) -> Iterator[Callable[[], bool]]:
-    """Fetch what the remote has, and evaluate it, again and again until the block ends.
+def _following(settings: Settings, reference_of: Callable[[], str | None]) -> Iterator[Callable[[], bool]]:
+    """Fetch what ``reference_of`` names at the remote, and evaluate it, again and again until the block ends.
+
+    Until it names a reference, nothing is fetched.
 
     What was found out of a commit stands in the state directory then, and is much of what a first tree takes. What
     fails is tried again, and told once this instance acts. Yielded is whether there are so many servers that it pays to
@@ -205,11 +210,18 @@ def _following(settings: Settings) -> Iterator[Callable[[], bool]]:
     evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site)
     evaluation.on_answer = woken.set
 
-    def follow(source: Source) -> None:
+    def follow(fetcher: FetchProcess) -> None:
         commit: Commit | None = None
+        source: Source | None = None
         while not ended.is_set():
             woken.clear()
+            if (reference := reference_of()) is None:
+                woken.wait(LOOK_S)
+                continue
             with suppress(GitbootError):
+                if source is None or source.reference != reference:
+                    followed = replace(settings, git=replace(settings.git, reference=reference))
+                    source = source_of(followed, settings.state, fetcher)
                 newest = source.fetch()
                 if commit is None or newest != commit.revision:
                     evaluated = evaluation.evaluate(newest, commit)
@@ -219,8 +231,8 @@ def _following(settings: Settings) -> Iterator[Callable[[], bool]]:
             woken.wait(settings.poll_s)
 
     with closing(evaluation):
-        with fetched_apart(settings, settings.state) as source:
-            thread = BackgroundThread(partial(follow, source), name="follow")
+        with closing(FetchProcess(settings.git.fetch_mebibytes)) as fetcher:
+            thread = BackgroundThread(partial(follow, fetcher), name="follow")
             thread.start()
             try:
                 yield large.is_set

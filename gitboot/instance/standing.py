@@ -34,6 +34,7 @@ class Fetched:
     reason: str = "Fetched"
     message: str = "the source was fetched"
     failed: bool = False
+    elsewhere: tuple[str, str] | None = None  # HEAD names another branch than is followed: a word, and in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

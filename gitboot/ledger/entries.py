@@ -72,6 +72,7 @@ class Facts:
     identity: str
     accepted: str | None = None  # the commit that was accepted last
     branch: str | None = None  # the reference that its instance follows, as refs/heads/main or what --rev named
+    is_default_branch: bool = False  # whether HEAD named that branch at the first start, and --rev did not
     searched: str | None = None  # the accepted commit whose history was searched for acknowledgements last
     lapsed: str | None = None  # the same in a copy that is to be tried out, where it is not known
     # How many decisions there were: commits accepted, and words by which boots were offered anew. Offers have the

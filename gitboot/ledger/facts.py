@@ -23,6 +23,7 @@ def read(store: Store) -> Facts:
             identity=found["identity"],
             accepted=found.get("accepted"),
             branch=found.get("branch"),
+            is_default_branch="isDefaultBranch" in found,
             searched=found.get("searched"),
             lapsed=found.get("lapsed"),
             sequence=int(found.get("sequence", 0)),
@@ -52,9 +53,10 @@ def accept(tx: Transaction, commit: str | None) -> None:
     _put(tx, "accepted", commit)
 
 
-def keep_branch(tx: Transaction, reference: str) -> None:
-    """Record the reference that the instance follows: of the default branch, or what --rev named."""
+def follow(tx: Transaction, reference: str, *, is_default: bool) -> None:
+    """Record the reference that the instance follows: of the branch that HEAD named, or what --rev named."""
     _put(tx, "branch", reference)
+    _put(tx, "isDefaultBranch", "yes" if is_default else None)
 
 
 def search(tx: Transaction, commit: str | None) -> None:

@@ -56,6 +56,7 @@ _BEFORE: Final = "SELECT epoch, place FROM lease"
 _WHO_HOLDS: Final = "SELECT place, holder FROM lease"
 _OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
+_BRANCH: Final = "SELECT value FROM facts WHERE name = 'branch'"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 
@@ -302,6 +303,15 @@ class PostgresRenewing:
         except (psycopg.Error, LedgerError, LookupError, ValueError):
             self.close()
             return None
+
+    def branch(self) -> str | None:
+        """Return the reference that the acting instance follows; None if there is none yet, or it cannot be read."""
+        try:
+            found = self._live().execute(_BRANCH).fetchone()
+        except (psycopg.Error, LedgerError):
+            self.close()
+            return None
+        return str(found[0]) if found is not None else None
 
     def _live(self) -> psycopg.Connection[Row]:
         if self._connection is None:

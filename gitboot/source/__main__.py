@@ -35,12 +35,13 @@ def _report(ordered: Order) -> Report:
         if ordered.work == "restore":
             accepted = Revision(ordered.accepted) if ordered.accepted is not None else None
             return Arrived(found=fetching.restore(remote, state, accepted))
-        if ordered.work == "default":
-            return Arrived(branch=fetching.default_branch(remote, state))
+        if ordered.work == "head":
+            return Arrived(head=fetching.read_head(remote, state))
         if ordered.work == "branch":
             fetching.fetch_branch(remote, state)
             return Arrived()
-        return Arrived(revision=fetching.fetch(remote, state, anew=ordered.work == "anew"))
+        revision, head = fetching.fetch(remote, state, anew=ordered.work == "anew")
+        return Arrived(revision=revision, head=head)
     except tuple(ERRORS.values()) as error:
         if lacks_memory(error):
             raise MemoryError from error

@@ -15,7 +15,7 @@ import pygit2
 from gitboot.errors import CorruptClone, SourceError
 from gitboot.load import Revision
 from gitboot.source.objects import copy, merge_packs
-from gitboot.source.remote import Conversation, Remote
+from gitboot.source.remote import Conversation, Head, Remote
 from gitboot.source.repository import Stored, blaming, opened
 from gitboot.source.subpath import ACCEPTED, recover_folder
 from gitboot.source.upstream import Upstream
@@ -31,14 +31,17 @@ MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
 class Fetching(Protocol):
     """Whoever fetches: this process, or one of its own."""
 
-    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> Revision:
-        """Fetch what the remote's reference means into the clone in ``state``, or into a new one beside it."""
+    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
+        """Fetch what the remote's reference means into the clone in ``state``, or into a new one beside it.
+
+        Return the commit, and what HEAD names. HEAD is None if the reference is a commit's id.
+        """
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         """Fetch into a new clone; say whether it has the accepted commit, which is looked for all over."""
 
-    def default_branch(self, remote: Remote, state: Path) -> str | None:
-        """Return the ref that the remote's HEAD names, as refs/heads/main; None if HEAD is detached."""
+    def read_head(self, remote: Remote, state: Path) -> Head:
+        """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
 
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
@@ -47,7 +50,7 @@ class Fetching(Protocol):
 class InThisProcess:
     """Fetches without limits; raises `SourceError`, `SourceRefused`, `UsageError`, and `CorruptClone`."""
 
-    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> Revision:
+    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
         clone = _create(state) if anew else Stored(state / CLONE, CorruptClone)
         return _fetch_into(clone, remote, Upstream(remote, state))
 
@@ -59,8 +62,8 @@ class InThisProcess:
         with new.reading() as ours:
             return _recovered(ours, accepted, (state / CLONE, state / BROKEN), upstream)
 
-    def default_branch(self, remote: Remote, state: Path) -> str | None:
-        return Upstream(remote, state).default_branch()
+    def read_head(self, remote: Remote, state: Path) -> Head:
+        return Upstream(remote, state).read_head()
 
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         with blaming(repository), opened(repository) as ours:
@@ -88,7 +91,7 @@ def _name(remote: Remote) -> str:
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
 
-def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> Revision:
+def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> tuple[Revision, Head | None]:
     latest, tag = latest_of(remote), tag_of(remote)
     with clone.reading() as ours:
         brought = upstream.bring(ours, (ACCEPTED, latest))
@@ -98,7 +101,7 @@ def _fetch_into(clone: Stored, remote: Remote, upstream: Upstream) -> Revision:
             ours.references.delete(tag)
         point(ours, latest, brought.commit)
         merge_packs(ours, MAX_PACKS)
-    return brought.commit
+    return brought.commit, brought.head
 
 
 def _create(state: Path) -> Stored:

@@ -7,32 +7,42 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pygit2
 
-from gitboot.errors import CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
+from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.source.ancestry import is_ancestor
 from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.commit_objects import CommitReader, peel_reference
 from gitboot.source.commits import date_of
 from gitboot.source.line import Merge, acknowledging_content, line, message_of, messages
-from gitboot.source.remote import Password, Remote, SshKey
+from gitboot.source.remote import Head, Password, Remote, SshKey
 from gitboot.source.repository import Stored, blaming
 from gitboot.source.subpath import ACCEPTED, folder_at, note_accepted
 from gitboot.source.tree import Blobs, of_commit
-from gitboot.source.upstream import Upstream
+from gitboot.source.upstream import EMPTY, Upstream
 
 
-class KeptBranch(Protocol):
+class FollowedBranch(NamedTuple):
+    """The branch, or another reference, that an instance follows."""
+
+    reference: str  # as refs/heads/main, or what --rev named
+    is_default: bool  # whether gitboot found it: what HEAD named at the first start
+
+
+class BranchRecord(Protocol):
     """The record of the branch that an instance follows."""
+
+    def read(self) -> FollowedBranch | None:
+        """Return the branch that was recorded last; None before the first start."""
 
     def accepted(self) -> str | None:
         """Return the commit that the instance accepted last."""
 
-    def keep(self, reference: str) -> None:
-        """Record the reference. A second call with the same reference changes nothing."""
+    def write(self, followed: FollowedBranch) -> None:
+        """Record the branch."""
 
 
 class Source:
@@ -42,8 +52,8 @@ class Source:
     other methods in another: each call opens the repository anew, as libgit2 wants it. What reads the clone
     raises `CorruptClone` where it cannot, and `restore` fixes that. ``read_credentials`` is called for each fetch.
     Without it, each fetch uses the credentials of ``remote``.
-    With ``branch``, the first fetch of a remote without a reference finds the default branch. All later fetches
-    follow that branch.
+    With ``record``, the first fetch of a remote without a reference finds the default branch. All later fetches
+    follow that branch, also those of a later `Source` with the same record.
     """
 
     def __init__(
@@ -53,27 +63,52 @@ class Source:
         fetching: Fetching | None = None,
         *,
         read_credentials: Callable[[], Password | SshKey | None] | None = None,
-        branch: KeptBranch | None = None,
+        record: BranchRecord | None = None,
     ) -> None:
-        self._remote, self._state = remote, state
-        self._read_credentials, self._branch = read_credentials, branch
-        self._is_kept = False  # whether the record has the reference, as far as this process knows
+        self._state, self._read_credentials, self._record = state, read_credentials, record
+        self._recorded = record.read() if record is not None else None
+        followed = self._recorded
+        if remote.reference is not None:
+            followed = FollowedBranch(remote.reference, is_default=False)
+        self._followed, self._remote = followed, _with_reference(remote, followed)
+        self._head: Head | None = None  # what the remote's HEAD named at the last fetch
         self.fetching = fetching or InThisProcess()
         self.clone = Stored(state / CLONE, CorruptClone)
-        self.tag = tag_of(remote)
         _sweep(self.clone.path)
-        shutil.rmtree(state / NEW, ignore_errors=True)
+        for left in (state / NEW, *state.glob(f"{EMPTY}*")):
+            shutil.rmtree(left, ignore_errors=True)
 
     @property
     def reference(self) -> str | None:
         """The reference that is followed, as refs/heads/main or what --rev named; None before it is known."""
         return self._remote.reference
 
+    @property
+    def tag(self) -> str:
+        """The reference by which the clone has the annotated tag that was fetched last."""
+        return tag_of(self._remote)
+
+    @property
+    def elsewhere(self) -> tuple[str, str] | None:
+        """Return a word and a sentence if HEAD has left the branch that gitboot found at the first start.
+
+        None if HEAD names that branch, if --rev named the branch, and before the first fetch.
+        """
+        followed, head = self._followed, self._head
+        if followed is None or head is None or not followed.is_default or head.branch == followed.reference:
+            return None
+        branch = followed.reference
+        if head.is_checked_out:
+            is_out = f"{head.branch} is checked out" if head.branch is not None else "HEAD is detached"
+            return "AnotherCheckedOut", f"{is_out} in {self._remote.url}, and gitboot goes on following {branch}"
+        names = f"names {head.branch} as its default branch" if head.branch is not None else "names no default branch"
+        return "AnotherDefault", f"{self._remote.url} {names} now, and gitboot goes on following {branch}"
+
     # What is there
 
     def latest(self) -> Revision | None:
         """The commit that was fetched last, before a restart too; None before the first."""
-        if self._branch is not None and self._remote.reference is None:
+        if self._record is not None and self._followed is None:
             return None  # an earlier version followed HEAD, which may have named another branch
         return _at(self.clone, latest_of(self._remote))
 
@@ -148,14 +183,16 @@ class Source:
         """
         is_there = self.clone.path.exists()
         try:
-            remote = self._resolved_remote()
-            fetched = self.fetching.fetch(remote, self._state, anew=not is_there)
+            followed, remote = self._resolved()
+            fetched, head = self.fetching.fetch(remote, self._state, anew=not is_there)
         except (TryAgain, OperatorError):
             _sweep(self.clone.path, but="accepted.lock")  # which is no fetch's
             raise
         if not is_there:
             self._replace()
-        self._keep_branch(remote, fetched)
+        if self._record is not None and followed is not None:
+            self._follow(followed, fetched, self._record)
+        self._head = head
         return fetched
 
     def restore(self, accepted: Revision | None) -> None:
@@ -165,43 +202,44 @@ class Source:
         raises what `fetch` does, and changes nothing. Raises `SourceRefused` where the commit is nowhere any
         more: then the clone is whole, but nothing in it is accepted.
         """
-        found = self.fetching.restore(self._resolved_remote(), self._state, accepted)
+        _, remote = self._resolved()
+        found = self.fetching.restore(remote, self._state, accepted)
         self._replace()
         if not found:
             raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
-    def _resolved_remote(self) -> Remote:
-        """Return the authorized remote with a reference, if an instance keeps its branch."""
-        remote = self._authorized_remote()
-        if self._branch is None or remote.reference is not None:
-            return remote
-        reference = self.fetching.default_branch(remote, self._state)
-        if reference is None:
-            raise UsageError(
-                f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow what is checked "
-                "out with --rev HEAD"
-            )
-        return replace(remote, reference=reference)
+    def _resolved(self) -> tuple[FollowedBranch | None, Remote]:
+        """Return the branch to follow, and the remote to fetch it from. Find the branch at the first start."""
+        followed, remote = self._followed, self._authorized_remote()
+        if self._record is None:
+            return followed, remote
+        followed = followed or self._record.read()  # of a write whose outcome was unknown
+        if followed is not None:
+            return followed, _with_reference(remote, followed)
+        head = self.fetching.read_head(remote, self._state)
+        if head.branch is None:
+            raise BranchNotNamed(detached(remote))
+        followed = FollowedBranch(head.branch, is_default=True)
+        return followed, _with_reference(remote, followed)
 
-    def _keep_branch(self, remote: Remote, fetched: Revision) -> None:
-        """Record the reference that was fetched, and follow it from now on.
+    def _follow(self, followed: FollowedBranch, fetched: Revision, record: BranchRecord) -> None:
+        """Record the branch that was fetched, and follow it from now on.
 
-        Raises `UsageError` if the default branch was looked up, and does not contain the accepted commit.
+        Raises `BranchNotNamed` if gitboot found the branch just now, and it does not contain the accepted commit.
         """
-        if self._branch is None or remote.reference is None or self._is_kept:
+        if followed == self._recorded:
             return
-        if self._remote.reference is None:
-            accepted = self._branch.accepted()
+        if self._followed is None:
+            accepted = record.accepted() or self.accepted()
             if accepted is not None and not self._contains(Revision(accepted), fetched):
-                raise UsageError(
-                    f"{remote.url}: the default branch {remote.reference} does not contain the accepted commit "
+                raise BranchNotNamed(
+                    f"{self._remote.url}: the default branch {followed.reference} does not contain the accepted commit "
                     f"{accepted[:12]}; name the branch to follow with --rev"
                 )
-        self._branch.keep(remote.reference)
-        self._is_kept = True
-        self._remote = replace(self._remote, reference=remote.reference)
-        self.tag = tag_of(self._remote)
+        record.write(followed)
+        self._recorded = self._followed = followed
+        self._remote = _with_reference(self._remote, followed)
 
     def _contains(self, accepted: Revision, fetched: Revision) -> bool:
         return self.has(accepted) and not self.is_rewind(accepted, fetched)
@@ -220,6 +258,18 @@ class Source:
             if self.clone.path.exists():
                 self.clone.path.rename(broken)
             (self._state / NEW).rename(self.clone.path)
+
+
+def detached(remote: Remote) -> str:
+    """Return the message for a repository that does not tell which branch to follow."""
+    return (
+        f"{remote.url} has a detached HEAD; name the branch to follow with --rev, or follow what is checked out with "
+        "--rev HEAD"
+    )
+
+
+def _with_reference(remote: Remote, followed: FollowedBranch | None) -> Remote:
+    return replace(remote, reference=followed.reference) if followed is not None else remote
 
 
 def tag_on(source: Source, revision: Revision) -> bytes | None:

@@ -11,7 +11,7 @@ from typing import Final
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.load import Revision
-from gitboot.source.remote import Remote
+from gitboot.source.remote import Head, Remote
 from gitboot.source.sending import Arrived, Order, order_of, raised, report
 
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
@@ -34,14 +34,17 @@ class FetchProcess:
         self._busy: set[Child] = set()
         self._is_closed = False
 
-    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> Revision:
-        return Revision(self._ask(order_of("anew" if anew else "fetch", remote, state, None, self._memory)).revision)
+    def fetch(self, remote: Remote, state: Path, *, anew: bool) -> tuple[Revision, Head | None]:
+        found = self._ask(order_of("anew" if anew else "fetch", remote, state, None, self._memory))
+        return Revision(found.revision), found.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         return self._ask(order_of("restore", remote, state, accepted, self._memory)).found
 
-    def default_branch(self, remote: Remote, state: Path) -> str | None:
-        return self._ask(order_of("default", remote, state, None, self._memory)).branch
+    def read_head(self, remote: Remote, state: Path) -> Head:
+        head = self._ask(order_of("head", remote, state, None, self._memory)).head
+        assert head is not None  # noqa: S101 - this order is to read it
+        return head
 
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         self._ask(order_of("branch", remote, repository, None, self._memory))

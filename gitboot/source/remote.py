@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import pygit2
 from pygit2.enums import CredentialType
 
-from gitboot.errors import SourceError, SourceRefused, UsageError
+from gitboot.errors import BranchMissing, SourceError, SourceRefused, UsageError
 from gitboot.files import write_whole
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
 from gitboot.source.repository import words
@@ -114,6 +114,29 @@ HEAD: Final = "HEAD"  # the reference by which an instance follows what is check
 Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
 
 
+class Head(NamedTuple):
+    """What the HEAD of a repository names."""
+
+    branch: str | None  # as refs/heads/main; None: HEAD is detached, or a remote does not show what HEAD names
+    is_checked_out: bool = False  # whether the repository has a work tree
+
+
+class Refs(NamedTuple):
+    """What a remote has."""
+
+    heads: Heads
+    head: Head
+
+
+def head_of(repository: pygit2.Repository) -> Head:
+    """Return what the HEAD of a repository on this machine names, be it a branch without a commit."""
+    branch = None
+    with suppress(KeyError):
+        target = repository.lookup_reference(HEAD).target
+        branch = target if isinstance(target, str) else None  # else the id of a commit
+    return Head(branch, not repository.is_bare)
+
+
 def wanted(remote: Remote, heads: Heads) -> str:
     """The ref that the remote's reference means: of a branch and a tag of one name the branch.
 
@@ -131,19 +154,20 @@ def wanted(remote: Remote, heads: Heads) -> str:
         names = [f"refs/heads/{reference}", f"refs/tags/{reference}"]
     found = next((name for name in names if name in heads), None)
     if found is None:
-        raise SourceError(f"{remote.url} has {_missing(reference, heads)}")
+        if not heads:
+            raise SourceError(f"{remote.url} has no commit yet")
+        raise BranchMissing(f"{remote.url} has {_missing(reference, heads)}")
     return found
 
 
 def _missing(reference: str | None, heads: Heads) -> str:
-    if not heads:
-        return "no commit yet"
     if reference in (None, HEAD):
-        return "a HEAD that names no commit; say which branch to follow"
+        return "a HEAD that names no commit; name the branch to follow with --rev"
     if is_range(reference):
         return f"no tag that is a version in the range {reference}"
     branches = sorted(name.removeprefix("refs/heads/") for name in heads if name.startswith("refs/heads/"))
-    return f"no branch or tag {reference}; its branches are {', '.join(branches[:10]) or 'none'}"
+    others = f"its branches are {', '.join(branches[:10])}" if branches else "it has no branch"
+    return f"no branch or tag {reference}; {others}. Name the branch to follow with --rev"
 
 
 class Conversation:
@@ -163,13 +187,20 @@ class Conversation:
             # A remote without a name brings no tags, stands in no configuration and keeps no credentials.
             self._link = ours.remotes.create_anonymous(remote.url if local is None else str(local.path))
 
-    def heads(self) -> Heads:
-        """Every ref of the remote."""
+    def refs(self) -> Refs:
+        """Return every ref of the remote, and what its HEAD names."""
         with self._translated():
             if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
                 names = ("HEAD", *self._local.references)
-                return {name: each for name in names if (each := self._target(name)) is not None}
-            return {str(head.name): str(head.oid) for head in self._link.list_heads(self._callbacks)}
+                heads = {name: each for name in names if (each := self._target(name)) is not None}
+                return Refs(heads, head_of(self._local))
+            listed = self._link.list_heads(self._callbacks)
+            branch = next((each.symref_target for each in listed if each.name == HEAD), None)
+            return Refs({str(each.name): str(each.oid) for each in listed}, Head(branch))
+
+    def heads(self) -> Heads:
+        """Return every ref of the remote."""
+        return self.refs().heads
 
     def _target(self, name: str) -> str | None:
         """Return what a ref of a local repository points at; None if it is unborn or dangling."""
@@ -179,10 +210,8 @@ class Conversation:
         return None
 
     def default_branch(self) -> str | None:
-        """The ref that the remote's HEAD names; None where it says none."""
-        with self._translated():
-            heads = self._link.list_heads(self._callbacks)
-            return next((head.symref_target for head in heads if head.name == "HEAD"), None)
+        """Return the ref that the remote's HEAD names; None if HEAD is detached, or the remote does not show it."""
+        return self.refs().head.branch
 
     def fetch(self, *refspecs: str) -> None:
         with self._translated():

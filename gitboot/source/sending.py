@@ -8,12 +8,20 @@ from typing import Final, Literal
 
 import msgspec
 
-from gitboot.errors import CorruptClone, GitbootError, SourceError, SourceRefused, SubpathMissing, UsageError
-from gitboot.source.remote import Password, Remote, SshKey
+from gitboot.errors import (
+    BranchMissing,
+    CorruptClone,
+    GitbootError,
+    SourceError,
+    SourceRefused,
+    SubpathMissing,
+    UsageError,
+)
+from gitboot.source.remote import Head, Password, Remote, SshKey
 
 # Into the clone; into a new one; likewise, with the accepted commit; a branch into the
-# repository ``state``; or nothing, but the name of the default branch.
-Work = Literal["fetch", "anew", "restore", "branch", "default"]
+# repository ``state``; or nothing, but what HEAD names.
+Work = Literal["fetch", "anew", "restore", "branch", "head"]
 
 
 class SentPassword(msgspec.Struct, frozen=True, tag=True):
@@ -53,7 +61,7 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """It was fetched."""
 
     revision: str = ""  # what the reference means
-    branch: str | None = None  # the default branch, if it was to be named
+    head: Head | None = None  # what the remote's HEAD names; None: nobody looked
     found: bool = True  # the accepted commit, too, where it was to be
 
 
@@ -70,7 +78,8 @@ order: Final[Callable[[bytes], Order]] = msgspec.msgpack.Decoder(Order).decode
 report: Final[Callable[[bytes], Report]] = msgspec.msgpack.Decoder(Report).decode
 
 # What fetching raises on purpose.
-ERRORS: Final = {each.__name__: each for each in (SourceError, CorruptClone, SourceRefused, SubpathMissing, UsageError)}
+_RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SubpathMissing, UsageError)
+ERRORS: Final = {each.__name__: each for each in _RAISED}
 
 
 def order_of(work: Work, remote: Remote, state: Path, accepted: str | None, memory: int) -> Order:

@@ -17,7 +17,7 @@ from gitboot.files import fleet_root
 from gitboot.load import Revision
 from gitboot.source.commit_objects import CommitReader, peel_reference, read_tag
 from gitboot.source.objects import check, check_history, copy
-from gitboot.source.remote import Conversation, Remote, wanted
+from gitboot.source.remote import Conversation, Head, Remote, head_of, wanted
 from gitboot.source.repository import blaming, containing, files_of, lacks_memory, opened
 from gitboot.source.snapshot import folder_in
 from gitboot.source.subpath import folder_of, note_folder
@@ -25,6 +25,7 @@ from gitboot.source.tree import tree_at
 
 _ALL: Final = "refs/gitboot/all/"
 _WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history
+EMPTY: Final = "repository.empty."  # in STATE, a repository with which the refs of a remote are listed
 _UNPARSED: Final = re.compile("failed to parse")  # libgit2 says so by words alone: signature.c, commit.c
 _FETCHED: Final = "refs/gitboot/fetched"  # what a network remote gave last: a commit, or a tag on one
 
@@ -33,6 +34,7 @@ class Brought(NamedTuple):
     """What was fetched."""
 
     commit: Revision
+    head: Head | None  # what the remote's HEAD names; None: nobody looked, because one commit is wanted
     tag: str | None  # the id of the annotated tag that the reference means, where it is one by its own account
 
 
@@ -64,6 +66,7 @@ class Upstream:
 
     def bring(self, ours: pygit2.Repository, kept: Iterable[str]) -> Brought:
         """Bring the commit that the reference means into the clone, and the tag by which it does."""
+        head: Head | None = None
         with self._local() as (theirs, folder):
             folder = "/".join(filter(None, (folder, self._remote.subpath)))
             if folder != folder_of(ours):
@@ -73,7 +76,7 @@ class Upstream:
                 self._bring_one(theirs, ours, tip, kept)
             else:
                 conversation = Conversation(self._remote, theirs, ours, self._state / "home")
-                heads = conversation.heads()
+                heads, head = conversation.refs()
                 name = wanted(self._remote, heads)
                 tip = heads[name]
                 if tip not in ours.odb:
@@ -89,7 +92,7 @@ class Upstream:
             raise SourceError(f"{self._remote.url}: {name} is no commit") from error
         if folder and tree_at(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
-        return Brought(commit, _own_tag(ours, tip, name))
+        return Brought(commit, head, _own_tag(ours, tip, name))
 
     def _bring_one(
         self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, kept: Iterable[str]
@@ -107,20 +110,21 @@ class Upstream:
         if commit not in ours.odb:
             raise SourceError(f"{self._remote.url} has no branch or tag that leads to {commit}")
 
-    def default_branch(self) -> str | None:
-        """Return the ref that the remote's HEAD names, as refs/heads/main; None if HEAD is detached."""
-        with self._local() as (theirs, _):
+    def read_head(self) -> Head:
+        """Return what the remote's HEAD names. Raises `SourceError` if the remote has no commit."""
+        with ExitStack() as stack:
+            theirs, _ = stack.enter_context(self._local())
             if theirs is not None:
                 with blaming(self._remote.url):
-                    target = theirs.lookup_reference("HEAD").target
-                return target if isinstance(target, str) else None
-        with blaming(self._state), TemporaryDirectory(prefix="head.", dir=self._state) as folder:
+                    return head_of(theirs)
+            stack.enter_context(blaming(self._state))
+            folder = stack.enter_context(TemporaryDirectory(prefix=EMPTY, dir=self._state))
             pygit2.init_repository(folder, bare=True).free()
-            with opened(Path(folder)) as empty:
-                conversation = Conversation(self._remote, None, empty, self._state / "home")
-                if not conversation.heads():
-                    raise SourceError(f"{self._remote.url} has no commit yet")
-                return conversation.default_branch()
+            empty = stack.enter_context(opened(Path(folder)))
+            heads, head = Conversation(self._remote, None, empty, self._state / "home").refs()
+            if not heads:
+                raise SourceError(f"{self._remote.url} has no commit yet")
+            return head
 
     def bring_commit(self, ours: pygit2.Repository, commit: str, kept: Iterable[str]) -> None:
         """Bring one commit into the clone, wherever the reference is."""
