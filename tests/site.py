@@ -7,12 +7,16 @@ of its system calls. What machines are answered goes into a book that knows noth
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import re
 import shutil
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +26,7 @@ from urllib.parse import urlsplit
 
 from gitboot.diff.guard import Guard, Limits, trailer
 from gitboot.errors import GitbootError, PublishError
+from gitboot.instance.directory import LEDGER
 from gitboot.instance.requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.ledger import requests
 from gitboot.model.scalars import SystemUuid
@@ -46,8 +51,8 @@ from tests.redfish.double import Boot
 from tests.redfish.profiles import ENABLED, GENERIC, TARGET
 from tests.redfish.server import RedfishServer
 from tests.site_book import GRACE, Ask, Book, Window
-from tests.site_commits import BASE, Asked, Commit, Job, Origin, Ways, ask_of
-from tests.site_kills import Fate, Killed, living
+from tests.site_commits import BASE, Asked, Commit, Job, Origin, Spare, Ways, ask_of
+from tests.site_kills import Fate, HeldSyncs, Killed, full_ledger, holding, living
 
 MAC: Final = mac_of("web01").replace(":", "-")
 LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
@@ -65,6 +70,28 @@ _DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is n
 _ASKED_AFTER_S: Final = 31 * 60  # what came of an override that is gone is waited for, and then a person is asked
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
+_ANSWERED_S: Final = 0.2  # real seconds in which an endpoint whose deadline has passed answers, or is given more time
+_MOST_DEADLINES: Final = 20  # one after the other, in one fetch
+_WITHDRAWN_WITHIN_S: Final = 3 * 601  # an override that is over: as `tests.lives` allows
+
+
+class PassingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose deadlines pass when a test wants them to."""
+
+    def __init__(self) -> None:
+        self.passed_s = 0.0
+        super().__init__()
+
+    def time(self) -> float:
+        return super().time() + self.passed_s
+
+
+class SlowSyncs(NamedTuple):
+    """How an endpoint's fetch log syncs; the numbers count its syncs from the beginning of one fetch."""
+
+    reads: tuple[int, ...] = ()  # syncs during which the instance reads the log
+    fails: tuple[int, ...] = ()  # syncs that end with an error
+    expires: int | None = None  # the sync during which the endpoint's deadline passes
 
 
 class Given(NamedTuple):
@@ -127,6 +154,7 @@ class Serving:
     tree: PublishedTree
     compared: ComparedClock
     spool: MortalSpool
+    recording: Recording
     fate: Fate = field(default_factory=Fate)
 
     def look(self) -> None:
@@ -143,6 +171,7 @@ class Site:
     bmcs: Mapping[str, RedfishServer] = field(default_factory=dict)  # a leads to its own BMC, b to another machine's
     ways: Ways = field(default_factory=Ways)
     netboots: bool = True  # whether its firmware starts from the network by itself
+    is_strict: bool = False  # whether it checks the promises of `tests.site_faults`, too
     book: Book = field(default_factory=Book)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -160,6 +189,7 @@ class Site:
     stopped: bool = False  # an operator has stopped what writes disks, and the instance knows
     stop_asked: bool = False
     loses_assets: bool = False
+    slow: SlowSyncs | None = None  # how the endpoint's fetch log syncs
 
     # Who lives
     instance: Parts | None = None
@@ -171,7 +201,7 @@ class Site:
     backups: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._stack, self._loop, self._next = ExitStack(), asyncio.new_event_loop(), Boots(LOOKUPS[0])
+        self._stack, self._loop, self._next = ExitStack(), PassingLoop(), Boots(LOOKUPS[0])
         self.own, self.other = (self._machine(name) for name in ("web01", "stranger"))
         for name, server in self.bmcs.items():
             server.heal()
@@ -243,6 +273,41 @@ class Site:
         if self.ways.often == "OnImageChange":
             image = 3 - image
         self.push(message, label=label, image=image, provision=self.commit.provision + 1)
+
+    def move_mac(self, *, waits: bool, commits: int) -> None:
+        """Give web01's MAC address to spare01, which waits for its first installation.
+
+        With ``waits``, spare01 is in Git before with an address of its own; with two commits, web01 loses the address
+        in the first. The machine keeps the address, so that spare01's installation is one of this machine.
+        """
+        if self.commit.spare is not None:
+            return
+        label = self.asked.install()
+        ask = ask_of(self.ways)
+        ask.acknowledged = not (self.ways.is_guarded and self._is_installed)
+        self.book.ask(label, ask)
+        if waits:
+            self.push(spare=Spare(label=label))
+            self.reconcile()
+        if commits > 1:
+            self.push(mac=mac_of("web01-new"))
+            self.reconcile()
+        self.push(mac=mac_of("web01-new"), spare=Spare(label=label, mac=mac_of("web01")))
+        self.reconcile()
+        self.counts["moved a MAC address"] += 1
+
+    def move_mac_back(self) -> None:
+        """Remove spare01, and give web01 the MAC address of its machine again."""
+        if self.commit.spare is not None:
+            self.push(mac=mac_of("web01"), spare=None)
+
+    @property
+    def _is_installed(self) -> bool:
+        """Whether the machine was installed, by the evidence that this fleet counts."""
+        installs = [ask for ask in self.book.asks.values() if ask.writes and not ask.windows]
+        if self.ways.evidence == "Reported":
+            return any(ask.provisioned for ask in installs)
+        return any(ask.provisioned or len(ask.given) >= ask.boots for ask in installs)
 
     def ask_for_repair(self, window: Window) -> None:
         label = self.asked.repair()
@@ -335,6 +400,8 @@ class Site:
                 if due is None or due > self.clock:
                     break
         self.instance_fate.dies_in = None
+        if self.is_strict and not self.instance_fate.dead:
+            self._no_file_is_left_in_a_window()
         if self.serving is not None and not self.serving.fate.dead:
             self.serving.look()
         self.seen.add(self.origin.line[-1])
@@ -364,7 +431,7 @@ class Site:
         recording = Recording(spool, _DEADLINE_S)
         assets = self.folder / "assets"
         endpoint = Endpoint(self.folder / "output", tree, lambda: self.clock, recording, assets=assets)
-        return Serving(endpoint, tree, compared, spool)
+        return Serving(endpoint, tree, compared, spool, recording)
 
     def stop_endpoint(self) -> None:
         if self.serving is not None:
@@ -400,8 +467,12 @@ class Site:
         with living(serving.fate):
             try:
                 serving.look()
-                asked = self._loop.create_task(_asked(serving.endpoint, method, path, client, headers.items(), body))
+                asked = self._loop.create_task(
+                    ask_endpoint(serving.endpoint, method, path, client, headers.items(), body)
+                )
                 serving.spool.ended = lambda: self._ended(asked)
+                if self.slow is not None:
+                    self._answer_slowly(serving, asked, self.slow)
                 answer = self._loop.run_until_complete(asked)
             except (asyncio.CancelledError, Killed):
                 return None
@@ -411,6 +482,41 @@ class Site:
         if (why := answer.why_not) is not None:
             self.counts[f"refused: {why}"] += 1
         return answer
+
+    def _answer_slowly(self, serving: Serving, asked: asyncio.Task[Given], slow: SlowSyncs) -> None:
+        """Answer a fetch while the fetch log syncs slowly, and let the log come to rest."""
+        syncs, number = HeldSyncs(), 0
+        with holding(syncs):
+            while not asked.done():
+                self._loop.run_until_complete(_until_sync(asked, syncs))
+                if not syncs.begun.empty() and (ends := syncs.begun.get()) is not None:
+                    self._sync(ends, number, asked, slow)
+                    number += 1
+            serving.spool.call(lambda: None).add_done_callback(lambda _: syncs.begun.put(None))
+            while (ends := syncs.begun.get()) is not None:  # what takes a line back is synced after the answer
+                self._sync(ends, number, asked, slow)
+                number += 1
+        self._loop.run_until_complete(serving.recording.settle())  # it records again
+
+    def _sync(self, ends: Future[None], number: int, asked: asyncio.Task[Given], slow: SlowSyncs) -> None:
+        """Do what happens during one sync, and end the sync."""
+        try:
+            if number in slow.reads:
+                self.counts["read during a sync"] += 1
+                self.reconcile()
+            if number == slow.expires:
+                self.counts["the deadline passed during a sync"] += 1
+                for _ in range(_MOST_DEADLINES):
+                    if asked.done():
+                        break
+                    self._loop.passed_s += _DEADLINE_S + 1
+                    self._loop.run_until_complete(asyncio.wait([asked], timeout=_ANSWERED_S))
+        finally:
+            if number in slow.fails:
+                self.counts["a sync failed"] += 1
+                ends.set_exception(OSError(errno.EIO, os.strerror(errno.EIO)))
+            else:
+                ends.set_result(None)
 
     def _ended(self, asked: asyncio.Task[Given]) -> None:
         self._loop.call_soon_threadsafe(asked.cancel)
@@ -471,6 +577,8 @@ class Site:
         self.installer = None
         if said.status not in (200, 204):
             self.counts[f"report not taken: {said.status}"] += 1
+            if self.slow is not None and end == "failed":
+                installer.ask.reported(failed=True)  # the log may have it all the same, and it is true
             return False
         installer.ask.reported(failed=end == "failed")
         self.counts[f"reported {end}"] += 1
@@ -529,6 +637,40 @@ class Site:
             if self.ways.names_endpoint:
                 self.nobody_else_is_given(Given(200, {}, text), "a mirror's client")
 
+    def copy_to_mirror(self, lacks: int) -> None:
+        """Copy the tree to a mirror as the documentation says, in rsync's order, but for its last files.
+
+        The first command copies ``o/``, the second all other files, and deletes what is gone if it comes to its end.
+        """
+        tree, mirror = self.folder / "output" / "boot", self.folder / "mirror"
+        files = [path.relative_to(tree) for path in tree.rglob("*") if path.is_file()]
+        files.sort(key=lambda path: (path.parts[0] != "o", path.parts))
+        for each in files[: max(len(files) - lacks, 0)]:
+            (mirror / each).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(tree / each, mirror / each)
+        if lacks:
+            self.counts["mirror copied halfway"] += 1
+            return
+        for path in [path for path in mirror.rglob("*") if path.is_file()]:
+            if path.relative_to(mirror) not in files:
+                path.unlink()
+
+    def boot_from_mirror(self, path: str) -> None:
+        """Let the machine boot from the mirror, which must have all files that its entry names."""
+        try:
+            text = (self.folder / "mirror" / path.lstrip("/")).read_text()
+        except FileNotFoundError:
+            return
+        entry = Given(200, {}, text)
+        if self.ways.names_endpoint:
+            self.nobody_else_is_given(entry, "a mirror's client")
+        if entry.label is None:
+            return
+        self.counts["booted from a mirror"] += 1
+        for url in re.findall(rf"{BASE}(/[^\s'\";]+)", text):
+            if "/data/" in url and not (self.folder / "mirror" / url.lstrip("/")).exists():
+                self.book.wrong(self.now, f"the mirror's file of {path} names {url}, which the mirror does not have")
+
     def assets_are_there(self) -> None:
         for asset in ASSETS:
             (self.folder / "assets" / asset).write_bytes(b"kernel")
@@ -560,7 +702,7 @@ class Site:
         shown = f"{after[ENABLED]} {after[TARGET]}"
         if machine is not self.own:
             self.book.wrong(self.now, f"{shown} is set on another machine")
-        wanted = set().union(*(each.labels for each in self.since))
+        wanted = set().union(*(each.own_labels for each in self.since))
         self.open_as_set = [label for label in sorted(wanted) if self.book.is_open(label, self.clock)]
         if not self.open_as_set:
             self.book.wrong(self.now, f"{shown} is set, and nothing that was asked for is open")
@@ -614,6 +756,25 @@ class Site:
         self.counts["nothing could be published"] += 1
         with patch.object(Directory, "publish", side_effect=PublishError("No space left on device")):
             yield
+
+    @contextmanager
+    def unwritable(self, how: str) -> Iterator[None]:
+        """A block in which the ledger is ``locked`` by another process, or its disk is ``full``."""
+        self.counts[f"ledger {how}"] += 1
+        if how == "full":
+            with full_ledger():
+                yield
+            return
+        if self.instance is not None:  # waits for no lock: whoever holds it keeps it
+            self.instance.ledger.database.execute("PRAGMA busy_timeout = 0")
+        with closing(sqlite3.connect(self.folder / "state" / LEDGER, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            finally:
+                other.execute("ROLLBACK")
+        if self.instance is not None:
+            self.instance.ledger.database.execute("PRAGMA busy_timeout = 5000")  # as sqlite3.connect sets it
 
     def restart_bmc(self, clock: int | None, *, forgets: bool) -> None:
         """The BMC of its machine comes up anew, by how many hours off; 0: in 1970, None: with the time as it was."""
@@ -707,6 +868,10 @@ class Site:
         self.skew = timedelta(0)
         self.assets_are_there()
         self.start_endpoint()
+        self.slow = None
+        if self.is_strict:
+            self.reconcile()
+            self._record_was_given()
         for path in LOOKUPS:
             self.wait(61)
             self.reconcile()
@@ -722,6 +887,56 @@ class Site:
         self.reconcile()
         self.boot(LOOKUPS[0], goes_on=False)
         self._nobody_is_stranded()
+
+    def _is_over(self, label: str) -> bool:
+        """Whether a boot is one of a maintenance of which no window is open any more."""
+        windows = self.book.asks[label].windows
+        return bool(windows) and all(each.end + GRACE <= self.now for each in windows)
+
+    def _no_file_is_left_in_a_window(self) -> None:
+        """A published file of a maintenance ends with its window, whatever the ledger takes."""
+        if self.skew:
+            return
+        for path in LOOKUPS:
+            with suppress(FileNotFoundError):
+                text = (self.folder / "output" / "boot" / path.lstrip("/")).read_text()
+                label = Given(200, {}, text).label
+                if label is not None and self._is_over(label):
+                    self.book.wrong(self.now, f"the file of {path} still boots {label}, which is over")
+
+    def no_override_is_left_in_a_window(self) -> None:
+        """An override for a maintenance is withdrawn after its window, whatever the ledger takes."""
+        if self.instance is None or self.own.override[ENABLED] == "Disabled" or not self.open_as_set:
+            return
+        if all(map(self._is_over, self.open_as_set)):
+            self.book.wrong(self.now, f"{self.own.shows()} still stands for {', '.join(self.open_as_set)}: it is over")
+
+    def outlast(self, window: Window, how: str, path: str) -> None:
+        """Let a window end while the ledger cannot be written; then the machine boots."""
+        with self.unwritable(how):
+            self.wait((window.end + GRACE - self.now).total_seconds() + 1)
+            self.reconcile()
+            if self.bmcs:
+                for _ in range(3):
+                    self.wait(_WITHDRAWN_WITHIN_S / 3)
+                    self.reconcile()
+                self.no_override_is_left_in_a_window()
+            self.boot(path, goes_on=True)
+        self.reconcile()
+
+    def _record_was_given(self) -> None:
+        """What the ledger records as begun or installed was given to the machine, or a person has said so."""
+        if self.instance is None or self.settled is None:
+            return
+        record = self.instance.reconciler.standing.knowledge.recorded(SystemUuid(uuid_of("web01")))
+        ask = self.book.asks[self.settled.label]
+        if record is None or ask.may_have_been_made:
+            return
+        key = ["provision", str(self.settled.provision)]  # OnImageChange adds the image
+        if record.provision == self.settled.provision:
+            self.book.wrong(self.now, f"{self.settled.label} was not given, and is recorded as installed: {record}")
+        elif any(each.key.split("/")[:2] == key and each.boots for each in record.attempts):
+            self.book.wrong(self.now, f"{self.settled.label} was not given, and is recorded as begun")
 
     def _nobody_is_stranded(self) -> None:
         """What was asked for was given by now, or a condition says why it is not."""
@@ -758,9 +973,20 @@ class Site:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-async def _asked(
+async def _until_sync(asked: asyncio.Task[Given], syncs: HeldSyncs) -> None:
+    """Wait until a fetch is answered, or a sync of its log begins."""
+    begins, loop = asyncio.Event(), asyncio.get_running_loop()
+    syncs.on_begin = lambda: loop.call_soon_threadsafe(begins.set)
+    if syncs.begun.empty():
+        waits = asyncio.create_task(begins.wait())
+        await asyncio.wait([asked, waits], return_when=asyncio.FIRST_COMPLETED)
+        waits.cancel()
+
+
+async def ask_endpoint(
     endpoint: Endpoint, method: str, path: str, client: str, headers: Iterable[tuple[str, str]], body: str
 ) -> Given:
+    """Return the answer of an endpoint to one request, without a network."""
     sent: list[Any] = []
 
     async def send(message: Any) -> None:

@@ -11,6 +11,7 @@ import pygit2
 
 from gitboot.model.scalars import format_instant
 from tests import fleets
+from tests.fleets import mac_of
 from tests.site_book import Ask, Window
 
 _WHO: Final = pygit2.Signature("A", "a@example.net", 0, 0)
@@ -52,6 +53,23 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spare:
+    """Another server in Git, spare01, which waits for its first installation."""
+
+    label: str
+    mac: str = mac_of("spare01")
+
+    def documents(self) -> list[str]:
+        server = fleets.server("spare01", "role: spare", "provision: 1").replace(mac_of("spare01"), self.mac)
+        arguments = f"userData: {{format: Ignition/3.4, template: t}}, kernelArguments: ['ask={self.label}']"
+        return [
+            server,
+            fleets.profile("spare", "flatcar-1", arguments),
+            fleets.policy("spare", "{matchLabels: {role: spare}}", boots="spare", often="Once"),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Commit:
     """What Git says of the server."""
 
@@ -62,10 +80,18 @@ class Commit:
     stopped: bool = False
     bmc: str | None = None
     job: Job | None = None
+    mac: str = mac_of("web01")  # of web01's only interface
+    spare: Spare | None = None
+
+    @property
+    def own_labels(self) -> set[str]:
+        """Return the labels of the boots that Git wants for web01."""
+        return {self.label} | ({self.job.label} if self.job is not None else set())
 
     @property
     def labels(self) -> set[str]:
-        return {self.label} | ({self.job.label} if self.job is not None else set())
+        """Return the labels of all boots that Git wants."""
+        return self.own_labels | ({self.spare.label} if self.spare is not None else set())
 
     def files(self, ways: Ways, bmcs: Mapping[str, str], system: str, ledger: str) -> dict[str, str]:
         attempts = f", attempts: {ways.attempts}" if ways.evidence == "Reported" else ""
@@ -74,9 +100,10 @@ class Commit:
         spec += f", endpoint: '{BASE}'" if ways.names_endpoint else ""
         spec += ", stopped: 'smoke in rack 4'" if self.stopped else ""
         bmc = self.bmc and f", bmc: {{address: '{bmcs[self.bmc]}', system: {system}, credentials: rack}}"
+        server = f"provision: {self.provision}, lifecycle: {self.lifecycle}{bmc or ''}"
         documents = [
             fleets.fleet(spec),
-            fleets.server("web01", "role: web", f"provision: {self.provision}, lifecycle: {self.lifecycle}{bmc or ''}"),
+            fleets.server("web01", "role: web", server).replace(mac_of("web01"), self.mac),
             *(fleets.image(f"flatcar-{each}", f"userData: Ignition/3.4, boots: {ways.boots}") for each in (1, 2)),
             fleets.image("wiper-1"),
             fleets.image("memtest-7", "writesDisk: false"),
@@ -86,6 +113,7 @@ class Commit:
                 f"userData: {{format: Ignition/3.4, template: t}}, kernelArguments: ['ask={self.label}']",
             ),
             fleets.policy("web", "{matchLabels: {role: web}}", often=ways.often),
+            *(self.spare.documents() if self.spare is not None else ()),
             *(self.job.documents() if self.job is not None else ()),
         ]
         report = '"x": "{{ urls.provisioned }}"' if ways.evidence == "Reported" else '"x": ""'

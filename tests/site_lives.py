@@ -50,29 +50,32 @@ class Kind(NamedTuple):
     weight: int
 
 
+Kinds = Mapping[str, Kind]
 KINDS: Final[dict[str, Kind]] = {}
 
 
-def _of(values: tuple[Any, ...]) -> Callable[[Random], Any]:
+def chosen_from(values: tuple[Any, ...]) -> Callable[[Random], Any]:
     return lambda draws: draws.choice(values)
 
 
-SECONDS: Final = _of((1, 5, 31, 61, 301, 3601, 7300))
-PATHS: Final = _of(LOOKUPS)
-PASSES: Final = _of((0, 1, 1))
-BOOLEANS: Final = _of((False, True))
-ENDS: Final = _of((None, "provisioned", "failed"))
-REPORTS: Final = _of(("provisioned", "failed"))
+SECONDS: Final = chosen_from((1, 5, 31, 61, 301, 3601, 7300))
+PATHS: Final = chosen_from(LOOKUPS)
+PASSES: Final = chosen_from((0, 1, 1))
+BOOLEANS: Final = chosen_from((False, True))
+ENDS: Final = chosen_from((None, "provisioned", "failed"))
+REPORTS: Final = chosen_from(("provisioned", "failed"))
 
 
-def step(*, weight: int = 2, **drawn: Callable[[Random], Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function a kind of step, whose arguments are drawn."""
+def step(
+    *, weight: int = 2, kinds: dict[str, Kind] = KINDS, **drawn: Callable[[Random], Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a kind of step among ``kinds``; its arguments are drawn."""
 
     def kept(do: Callable[..., None]) -> Callable[..., None]:
         def draw(draws: Random) -> dict[str, Any]:
             return {name: each(draws) for name, each in drawn.items()}
 
-        KINDS[do.__name__] = Kind(do, draw, weight)
+        kinds[do.__name__] = Kind(do, draw, weight)
         return do
 
     return kept
@@ -92,7 +95,7 @@ def an_installation_is_asked_for(site: Site, passes: int) -> None:
     _pass(site, passes)
 
 
-@step(begins=_of((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
+@step(begins=chosen_from((-60, 0, 30, 600)), lasts=SECONDS, passes=PASSES)
 def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> None:
     site.ask_for_repair(_window(site, begins, lasts))
     _pass(site, passes)
@@ -100,9 +103,9 @@ def a_repair_is_written(site: Site, begins: int, lasts: int, passes: int) -> Non
 
 @step(
     weight=4,
-    begins=_of((-60, -60, 0, 30, 600)),
+    begins=chosen_from((-60, -60, 0, 30, 600)),
     lasts=SECONDS,
-    power=_of((None, "Restart", "Restart", "On")),
+    power=chosen_from((None, "Restart", "Restart", "On")),
     passes=PASSES,
 )
 def a_wipe_is_written(site: Site, begins: int, lasts: int, power: str | None, passes: int) -> None:
@@ -115,7 +118,7 @@ def _window(site: Site, begins: int, lasts: int) -> Window:
     return Window(start, start + timedelta(seconds=lasts))
 
 
-@step(weight=6, power=_of(("Restart", "On")))
+@step(weight=6, power=chosen_from(("Restart", "On")))
 def a_wipe_switches_the_machine(site: Site, power: str) -> None:
     """Its window is open, and nothing is in its way for a while."""
     if power == "On":
@@ -132,7 +135,7 @@ def the_machine_is_switched_off(site: Site) -> None:
     site.own.reset("ForceOff")
 
 
-@step(weight=1, start=_of((-3600, 0, 0, 30)), end=_of((-600, 0, 61, 3600)), passes=PASSES)
+@step(weight=1, start=chosen_from((-3600, 0, 0, 30)), end=chosen_from((-600, 0, 61, 3600)), passes=PASSES)
 def a_window_is_moved(site: Site, start: int, end: int, passes: int) -> None:
     site.move_window(start, end)
     _pass(site, passes)
@@ -155,25 +158,30 @@ def two_commits_come_together(site: Site, lasts: int) -> None:
     site.reconcile()
 
 
-@step(weight=1, lifecycle=_of(("Active", "Active", "Parked")), stopped=_of((False, False, True)), passes=PASSES)
+@step(
+    weight=1,
+    lifecycle=chosen_from(("Active", "Active", "Parked")),
+    stopped=chosen_from((False, False, True)),
+    passes=PASSES,
+)
 def a_commit_parks_or_stops(site: Site, lifecycle: str, stopped: bool, passes: int) -> None:
     site.push(lifecycle=lifecycle, stopped=stopped)
     _pass(site, passes)
 
 
-@step(weight=1, bmc=_of(("a", "a", "b", None)), passes=PASSES)
+@step(weight=1, bmc=chosen_from(("a", "a", "b", None)), passes=PASSES)
 def a_commit_names_another_bmc(site: Site, bmc: str | None, passes: int) -> None:
     site.push(bmc=bmc if site.bmcs else None)
     _pass(site, passes)
 
 
-@step(how=_of(("shell", "message", "message")))
+@step(how=chosen_from(("shell", "message", "message")))
 def what_is_held_is_acknowledged(site: Site, how: str) -> None:
     site.approve() if how == "shell" else site.acknowledge_in_message()
     site.reconcile()
 
 
-@step(passes=PASSES, how=_of((None, "shell", "message", "message")), path=PATHS)
+@step(passes=PASSES, how=chosen_from((None, "shell", "message", "message")), path=PATHS)
 def the_branch_is_rewound(site: Site, passes: int, how: str | None, path: str) -> None:
     """Which is held; a line in a message acknowledges no rewind, whatever it says."""
     site.rewind()
@@ -192,7 +200,7 @@ def time_passes(site: Site, seconds: int, passes: int) -> None:
     _pass(site, passes)
 
 
-@step(seconds=_of((-7200, -180, -45, 45, 180, 7200, 0, 0)))
+@step(seconds=chosen_from((-7200, -180, -45, 45, 180, 7200, 0, 0)))
 def the_clock_is_moved(site: Site, seconds: int) -> None:
     site.skew = timedelta(seconds=seconds)
 
@@ -205,7 +213,7 @@ def the_machine_boots(site: Site, path: str, goes_on: bool, ends: str | None) ->
     site.boot(path, goes_on=goes_on, ends=ends)
 
 
-@step(weight=4, first=PATHS, then=PATHS, seconds=SECONDS, goes_on=BOOLEANS, ends=ENDS, passes=_of((0, 0, 1)))
+@step(weight=4, first=PATHS, then=PATHS, seconds=SECONDS, goes_on=BOOLEANS, ends=ENDS, passes=chosen_from((0, 0, 1)))
 def the_machine_boots_again(
     site: Site, first: str, then: str, seconds: int, goes_on: bool, ends: str | None, passes: int
 ) -> None:
@@ -220,7 +228,7 @@ def the_machine_boots_through_a_proxy(site: Site, path: str, goes_on: bool) -> N
     site.boot(path, goes_on=goes_on, proxy=True)
 
 
-@step(weight=6, is_new=BOOLEANS, path=PATHS, ends=_of((None, None, "provisioned", "failed")), passes=PASSES)
+@step(weight=6, is_new=BOOLEANS, path=PATHS, ends=chosen_from((None, None, "provisioned", "failed")), passes=PASSES)
 def the_machine_is_installed(site: Site, is_new: bool, path: str, ends: str | None, passes: int) -> None:
     """It boots what is offered; its installer says at once how it went, or not yet."""
     if is_new:
@@ -238,7 +246,9 @@ def an_installer_that_was_silent_reports(site: Site, ends: str, passes: int) -> 
     _pass(site, passes)
 
 
-@step(weight=3, kind=_of(("ForceRestart", "ForceRestart", "ForceOff", "On")), seconds=_of((31, 130, 301)))
+@step(
+    weight=3, kind=chosen_from(("ForceRestart", "ForceRestart", "ForceOff", "On")), seconds=chosen_from((31, 130, 301))
+)
 def the_machine_resets(site: Site, kind: str, seconds: int) -> None:
     site.own.reset(kind)
     site.wait(seconds)
@@ -249,7 +259,7 @@ def somebody_else_writes_to_its_bmc(site: Site) -> None:
     site.own.write(BootSourceOverrideEnabled="Disabled", BootSourceOverrideTarget="None")
 
 
-@step(clock=_of((None, 0, -9, 9)), forgets=BOOLEANS, resets=BOOLEANS, passes=PASSES)
+@step(clock=chosen_from((None, 0, -9, 9)), forgets=BOOLEANS, resets=BOOLEANS, passes=PASSES)
 def its_bmc_restarts(site: Site, clock: int | None, forgets: bool, resets: bool, passes: int) -> None:
     """By an update, say: it may come up in 1970, or hours off, and know of no override any more."""
     _pass(site, 1)
@@ -260,7 +270,7 @@ def its_bmc_restarts(site: Site, clock: int | None, forgets: bool, resets: bool,
     _pass(site, passes)
 
 
-@step(path=PATHS, agent=_of(tuple(OTHERS)), method=_of(("GET", "HEAD")))
+@step(path=PATHS, agent=chosen_from(tuple(OTHERS)), method=chosen_from(("GET", "HEAD")))
 def a_monitor_looks(site: Site, path: str, agent: str, method: str) -> None:
     site.look(path, agent, method)
 
@@ -314,7 +324,7 @@ def the_instance_comes_back(site: Site) -> None:
         site.reconcile()
 
 
-@step(weight=3, calls=_of(tuple(range(40))), restarts=BOOLEANS)
+@step(weight=3, calls=chosen_from(tuple(range(40))), restarts=BOOLEANS)
 def the_instance_is_killed(site: Site, calls: int, restarts: bool) -> None:
     site.instance_fate.dies_in = calls
     site.reconcile()
@@ -322,7 +332,7 @@ def the_instance_is_killed(site: Site, calls: int, restarts: bool) -> None:
         site.start_instance()
 
 
-@step(weight=1, when=_of(("before", "after")))
+@step(weight=1, when=chosen_from(("before", "after")))
 def the_instance_dies_at_a_bmc(site: Site, when: str) -> None:
     site.own.at_patch = when
     site.reconcile()
@@ -330,7 +340,7 @@ def the_instance_dies_at_a_bmc(site: Site, when: str) -> None:
         site.start_instance()
 
 
-@step(weight=4, path=PATHS, calls=_of(tuple(range(9))), again=PATHS, seconds=_of((0, 0, 5, 61)))
+@step(weight=4, path=PATHS, calls=chosen_from(tuple(range(9))), again=PATHS, seconds=chosen_from((0, 0, 5, 61)))
 def the_endpoint_is_killed(site: Site, path: str, calls: int, again: str, seconds: int) -> None:
     if site.serving is not None:
         site.serving.fate.dies_in = calls
@@ -355,7 +365,11 @@ def a_backup_is_made(site: Site) -> None:
         site.back_up()
 
 
-@step(which=_of((0, 1, 2, 3)), what=_of((("state",), ("output",), ("state", "output"))), passes=_of((0, 1)))
+@step(
+    which=chosen_from((0, 1, 2, 3)),
+    what=chosen_from((("state",), ("output",), ("state", "output"))),
+    passes=chosen_from((0, 1)),
+)
 def a_backup_is_put_back(site: Site, which: int, what: tuple[str, ...], passes: int) -> None:
     if site.backups:
         site.restore(site.backups[which % len(site.backups)], what)
@@ -384,7 +398,7 @@ def the_tree_knows_less_than_was_given(site: Site, path: str, again: str, is_res
     site.boot(again, goes_on=True)
 
 
-@step(weight=1, passes=_of((0, 1)))
+@step(weight=1, passes=chosen_from((0, 1)))
 def the_tree_is_lost(site: Site, passes: int) -> None:
     site.lose_output()
     site.start_instance()
@@ -396,7 +410,7 @@ def the_tree_is_lost(site: Site, passes: int) -> None:
 # Operators
 
 
-@step(provisioned=_of((False, False, True)))
+@step(provisioned=chosen_from((False, False, True)))
 def an_operator_sets_its_record(site: Site, provisioned: bool) -> None:
     site.set_record(provisioned=provisioned)
     site.reconcile()
@@ -441,8 +455,8 @@ class Life:
         return "\n".join([f"{self.ways} has_bmc={self.has_bmc} netboots={self.netboots}", *map(str, self.steps)])
 
 
-def life_of(seed: int, number: int) -> Life:
-    """The life with a number."""
+def life_of(seed: int, number: int, kinds: Kinds = KINDS) -> Life:
+    """Return the life with a number: its steps are drawn from ``kinds``."""
     draws = Random(f"{seed}/{number}")
     evidence = draws.choice(("Fetched", "Reported"))
     ways = Ways(
@@ -453,8 +467,8 @@ def life_of(seed: int, number: int) -> Life:
         names_endpoint=draws.choice((True, False)),
         is_guarded=draws.choice((False, False, True)),
     )
-    names = draws.choices(list(KINDS), [each.weight for each in KINDS.values()], k=draws.randint(5, LONGEST))
-    steps = tuple(Step(name, KINDS[name].draw(draws)) for name in names)
+    names = draws.choices(list(kinds), [each.weight for each in kinds.values()], k=draws.randint(5, LONGEST))
+    steps = tuple(Step(name, kinds[name].draw(draws)) for name in names)
     return Life(ways, draws.choice((False, True)), draws.choice((True, True, False)), steps)
 
 
@@ -465,14 +479,16 @@ class World:
     folder: Path
     bmcs: Mapping[str, RedfishServer]
     counts: Counter[str] = field(default_factory=Counter)
+    kinds: Kinds = field(default_factory=lambda: KINDS)
+    is_strict: bool = False  # whether each site checks the promises of `tests.site_faults`, too
 
     def live(self, life: Life) -> list[str]:
         """What was wrong in it; however it went: in the end, left alone, all is in order."""
         bmcs = self.bmcs if life.has_bmc else {}
-        site = Site(Path(mkdtemp(dir=self.folder)), bmcs, life.ways, life.netboots)
+        site = Site(Path(mkdtemp(dir=self.folder)), bmcs, life.ways, life.netboots, self.is_strict)
         try:
             for each in life.steps:
-                KINDS[each.name].do(site, **each.facts)
+                self.kinds[each.name].do(site, **each.facts)
                 self.counts[f"step: {each.name}"] += 1
                 if site.book.violations:
                     return site.book.violations
@@ -499,14 +515,14 @@ class World:
 
 
 @contextmanager
-def world(folder: Path) -> Iterator[World]:
-    """A world whose processes are mortal."""
+def world(folder: Path, kinds: Kinds = KINDS, *, is_strict: bool = False) -> Iterator[World]:
+    """Yield a world whose processes are mortal, for lives of these kinds of steps."""
     with ExitStack() as stack:
         bmcs = {name: stack.enter_context(RedfishServer(Service())) for name in ("a", "b")}
         stack.enter_context(mortals())
         logging.disable(logging.CRITICAL)
         stack.callback(logging.disable, logging.NOTSET)
-        yield World(folder, bmcs)
+        yield World(folder, bmcs, kinds=kinds, is_strict=is_strict)
 
 
 def folder_for_lives() -> TemporaryDirectory[str]:
