@@ -131,6 +131,7 @@ ACROSS = {
         "run",
         "run_example",
         "security_page",
+        "site_faults",
         "site_lives",
         "upgrade",
         "vectors",
