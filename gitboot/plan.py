@@ -306,7 +306,7 @@ class Decision:
     architecture: Architecture
     firmware: Firmware
     lifecycle: Lifecycle
-    restrict: bool  # whether a server that is to boot its disk has no entry at all
+    restrict: bool  # whether a server that boots its disk gets 404 by each lookup
     base_url: str
     provision: int  # the number wanted, whether a policy asks for it now or not
     policy: PolicyDecision | None

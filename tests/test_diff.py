@@ -120,7 +120,11 @@ NEVER = {**FLEET, **web("", "Never")}
             {Risk.MAINTENANCE, Risk.REINSTALL, Risk.BECOMES_UNKNOWN},
         ),
         ("networkBoot to Never", web("", "Never"), {Risk.BOOT, Risk.LESS}),
-        ("restrict", {"fleet.yaml": fleet("baseURL: 'http://boot.test', serving: {restrict: true}")}, {Risk.BOOT}),
+        (
+            "restrict",
+            {"fleet.yaml": fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")},
+            {Risk.BOOT},
+        ),
         ("the outputs", {"fleet.yaml": fleet("baseURL: 'http://boot.test', outputs: [ipxe]")}, {Risk.OUTPUTS}),
         (
             "an image that is edited",

@@ -53,13 +53,12 @@ def test_every_interface_and_uuid_of_a_document_is_found_by_each_loader(made: Ge
 
 
 @pytest.mark.parametrize("lifecycle", ["Parked", "Retired"])
-def test_a_machine_without_a_plan_has_a_tombstone_and_no_entry(lifecycle: str) -> None:
+def test_a_machine_without_a_plan_has_a_tombstone_by_each_lookup(lifecycle: str) -> None:
     files = tree(decided(fleet(ALL), server("web01", "role: web", f"lifecycle: {lifecycle}"), *SEED[2:]))
     mac = mac_of("web01").replace(":", "-")
-    for path in (f"boot/grub.cfg-01-{mac}", f"boot/grub.cfg-{uuid_of('web01')}"):
-        text = files[path].content.decode()
+    for path in (f"v1/boot/{mac}/grub.cfg", f"grub.cfg-01-{mac}", f"grub.cfg-{uuid_of('web01')}"):
+        text = files[f"boot/{path}"].content.decode()
         assert "on to the local disk" in text and "memtest" not in text and "\nexit" not in text.partition("if [")[0]
-    assert f"boot/v1/boot/{mac}/grub.cfg" not in files
 
 
 def test_an_interface_that_may_not_boot_has_a_tombstone_only() -> None:

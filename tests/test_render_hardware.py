@@ -22,11 +22,11 @@ ALL = "outputs: [ipxe, grub, pxelinux]"
 SHIM = "/EFI/debian/shimx64.efi"
 
 
-def entries(spec: str, hardware: str = "", labels: str = "vendor: acme") -> dict[str, str]:
+def entries(spec: str, hardware: str = "", labels: str = "vendor: acme", unknown: str = "LocalDisk") -> dict[str, str]:
     """A server's entries by loader, where it boots its disk."""
     made = f", hardware: [{hardware}]" if hardware else ""
     decisions = decided(
-        fleet(f"baseURL: 'http://boot.test', {ALL}{made}"),
+        fleet(f"baseURL: 'http://boot.test', {ALL}, unknownServers: {unknown}{made}"),
         server("web01", labels, spec),
         image("flatcar-1"),
         profile("web", "flatcar-1"),
@@ -70,8 +70,9 @@ def test_a_path_is_tried_first_and_only_under_uefi() -> None:
     assert found["grub"].index(f'chainloader "{SHIM}"') < found["grub"].index("/EFI/$loader.efi")
 
 
-def test_not_found_has_no_entry_by_mac() -> None:
-    assert entries("localDisk: NotFound").keys() == {"pxelinux"}, "which PXELINUX would look for elsewhere"
+def test_not_found_has_no_script_only_where_unknown_machines_have_none() -> None:
+    assert entries("localDisk: NotFound", unknown="NotFound") == {}
+    assert entries("localDisk: NotFound") == entries("")
 
 
 def test_the_document_wins_over_the_first_make_that_says_something() -> None:

@@ -262,7 +262,8 @@ def test_problems_of_a_commit_are_sorted_by_place() -> None:
 def test_a_path_that_a_transition_leaves_as_it_is_takes_no_turn() -> None:
     first = maintenance("a", "20T13:00 20T15:00")
     over = maintenance("b", "20T14:00 20T15:00", "priority: 1, networkBoot: Once", boots="web")
-    seed = (fleet("baseURL: 'http://boot.test', serving: {restrict: true}"), *SEED[1:-1], policy("web", often="Never"))
+    restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
+    seed = (restricted, *SEED[1:-1], policy("web", often="Never"))
     found = state(*seed, first, over)
     assert [instant for instant, _ in found.later] == [at("20T13:00"), at("20T14:00"), at("20T15:00")]
     versions = found.published.paths[ENTRY]

@@ -372,15 +372,24 @@ def test_lookups_turn_together_under_load(site: Site, client: httpx.Client, by: 
 
 
 def test_a_path_that_the_next_plan_has_not_is_404_from_its_instant_on(site: Site, client: httpx.Client) -> None:
-    restricted = fleet("baseURL: 'http://boot.test', serving: {restrict: true}")
+    restricted = fleet("baseURL: 'http://boot.test', unknownServers: NotFound, serving: {restrict: true}")
     to_disk = profile("disk", "flatcar-1", method="Disk")
     site.publish(planned(restricted, *ALWAYS[1:], to_disk, maintenance("park", "20T22:00 21T04:00", boots="disk")))
     for _ in range(2):
         before = [client.get(path).status_code for path in LOOKUPS]
         site.now = START
         after = [client.get(path).status_code for path in LOOKUPS]
-        assert (before, after) == ([200] * 3, [404, 404, 200])
+        assert (before, after) == ([200] * 3, [404] * 3)
         site.now = BEFORE
+
+
+@pytest.mark.parametrize("state", ["lifecycle: Parked", "lifecycle: Retired", "localDisk: NotFound"])
+def test_finding_r16_a_known_machine_gets_its_disk_by_each_lookup(state: str, site: Site, client: httpx.Client) -> None:
+    told = fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}, serving: {restrict: true}")
+    site.publish(planned(told, server("web01", "role: web", state), *SEED[2:], policy("web", often="Never")))
+    for path in LOOKUPS:
+        response = client.get(path)
+        assert response.status_code == 200 and "local disk" in response.text and "memtest" not in response.text, path
 
 
 def test_before_anything_is_published_nothing_is_known_of_any_path() -> None:

@@ -24,7 +24,7 @@ from gitboot.load.listing import looked_into
 from gitboot.load.multimap import Multimap
 from gitboot.load.register import Register, Registered
 from gitboot.load.successor import Loaded
-from gitboot.model.fleet import Fleet
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Architecture, Server
@@ -224,7 +224,7 @@ def _decided(kept: Sections, few: _Few, repository: FleetRepository, made: Encod
             networks=Encoded.of(kept.table("networks"), wire.network),
             sites={site.name: site.base_url for site in fleet.sites},
             unknown=unknown.boots,
-            unknown_not_found=fleet.unknown_servers == "NotFound",
+            unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
             warnings=few.warnings,
         ),
         of=Derived(made, lambda name: made[name].of),

@@ -94,6 +94,7 @@ class UnknownProfile(Struct):
     profile: NameField = Field(description="The BootProfile; its image must not write disks.")
 
 
+UNKNOWN_NOT_FOUND: Final = "NotFound"  # unknownServers: gitboot answers unknown machines with 404
 UnknownServers = Annotated[Literal["LocalDisk", "NotFound"] | UnknownProfile, WordOr("(profile)")]
 
 
@@ -135,7 +136,8 @@ class Serving(Struct):
 
     restrict: Boolean = Field(
         default=False,
-        description="true: a server that is to boot its disk gets 404 instead of the local-disk entry. Default: false.",
+        description="true: a server that boots its disk gets 404 by each lookup, if unknownServers is NotFound, too. "
+        "Otherwise it gets its local-disk script, so that it never boots what unknown machines boot. Default: false.",
     )
 
 

@@ -14,7 +14,7 @@ What a document or the Fleet's `hardware` says instead, of a machine that does n
 | `Exit` | `exit` at once | `exit` at once | `localboot -1`: the next device of BIOS |
 | `Sanboot` | `sanboot` of the first disk under UEFI, too | as without | as without |
 | a path | `sanboot` of that program under UEFI | that program under UEFI | as without |
-| `NotFound` | none has an entry: 404 | | |
+| `NotFound` | 404 if `unknownServers` is `NotFound`, too; else as without | as iPXE | as iPXE |
 """
 
 from __future__ import annotations

@@ -63,13 +63,24 @@ SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File
 
 
 def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None) -> dict[str, File]:
-    """The files of one server, by path."""
+    """Return the files of one server, by path.
+
+    A server that boots its disk has the same boot script by each lookup, or no boot script at all if it is restricted.
+    """
     asking = {None, decisions.evidence, *decisions.outputs}
     if Output.EC2 in asking:
         asking.add(Output.NOCLOUD)  # whose files it answers
-    return {
+    found = {
         path: file for made, render in RENDERERS if made.asked_by in asking for path, file in render(decision, plan)
     }
+    if decision.restrict and (plan is None or plan.boot is None):
+        return {path: file for path, file in found.items() if not _is_boot_script(path)}
+    return found
+
+
+def _is_boot_script(path: str) -> bool:
+    kind = paths.kind_of(path)
+    return kind is not None and kind.role is Role.ENTRY
 
 
 def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacAddress, ...]) -> dict[str, File]:

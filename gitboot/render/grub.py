@@ -22,15 +22,15 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """A server's GRUB entries by MAC, and ``grub.cfg-01-<mac>``, which GRUB looks up by itself.
+    """Yield a server's GRUB configurations by MAC address, and as ``grub.cfg-01-<mac>``, which GRUB looks up by itself.
 
-    The latter stands for every Server document: without a plan it goes on to the disk, so that a known
-    machine never falls through to what unknown ones boot.
+    A server without a plan has configurations that boot its disk, so that a known machine never boots what unknown
+    machines boot.
     """
     configuration = _file(decision, plan)
-    if plan is not None and not (plan.boot is None and plan.restrict):
-        yield from ((paths.GRUB_BY_MAC.of(mac), configuration) for mac in plan.macs)
-    yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in decision.macs)
+    yield from (
+        (kind.of(mac), configuration) for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP) for mac in decision.macs
+    )
 
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:

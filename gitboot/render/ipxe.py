@@ -20,28 +20,24 @@ _PAUSE_S: Final = 5
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """A server's iPXE entries by MAC, and by UUID in both byte orders.
+    """Yield a server's iPXE scripts by MAC address, and by UUID in both byte orders.
 
-    Every Server document has its script by UUID: without a plan it goes on to the disk, so that a
-    known machine never falls through to what unknown ones boot.
+    A server without a plan has scripts that boot its disk, so that a known machine never boots what unknown machines
+    boot.
     """
     script = _file(decision, plan)
-    yield from _by_mac((paths.IPXE_BY_MAC,), plan, script)
+    yield from ((paths.IPXE_BY_MAC.of(mac), script) for mac in decision.macs)
     yield from ((paths.IPXE_BY_UUID.of(uuid), script) for uuid in lookup_uuids(decision.uuid))
 
 
 def render_by_mac(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
-    """The entry of each interface that may boot, by paths of these kinds."""
+    """Return a renderer of the script of each interface that may boot, by paths of these kinds."""
 
     def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-        return _by_mac(kinds, plan, _file(decision, plan))
+        script = _file(decision, plan)
+        yield from ((kind.of(mac), script) for kind in kinds for mac in decision.macs)
 
     return render
-
-
-def _by_mac(kinds: tuple[PathKind, ...], plan: BootPlan | None, script: File) -> Iterator[tuple[str, File]]:
-    if plan is not None and not (plan.boot is None and plan.restrict):
-        yield from ((kind.of(mac), script) for kind in kinds for mac in plan.macs)
 
 
 def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

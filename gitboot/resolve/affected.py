@@ -10,7 +10,7 @@ from gitboot.load import FleetRepository, Id
 from gitboot.load.multimap import Multimap
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta
-from gitboot.model.fleet import FleetSpec, Output
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, FleetSpec, Output
 from gitboot.model.image import ImageStream
 from gitboot.resolve.choice import choose_image, pools
 from gitboot.resolve.decide import Decided
@@ -64,7 +64,8 @@ def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     counts, mirrors = (provisioning.evidence, provisioning.attempts), Output.MIRROR in fleet.outputs
     urls = fleet.base_url, fleet.endpoint, fleet.sites, mirrors
     loaders = fleet.hardware, *(output in fleet.outputs for output in (Output.IPXE, Output.GRUB))
-    return urls, loaders, fleet.serving.restrict, counts, fleet.require_policy, stopped
+    unknown = fleet.unknown_servers == UNKNOWN_NOT_FOUND
+    return urls, loaders, (fleet.serving.restrict, unknown), counts, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeVar
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
 from gitboot.load.merged import merged
-from gitboot.model.fleet import Site, UnknownProfile
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Site, UnknownProfile
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
@@ -169,7 +169,7 @@ def _decided(
             networks=_with(before.decisions.networks if before else None, now.hosts, gone),
             sites={site.name: site.base_url for site in fleet.sites},
             unknown=unknown.boots,
-            unknown_not_found=fleet.unknown_servers == "NotFound",
+            unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
             warnings=problems,
         ),
         of=_with(before.of if before else None, now.of, gone),
@@ -291,7 +291,7 @@ class _Deciding:
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,
             lifecycle=server.spec.lifecycle,
-            restrict=self.repository.fleet.spec.serving.restrict or local_disk == NOT_FOUND,
+            restrict=self._restricts(local_disk),
             base_url=site.base_url if site else self.repository.fleet.spec.base_url,
             provision=server.spec.provision,
             policy=policy,
@@ -302,6 +302,14 @@ class _Deciding:
             endpoint=endpoint_of(self.repository, site),
             local_disk=local_disk if local_disk != NOT_FOUND else None,
         )
+
+    def _restricts(self, local_disk: str | None) -> bool:
+        """Return whether a server that boots its disk gets 404 by each lookup.
+
+        If unknown machines get anything else, a known machine that gets 404 would boot that.
+        """
+        spec = self.repository.fleet.spec
+        return (spec.serving.restrict or local_disk == NOT_FOUND) and spec.unknown_servers == UNKNOWN_NOT_FOUND
 
     def _declared(self, server: Server) -> int | None:
         """The number that Git says is provisioned, where that is the evidence."""
