@@ -409,6 +409,7 @@ class Run(NamedTuple):
     end: datetime | None = None  # of the window in which it was made; None: it had none, or nobody knows
     given: Seen | None = None  # what it is known by; None: it was said, or by a gitboot that did not note it
     started: Seen | None = None  # by what the system that was booted has asked for
+    disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after it
 
 
 class Failure(NamedTuple):
@@ -433,6 +434,7 @@ class InstallAttempt:
     started: Seen | None = None
     started_boot: int = 0  # whose system has asked for its data last, counted from 1
     failed: Failure | None = None
+    disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after its completion
 
     @property
     def runs(self) -> bool:
@@ -461,6 +463,51 @@ class InstallAttempt:
         if self.failed is not None or self.runs:
             return False
         return given <= at < given + FETCH_GRACE
+
+
+class InstallState(StrEnum):
+    """How an installation that has begun is shown until there is evidence of its completion."""
+
+    INSTALLING = "Installing"
+    SERVED = "Served"  # its boot was served, and nothing reports its completion
+
+
+class InstallProgress(NamedTuple):
+    """How far an installation that has begun has come."""
+
+    state: InstallState
+    since: datetime  # of its first fetch
+    step: InstallStep  # the last one: Attempted, Started or Failed
+    at: datetime  # of the last step
+    until: datetime | None = None  # when it is no longer shown; None: once there is evidence of its completion
+    maintenance: str | None = None  # whose boot writes the disk; None: a policy's
+
+    def __str__(self) -> str:
+        """Return it in words, for operators."""
+        last = f"last step: {_STEP_WORDS[self.step]} at {format_instant(self.at)}"
+        if self.state is InstallState.SERVED:
+            return f"served at {format_instant(self.since)}; completion is not reported; {last}"
+        return f"installing since {format_instant(self.since)}; {last}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {
+            "state": self.state,
+            "since": format_instant(self.since),
+            "step": self.step,
+            "at": format_instant(self.at),
+            "maintenance": self.maintenance,
+            "message": str(self),
+        }
+
+
+_STEP_WORDS: Final = {
+    InstallStep.ATTEMPTED: "boot fetched",
+    InstallStep.STARTED: "installer started",
+    InstallStep.FAILED: "installer failed",
+}
+# A server counts as provisioned by these before its installer has asked for its data; others prove its completion.
+EVIDENCE_OF_A_BEGINNING: Final = ("Fetched", "Consumed")
 
 
 def boot_key(key: str, attempt: int, boot: int) -> str:

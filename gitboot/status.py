@@ -131,6 +131,8 @@ class Status:
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
     installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later: servers offered what writes their disks
     runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
+    installing: Mapping[str, int] = field(default_factory=dict)  # Installing, Served -> servers at an installation
+    installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest installation first
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers
@@ -167,6 +169,8 @@ class Status:
             "records": dict(sorted(self.records.items())),
             "installs": dict(sorted(self.installs.items())),
             "runs": dict(sorted(self.runs.items())),
+            "installing": dict(sorted(self.installing.items())),
+            "installations": list(self.installations),
             "drift": dict(sorted(self.drift.items())),
             "bmcs": dict(sorted(self.bmcs.items())),
             "belowMinimumVersion": dict(sorted(self.below_minimum_version.items())),

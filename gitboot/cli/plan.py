@@ -84,6 +84,7 @@ def _write_plans(
 ) -> None:
     """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
     from gitboot.render.plans import summary
+    from gitboot.resolve.install_progress import progress_of
     from gitboot.resolve.instant import already_made
 
     chosen = selected(selector)
@@ -101,7 +102,7 @@ def _write_plans(
         made = already_made(decision, fleet.at, fleet.records.get(decision.uuid))
         items.append(
             {
-                **summary(decision, plan, boot_files),
+                **summary(decision, plan, boot_files, progress_of(fleet.records.get(decision.uuid), fleet.at)),
                 "alreadyMade": {name: format_instant(run.at) for name, run in made.items()},
             }
         )
@@ -162,7 +163,7 @@ def _as_yaml(text: str) -> str:
 
 
 def _as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.table import source, table
+    from gitboot.cli.table import source, table, wrapped
 
     rows = [
         (
@@ -175,7 +176,8 @@ def _as_table(items: list[dict[str, Any]]) -> str:
         )
         for item in items
     ]
-    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows)
+    below = [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
+    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=below)
 
 
 def _timeline_as_table(items: list[dict[str, Any]]) -> str:

@@ -15,7 +15,8 @@ from gitboot.phrases import count, more
 from gitboot.terminal import style
 
 _MOST_PROBLEMS: Final = 10
-_COUNTED: Final = ("records", "installs", "runs", "drift", "bmcs")
+_MOST_INSTALLATIONS: Final = 10
+_COUNTED: Final = ("records", "installs", "runs", "installing", "drift", "bmcs")
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -81,6 +82,10 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         f"planned    {_to_the_second(status['plannedAt']) if status['plannedAt'] else 'not since the start'}",
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
+    installations = status.get("installations", [])
+    lines += [f"    {each['server']}: {each['message']}" for each in installations[:_MOST_INSTALLATIONS]]
+    if left := more(sum(status.get("installing", {}).values()) - min(len(installations), _MOST_INSTALLATIONS)):
+        lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(f"held       by {', '.join(held['guards'])}")
     lines += [

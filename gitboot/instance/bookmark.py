@@ -35,7 +35,7 @@ from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import BootFile, InstallAttempt, Run
+from gitboot.plan import BootFile, InstallAttempt, InstallProgress, Run
 from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
@@ -64,6 +64,7 @@ class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
     lost: frozenset[str]
     begun: dict[str, InstallAttempt]
     given: dict[str, tuple[str, Run]]
+    installing: dict[str, InstallProgress]
     sightings: list[tuple[BootFile, Sighting]] | None
 
 
@@ -373,6 +374,7 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
         lost=plans.lost,
         begun=dict(plans.begun),
         given=dict(plans.given),
+        installing=dict(plans.installing),
         sightings=list(plans.sightings.items()) if plans.sightings is not None else None,
     )
 
@@ -396,6 +398,7 @@ def _plans(kept: _KeptPlans, commit: Commit, held: dict[str, bytes], instants: d
         sightings=dict(kept.sightings) if kept.sightings is not None else None,
         needs=dict(kept.needs),
         given=kept.given,
+        installing=kept.installing,
     )
 
 

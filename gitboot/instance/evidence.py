@@ -11,13 +11,14 @@ from gitboot.bmc.marks import Reset
 from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, marks_beside, stands
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import fetches, offer_of
+from gitboot.instance.offers import DISK_BOOT, fetches, offer_of
 from gitboot.instance.provisioning import (
     complete,
     leave_to_another,
     note_consumed,
     record_boot,
     record_consumed,
+    record_disk_boot,
     record_run,
     record_step,
     record_taken_back,
@@ -73,6 +74,9 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
 
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
     offer, observation = fetch.offer, fetch.observation
+    if offer.key == DISK_BOOT:
+        record_disk_boot(learning, offer, observation, at)
+        return
     machine = commit.machines.get(offer.uuid)
     has_bmc = machine is not None and machine.bmc is not None
     if observation.is_report or observation.is_failure:

@@ -50,6 +50,18 @@ def failed(offer: Offer, record: Record, failure: Failure) -> Record:
     return _with(offer, record, replace(last, failed=failure))
 
 
+def disk_booted(record: Record, seen: Seen) -> Record:
+    """Return the record once the machine has fetched a boot of its disk after a served installation."""
+    last = record.attempts[-1] if record.attempts else None
+    since = record.provisioned_at
+    if last is not None and last.disk_boot is None and since is not None and last.boots[-1].at <= since:
+        record = replace(record, attempts=(*record.attempts[:-1], replace(last, disk_boot=seen)))
+    name = record.overwritten_by or ""
+    if (run := record.runs.get(name)) is not None and run.given is not None and run.disk_boot is None:
+        record = replace(record, runs={**record.runs, name: run._replace(disk_boot=seen)})
+    return record
+
+
 def taken_back(record: Record, seen: Seen) -> Record:
     """The record once what was seen has proven to be of another client than the machine.
 

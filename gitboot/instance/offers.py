@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
+from typing import Final
 
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
@@ -13,6 +14,7 @@ from gitboot.model.scalars import Digest
 from gitboot.plan import WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run, Seen
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
+from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.records import ran
 
@@ -29,12 +31,40 @@ def offers_of(state: ServerState) -> Iterator[Offer]:
             yield offer
             if plan.data is not None and offer.phase is Phase.MAINTENANCE:
                 yield replace(offer, plan=plan.data)
+    yield from _disk_boots_of(state)
     if (report := report_of(state.decision, state.record)) is None:
         return
     yield report
     common = state.decision.token
     if common is not None and common != report.plan and not _names_itself(state.decision, common):
         yield replace(report, plan=common, attempt=0)
+
+
+DISK_BOOT: Final = "disk"  # the key of an offer that stands for a boot of the disk after a served installation
+
+
+def _disk_boots_of(state: ServerState) -> Iterator[Offer]:
+    """Yield what a boot of the disk would meet, if an installation was served and its completion is not reported."""
+    instants = (state.at, *(since for since, _ in state.later))
+    decision, record = state.decision, state.record
+    tokens = {disk_boot_token(decision.uuid, progress_of(record, instant)) for instant in instants}
+    for token in sorted(each for each in tokens if each is not None):
+        yield Offer(
+            plan=token,
+            server=decision.server,
+            uuid=decision.uuid,
+            decision=decision.digest,
+            phase=Phase.DISK,
+            key=DISK_BOOT,
+            policy=None,
+            image="",
+            provision=decision.provision,
+            on_image_change=False,
+            maintenance=None,
+            run=None,
+            once=False,
+            writes_disk=False,
+        )
 
 
 def _names_itself(decision: Decision, common: Digest) -> bool:

@@ -17,7 +17,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.states import about, reader, states, to_bytes
 from gitboot.instance.trust import left_since
 from gitboot.model.scalars import SystemUuid, version_key
-from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, Phase, Record, Run
+from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, InstallProgress, Phase, Record, Run
 from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import ServerState, planned
@@ -52,6 +52,7 @@ class Plans:
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
     sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, by which they are made; None: nobody looks
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
+    installing: Mapping[str, InstallProgress] = field(default_factory=dict)  # servers at an installation
     given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)  # in a window that is open, and not started
 
     def is_due(self, at: datetime) -> bool:
@@ -142,6 +143,7 @@ class _Tally:
         self._consumed, self._lost = set(before.consumed - names), set(before.lost - names)
         self._begun = {name: each for name, each in before.begun.items() if name not in names}
         self._given = {name: each for name, each in before.given.items() if name not in names}
+        self._installing = {name: each for name, each in before.installing.items() if name not in names}
 
     def take(self, name: str, was: ServerState | None, now: ServerState | None) -> None:
         """One of the servers, as it was planned before and as it is; None: it was not there, or is no more."""
@@ -173,6 +175,8 @@ class _Tally:
             self._lost.add(name)
         if (attempt := attempt_of(now.decision, now.record)) is not None:
             self._begun[name] = attempt
+        if (progress := now.progress) is not None:
+            self._installing[name] = progress
         maintenance = plan.maintenance if plan is not None else None
         run = begun_run(now.decision, maintenance, now.record)
         if maintenance is not None and run is not None:
@@ -191,6 +195,7 @@ class _Tally:
             begun=dict(sorted(self._begun.items())),
             needs=_positive(self._needs),
             given=dict(sorted(self._given.items())),
+            installing=dict(sorted(self._installing.items())),
         )
 
 
@@ -316,4 +321,6 @@ def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
         yield "installs", "Now" if since == state.at else "Later"
     if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
         yield "runs", step
+    if (progress := state.progress) is not None:
+        yield "installing", progress.state
     yield from (("drift", each) for each in drift(state.decision, state.record))

@@ -10,9 +10,9 @@ from typing import Final
 from gitboot.errors import UsageError
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
-from gitboot.instance.installing import attempted, failed, is_complete, started, taken_back
+from gitboot.instance.installing import attempted, disk_booted, failed, is_complete, started, taken_back
 from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import provisioned, report_of, run_made, run_started
+from gitboot.instance.offers import is_past, provisioned, report_of, run_made, run_started
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
@@ -282,6 +282,16 @@ def record_step(learning: Learning, offer: Offer, observation: Observation, at: 
     else:
         now = (started if observation.is_start else attempted)(offer, record, seen)
     _write_step(learning, offer, now, seen, at)
+
+
+def record_disk_boot(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> None:
+    """Record that a machine has fetched a boot of its disk after an installation was served."""
+    record = learning.record(offer.uuid)
+    if record is None or learning.settled is None or is_past(offer, record):
+        return
+    seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
+    if (now := disk_booted(record, seen)) is not record:
+        learning.write_record(offer.uuid, offer.server, now)
 
 
 def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:

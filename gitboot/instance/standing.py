@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from typing import Any, Final
 
 from gitboot.instance.accept import Attempt
@@ -129,6 +129,8 @@ class Standing:
             records=self.plans.counted("records"),
             installs=self.plans.counted("installs"),
             runs=self.plans.counted("runs"),
+            installing=self.plans.counted("installing"),
+            installations=tuple(self._installations()),
             drift=self.plans.counted("drift"),
             bmcs=self.schedule.outcomes,
             below_minimum_version=self.plans.below_minimum(),
@@ -143,6 +145,12 @@ class Standing:
         shown = nlargest(_MOST_SHOWN, here, key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
         for name, each in sorted(((machines[uuid].name, each) for uuid, each in shown), key=lambda item: item[0]):
             yield from ({"server": name, **facts} for facts in each.facts())
+
+    def _installations(self) -> Iterator[dict[str, Any]]:
+        """Yield the servers at an installation, the oldest installation first."""
+        found = self.plans.installing.items()
+        for name, progress in nsmallest(_MOST_SHOWN, found, key=lambda item: (item[1].since, item[0])):
+            yield {"server": name, **progress.facts()}
 
     def overdue(self, at: datetime) -> dict[str, InstallAttempt]:
         """The installations of which nothing was seen for too long, by server."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gitboot.model.scalars import format_instant
-from gitboot.plan import BootPlan, Decision
+from gitboot.plan import BootPlan, Decision, InstallProgress
 
 
 def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
@@ -21,10 +21,12 @@ def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
     }
 
 
-def summary(decision: Decision, plan: BootPlan | None, files: Mapping[str, str]) -> dict[str, Any]:
-    """One server's plan as the command line and the API show it; what is absent is null.
+def summary(
+    decision: Decision, plan: BootPlan | None, files: Mapping[str, str], progress: InstallProgress | None
+) -> dict[str, Any]:
+    """Return one server's plan as the command line and the API show it; what is absent is null.
 
-    ``files`` are the plan's boot files: path -> sha256.
+    ``files`` are the plan's boot files: path -> sha256. ``progress`` is of an installation that has begun.
     """
     boot = plan.boot if plan else None
     return {
@@ -33,6 +35,7 @@ def summary(decision: Decision, plan: BootPlan | None, files: Mapping[str, str])
         "macs": list(decision.macs),
         "phase": plan.phase if plan else None,
         "cause": plan.cause if plan else None,
+        "installing": progress.facts() if progress is not None else None,
         "policy": decision.policy.policy if decision.policy else None,
         "maintenance": plan.maintenance if plan else None,
         "profile": boot.profile if boot else None,

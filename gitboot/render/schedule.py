@@ -13,7 +13,7 @@ from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, MacAddress, is_placeholder_serial, lookup_uuids
-from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, Phase, Record
+from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, InstallProgress, Phase, Record
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files, tombstones
 from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
@@ -43,6 +43,7 @@ from gitboot.render.state import DiskWrite, Listed, Need, PublishedServer, Turn,
 from gitboot.render.tree import File
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.instant import fallback, without_left
 from gitboot.resolve.records import drift, record_facts
 from gitboot.resolve.written import Written
@@ -87,6 +88,11 @@ class ServerState:
         if self.plan is not None and self.plan.writes_disk:
             return self.at
         return next((since for since, plan in self.later if plan is not None and plan.writes_disk), None)
+
+    @property
+    def progress(self) -> InstallProgress | None:
+        """How far the installation that has begun has come; None: no installation is under way."""
+        return progress_of(self.record, self.at)
 
     @property
     def tokens(self) -> frozenset[Digest]:
@@ -178,6 +184,8 @@ def planned(
     asked = without_left(decision, left)
     now = plan(asked, at, record, stop=stop, absent=absent)
     later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, absent)
+    if (progress := progress_of(record, at)) is not None and progress.until is not None:
+        refresh_at = min(filter(None, (refresh_at, progress.until)))
     state = ServerState(
         decision=decision,
         record=record,
@@ -208,7 +216,9 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     decision, record, about, now = planned.decision, planned.record, planned.about, planned.plan
     names = keys.names(planned.tokens, planned.at)
     renderings = [
-        _rendered(decisions, decision, about, instant, each, names, planned.absent)
+        _rendered(decisions, decision, about, instant, each, names, planned.absent)._replace(
+            disk_boot=disk_boot_token(decision.uuid, progress_of(record, instant or planned.at))
+        )
         for instant, each in ((None, now), *planned.later)
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
@@ -217,7 +227,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
     named = _names_of_peers(decisions, decision.server, about, turns)
     facts = {
-        **{name: value for name, value in summary(decision, now, {}).items() if name != "files"},
+        **{name: value for name, value in summary(decision, now, {}, planned.progress).items() if name != "files"},
         "site": about.site,
         "role": about.labels.get("role"),
         "labels": dict(about.labels),
@@ -302,6 +312,7 @@ class _Rendering(NamedTuple):
     base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
     common: Digest | None  # the token by which the installer reports, where its plan has no other
     names: PublishedNames
+    disk_boot: Digest | None = None  # what names a fetch of a boot of the disk, if a served installation waits for it
 
 
 def _rendered(
@@ -405,12 +416,14 @@ def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
 def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
     """Of which plan a completed GET is evidence, or of which installation, where the path names one.
 
-    A boot that is made as often as it is asked for meets nothing by it, but for a maintenance's that writes disks.
+    After a boot was served without a report of its completion, a boot of the disk is evidence that it has ended. A boot that is made as often as it is asked for meets nothing by it, but for a maintenance's that writes disks.
     """
     planned = rendering.plan
     if (name := token_in(path)) is not None:
         return rendering.names.token(name)
-    if planned is None or planned.boot is None or not planned.is_evidence:
+    if planned is None or planned.boot is None:
+        return rendering.disk_boot if kind.role is Role.ENTRY else None
+    if not planned.is_evidence:
         return None
     boot = planned.boot
     match kind.role:

@@ -12,6 +12,7 @@ from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode, Po
 from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
+    EVIDENCE_OF_A_BEGINNING,
     Boot,
     BootFile,
     BootOverride,
@@ -248,7 +249,7 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
     if policy is None:
         return None
     match state.cause:
-        case Cause.PROVISIONED if record.evidence in _EVIDENCE_OF_A_BEGINNING:
+        case Cause.PROVISIONED if record.evidence in EVIDENCE_OF_A_BEGINNING:
             since = record.provisioned_at
         case Cause.CONSUMED:
             since = record.consumed_at
@@ -358,7 +359,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
             return given
         asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _TAKEN_FOR_IT
         data = boot.user_data if asks_still else None
-        if data is not None and record.evidence not in _EVIDENCE_OF_A_BEGINNING:
+        if data is not None and record.evidence not in EVIDENCE_OF_A_BEGINNING:
             data = data.without_secrets()
         return _disk(policy, Cause.PROVISIONED if overtaken_attempt(record) is None else Cause.OVERTAKEN, data)
     if (last := last_attempt(record, provision_reason(policy, record))) is not None:
@@ -381,9 +382,6 @@ def wanted_release(policy: PolicyDecision, record: Record) -> str:
     """For what a machine has to be seen off: the provision key, and the word by which it was asked for anew."""
     return f"{provision_reason(policy, record)}/{record.offered}"
 
-
-# A server counts as provisioned by it before its installer has asked for its data; others say that it is done.
-_EVIDENCE_OF_A_BEGINNING: Final = ("Fetched", "Consumed")
 
 _TAKEN_FOR_IT: Final = "Adopted"  # it was installed before anybody looked: no installer asks for its data still
 

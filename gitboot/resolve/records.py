@@ -153,12 +153,18 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
 
 def record_facts(record: Record) -> dict[str, Any]:
     """A record as JSON values."""
-    return {**facts(record), "attempts": [attempt_facts(each) for each in record.attempts]}
+    runs = {name: _without_absent_disk_boot(facts(run)) for name, run in record.runs.items()}
+    return {**facts(record), "runs": runs, "attempts": [attempt_facts(each) for each in record.attempts]}
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
     """An attempt at an installation as JSON values: what was fetched of it, when and by whom, and how far it came."""
-    return {**facts(attempt), "step": attempt.step}
+    return _without_absent_disk_boot({**facts(attempt), "step": attempt.step})
+
+
+def _without_absent_disk_boot(found: dict[str, Any]) -> dict[str, Any]:
+    """Leave the field out if it is null: 2fefe59 does not write it."""
+    return {key: value for key, value in found.items() if key != "diskBoot" or value is not None}
 
 
 def last_word(record: Record) -> list[Any]:
@@ -168,7 +174,8 @@ def last_word(record: Record) -> list[Any]:
 
 def run_facts(run: Run) -> dict[str, Any]:
     """What was seen of a maintenance's run, as JSON values."""
-    return {"given": facts(run.given), "started": facts(run.started)}
+    seen = {"given": facts(run.given), "started": facts(run.started), "diskBoot": facts(run.disk_boot)}
+    return _without_absent_disk_boot(seen)
 
 
 def record_of(item: Mapping[str, Any]) -> Record:
@@ -208,6 +215,7 @@ def attempt_of(item: Mapping[str, Any]) -> InstallAttempt:
         started=_seen(started) if started is not None else None,
         started_boot=_number(item.get("startedBoot", len(boots) if started is not None else 0)),
         failed=Failure(_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+        disk_boot=_seen(item["diskBoot"]) if item.get("diskBoot") is not None else None,
     )
 
 
@@ -227,7 +235,8 @@ def _run(made: Mapping[str, Any]) -> Run:
 
 def seen_of_run(seen: Mapping[str, Any]) -> dict[str, Seen | None]:
     """What was seen of a run, from `run_facts`; raises ValueError, TypeError or KeyError where it is none."""
-    return {name: _seen(seen[name]) if seen.get(name) is not None else None for name in ("given", "started")}
+    names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
+    return {name: _seen(seen[key]) if seen.get(key) is not None else None for name, key in names.items()}
 
 
 def _number(value: object) -> int:

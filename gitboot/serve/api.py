@@ -36,7 +36,7 @@ FILTERS: Final = ("site", "role", "phase", "image", "step")
 _MOST_HELD: Final = 10_000  # items; one is about 600 bytes
 _ITEM: Final = (
     *("server", "uuid", "macs", "phase", "cause", "policy", "maintenance", "image", "version", "nextTransition"),
-    *("site", "role", "labels", "step"),
+    *("site", "role", "labels", "step", "installing"),
 )
 
 

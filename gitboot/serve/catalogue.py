@@ -118,6 +118,19 @@ INSTALLS: Final = Family(
 RUNS: Final = Family(
     "gitboot_maintenance_runs", _GAUGE, "Servers in an open window by what was seen of their one boot.", ("step",)
 )
+INSTALLING: Final = Family(
+    "gitboot_servers_installing",
+    _GAUGE,
+    "Servers from the first fetch of an install boot until there is evidence of completion.",
+    ("state",),
+    "state: Installing, or Served if nothing reports completion",
+)
+INSTALLING_STEP_AT: Final = Family(
+    "gitboot_installing_last_step_timestamp_seconds",
+    _GAUGE,
+    "The time of the last step of an installation, for at most 50 servers at an installation.",
+    ("server", "state", "step"),
+)
 DRIFT: Final = Family("gitboot_drift", _GAUGE, "Provisioned servers that are not as planned.", ("type",))
 BMCS: Final = Family(
     "gitboot_bmcs", _GAUGE, "BMCs of which something is wanted, by what came of it last.", ("outcome",)

@@ -88,6 +88,11 @@ def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield _metric(catalogue.PROBLEMS, problems)
     for family, key in _COUNTED.items():
         yield _metric(family, {(each,): count for each, count in status.get(key, {}).items()})
+    last_steps = {
+        (each["server"], each["state"], each["step"]): datetime.fromisoformat(each["at"]).timestamp()
+        for each in status.get("installations", ())
+    }
+    yield _metric(catalogue.INSTALLING_STEP_AT, last_steps)
     yield from _of_stages(status.get("stages", {}))
     yield from _of_conditions(status["conditions"])
     for family, key in _INSTANTS.items():
@@ -101,6 +106,7 @@ _COUNTED: Final = {
     catalogue.RECORDS: "records",
     catalogue.INSTALLS: "installs",
     catalogue.RUNS: "runs",
+    catalogue.INSTALLING: "installing",
     catalogue.DRIFT: "drift",
     catalogue.BMCS: "bmcs",
     catalogue.BELOW: "belowMinimumVersion",

@@ -25,6 +25,17 @@ class _Document(_Model):
     api_version: Literal["gitboot.dev/v1alpha1"]
 
 
+class InstallingItem(_Model):
+    """An installation that has begun, until there is evidence of its completion."""
+
+    state: InstallState  # Served: its boot was served, and nothing reports its completion
+    since: datetime  # of its first fetch
+    step: InstallStep  # the last one
+    at: datetime  # of the last step
+    maintenance: str | None  # whose boot writes the disk; null: a policy's
+    message: str
+
+
 class ServerItem(_Model):
     """What one server boots now, in short; what is absent is null."""
 
@@ -42,6 +53,13 @@ class ServerItem(_Model):
     role: str | None  # its label of that name
     labels: Mapping[str, str]
     step: InstallStep  # how far the installation has come that is wanted
+    installing: InstallingItem | None  # an installation that has begun; null: none is under way
+
+
+class InstallationItem(InstallingItem):
+    """The same with the name of its server."""
+
+    server: str
 
 
 class Servers(_Document):
@@ -251,6 +269,8 @@ class InstanceStatus(_Document):
     records: Mapping[str, int]
     installs: Mapping[str, int] = Field(default_factory=dict)  # servers that are offered an installation: Now, Later
     runs: Mapping[str, int]
+    installing: Mapping[str, int] = Field(default_factory=dict)  # Installing, Served: servers at an installation
+    installations: tuple[InstallationItem, ...] = ()  # of those, at most 50 servers, the oldest installation first
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]
     below_minimum_version: Mapping[str, int] = Field(default_factory=dict)  # servers by stream

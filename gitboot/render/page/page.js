@@ -94,6 +94,12 @@ function notes(status) {
     found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
   }
   found.push(...failing(conditions ?? []));
+  const { installations = [], installing = {} } = status;
+  const atWork = Object.values(installing).reduce((sum, each) => sum + each, 0);
+  if (atWork) {
+    const first = installations.slice(0, 5).map((each) => element("p", `${each.server}: ${each.message}`));
+    found.push(note("busy", "Installing", `${atWork} ${atWork === 1 ? "server is" : "servers are"} at an installation`, ...first));
+  }
   if (progress) found.push(note("busy", progress.work, progress.message));
   if (!found.length) {
     const told = conditions?.length > 0 && status.applied?.commit;
@@ -172,7 +178,7 @@ function facts(server) {
   return [
     ["Image", imageOf(server)],
     ["Profile", server.profile], ["Policy", server.policy], ["Maintenance", server.maintenance], ["Method", server.method],
-    ["Installation", STEPS[server.step] ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
+    ["Installation", server.installing?.message ?? server.step], ["Next change", nextChange(server)], ["Site", server.site], ["Labels", labels],
     ["UUID", mono(server.uuid)], ["MAC", mono(server.macs.join(" "))], ["Kernel arguments", mono(server.kernelArguments.join(" "))],
     ["Differs", Object.values(server.drift ?? {}).join("; ")], ["Plan's digest", mono(server.digest)],
   ];

@@ -14,8 +14,8 @@ let narrowed = ""; // what `chosen` was searched by
 // What a phase means to somebody in a hurry: a colour, always with its word.
 const TONES = { Network: "busy", Maintenance: "busy", Disk: "good" };
 
-// Steps of an installation that has begun and has not ended.
-const STEPS = { Attempted: "boot fetched", Started: "installer started" };
+// Steps of an installation, in words.
+const STEPS = { Attempted: "boot fetched", Started: "installer started", Failed: "installer failed" };
 
 // Each column: what it is called, what it is sorted by, and what stands in it.
 const COLUMNS = [
@@ -38,26 +38,24 @@ function imageOf({ image, version }) {
   return image && version && !image.endsWith(version) ? `${image} · ${version}` : image;
 }
 
-// Whether an installation began and has not ended.
+// Whether an installation began, and there is no evidence of its completion yet.
 function isInstalling(server) {
-  return server.step in STEPS;
+  return Boolean(server.installing);
 }
 
 function phase(server) {
   if (!isInstalling(server)) return element("span", server.phase ?? "undecided", `word pill ${TONES[server.phase] ?? "busy"}`);
-  const made = element("span", "Installing", "word pill busy");
-  const since = server.since ?? server.provisioned?.attempts?.at(-1)?.boots[0].at; // the API's list of servers has neither
-  if (since) {
-    const isToday = since.slice(0, 10) === new Date().toISOString().slice(0, 10);
-    made.append(` since ${isToday ? since.slice(11, 16) : since.slice(0, 16).replace("T", " ")}Z`);
-    made.title = since;
-  }
+  const { state, since, message } = server.installing;
+  const made = element("span", state, "word pill busy");
+  const isToday = since.slice(0, 10) === new Date().toISOString().slice(0, 10);
+  made.append(` since ${isToday ? since.slice(11, 16) : since.slice(0, 16).replace("T", " ")}Z`);
+  made.title = message;
   return made;
 }
 
 // The API alone does not tell when a server installs; "–" would mean never.
 function installs(server) {
-  if (isInstalling(server)) return `now: ${STEPS[server.step]}`;
+  if (isInstalling(server)) return `${STEPS[server.installing.step]} ${server.installing.at.slice(11, 16)}Z`;
   if (!("installs" in server)) return element("span", "not published", "quiet");
   if (!server.installs) return element("span", "–", "quiet");
   if (server.installs === "now") return element("span", "at its next boot", "word bad");

@@ -17,12 +17,12 @@ from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File
-from gitboot.resolve.attempts import attempt_of, step_of
+from gitboot.resolve.attempts import step_of
 
 COLUMNS: Final = (
     *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),
     *("nextTransition", "step", "stream", "joins", "kept", "decided", "provisioned", "windows", "installs"),
-    "since",
+    "installing",
 )
 
 
@@ -89,8 +89,7 @@ def _row(state: ServerState) -> Iterator[Any]:
     yield record.image if record else None
     yield [each.name for each in decision.maintenances]
     yield _installs(state)
-    attempt = attempt_of(decision, record)
-    yield format_instant(attempt.boots[0].at) if attempt is not None else None  # when its installation began
+    yield progress.facts() if (progress := state.progress) is not None else None
 
 
 def _installs(state: ServerState) -> str | None:
