@@ -486,8 +486,8 @@ class InstallProgress(NamedTuple):
         """Return it in words, for operators."""
         last = f"last step: {_STEP_WORDS[self.step]} at {format_instant(self.at)}"
         if self.state is InstallState.SERVED:
-            return f"served at {format_instant(self.since)}; completion is not reported; {last}"
-        return f"installing since {format_instant(self.since)}; {last}"
+            return f"Served; completion is not reported; installing since {format_instant(self.since)}; {last}"
+        return f"Installing since {format_instant(self.since)}; {last}"
 
     def facts(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -119,6 +119,49 @@ def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Pat
         assert one["provisioned"]["attempts"][0]["started"]["path"].endswith("-data")
 
 
+# R4: an installation that has begun is not green
+
+
+def installing(instance: Instance, name: str) -> tuple[str, str] | None:
+    """Return the state and the last step of an installation, on which the API and the status agree."""
+    one = instance.get(f"/api/v1/servers/{name}").json()["installing"]
+    (listed,) = [each for each in instance.get("/api/v1/servers").json()["items"] if each["name"] == name]
+    assert listed["installing"] == one
+    return (one["state"], one["step"]) if one is not None else None
+
+
+@pytest.mark.parametrize("evidence", ["Reported", "Fetched"])
+def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path: Path, evidence: str) -> None:
+    """The page of the tree, `status`, `plan`, the API and the metrics show it, with its last step and the time."""
+    files = documents("web01", evidence=evidence)
+    files["fleet.yaml"] = files["fleet.yaml"].replace(
+        "'http://boot.test'", "'http://boot.test', outputs: [ipxe, pages]", 1
+    )
+    with instance_of(tmp_path, files) as instance:
+        web01 = Client("web01", instance.url)
+        eventually(lambda: steps(instance) == {"Pending": 1})
+        script = web01.loads()
+        assert "\nkernel " in script
+        eventually(lambda: installing(instance, "web01") == ("Installing", "Attempted"))
+        shown = typed("status", "--state", tmp_path / "state").out
+        assert re.search(r"web01: Installing since 20\S+Z; last step: boot fetched at 20\S+Z", shown), shown
+        assert "no boot waits for evidence" not in shown
+        records = tmp_path / "out" / "ops" / "records"
+        planned = typed("plan", tmp_path / "git" / "fleet.git", "--records", records).out
+        assert "Installing since 20" in planned and "last step: boot fetched at 20" in planned, planned
+        web01.starts(script)
+        ended = ("Installing" if evidence == "Reported" else "Served", "Started")
+        eventually(lambda: installing(instance, "web01") == ended)
+        assert f'gitboot_servers_installing{{state="{ended[0]}"}} 1.0' in instance.get("/metrics").text
+        data = "".join(path.read_text() for path in (tmp_path / "out").rglob("pages/data/shard/*.js"))
+        assert f'"state":"{ended[0]}"' in data
+        assert not web01.is_given_its_boot(), "it boots its disk"
+        if evidence == "Fetched":
+            eventually(lambda: installing(instance, "web01") is None)
+        else:
+            assert installing(instance, "web01") == ended
+
+
 # E13: BMCs lose what was set
 
 

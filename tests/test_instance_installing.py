@@ -386,6 +386,92 @@ def test_explain_says_what_was_seen_of_an_installation(web01: Installing) -> Non
     assert (reason.value, reason.rule, reason.why) == ("Pending", "R5", f"attempt 1, boot 1: {said}")
 
 
+# It is shown until there is evidence of its completion
+
+
+def shown(web01: Installing) -> tuple[str, str] | None:
+    """Return the state and the last step of the installation as the state of the server shows it."""
+    web01.reconcile()
+    found = web01.servers["web01"].published.summary["installing"]
+    return (found["state"], found["step"]) if found is not None else None
+
+
+@pytest.mark.parametrize("evidence", ["Reported", "Progress", "Declared"])
+def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(web01: Installing, evidence: str) -> None:
+    plan = web01.install(evidence=evidence)
+    assert shown(web01) is None
+    web01.entry(plan)
+    assert shown(web01) == ("Installing", "Attempted")
+    web01.wait(minutes=2)
+    web01.data()
+    assert shown(web01) == ("Installing", "Started")
+    web01.wait(days=3)
+    assert shown(web01) == ("Installing", "Started")
+    for provision in (2, 1):  # what Git wants by now says nothing of what is on the disks
+        web01.install(evidence=evidence, provision=provision)
+        assert shown(web01) == ("Installing", "Started")
+    looked = replace(web01.record or Record(), provision=1, provisioned_at=web01.now, evidence="Operator")
+    (item,) = json.loads(exported({SystemUuid(uuid_of("web01")): looked}))["items"]
+    web01.request("records", items=[{**item, "server": "web01"}], reason="I have looked")
+    assert shown(web01) is None
+
+
+def test_a_report_ends_what_is_shown_of_an_installation(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported", attempts=2))
+    web01.fails("no disk found")
+    assert shown(web01) == ("Installing", "Failed")
+    web01.entry(web01.reconcile())
+    assert shown(web01) == ("Installing", "Attempted")
+    token = web01.servers["web01"].plan
+    assert token is not None and token.token is not None
+    web01.observe(
+        Observation(
+            server="web01",
+            path=f"boot/v1/boot/{MAC}/provisioned/{token.token}",
+            digest=token.token,
+            client=NIC,
+            at=web01.now,
+        )
+    )
+    assert shown(web01) is None
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_what_a_fetch_proves_is_shown_as_served_for_thirty_minutes_at_most(web01: Installing, data: bool) -> None:
+    web01.entry(web01.install(data=data))
+    assert shown(web01) == (("Installing", "Attempted") if data else ("Served", "Attempted"))
+    if data:
+        web01.data()
+        assert shown(web01) == ("Served", "Started")
+    web01.wait(minutes=29, seconds=59)
+    assert shown(web01) is not None
+    assert web01.servers["web01"].transition == web01.now + timedelta(seconds=1)
+    web01.wait(seconds=1)
+    assert shown(web01) is None
+
+
+def test_the_next_boot_of_the_disk_ends_what_is_shown_as_served(web01: Installing) -> None:
+    web01.entry(web01.install())
+    web01.data()
+    digest = web01.servers["web01"].entries[ENTRY]
+    web01.wait(minutes=7)
+    web01.observe(Observation(server="web01", path=ENTRY, digest=digest, client=NIC, at=web01.now))
+    assert shown(web01) is None
+    assert web01.record is not None and web01.record.attempts[-1].disk_boot == Seen(web01.now, ENTRY, NIC)
+    assert (web01.record.provision, web01.record.evidence) == (1, "Fetched")
+    assert ENTRY not in web01.servers["web01"].entries, "no further boot of the disk is written down"
+    assert imported(exported({SystemUuid(uuid_of("web01")): web01.record}), "x") == {
+        SystemUuid(uuid_of("web01")): web01.record
+    }
+
+
+def test_a_boot_of_the_disk_ends_no_installation_whose_completion_is_to_be_reported(web01: Installing) -> None:
+    web01.entry(web01.install(evidence="Reported"))
+    web01.wait(minutes=2)
+    web01.reconcile()
+    assert ENTRY not in web01.servers["web01"].entries
+
+
 # A step that lasts
 
 
@@ -394,7 +480,8 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     assert web01.due is not None
     web01.wait(minutes=29, seconds=59)
     web01.reconcile()
-    assert web01.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
+    waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
+    assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion yet: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
     web01.wait(seconds=1)
     web01.reconcile()

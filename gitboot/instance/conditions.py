@@ -24,7 +24,7 @@ from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more
-from gitboot.plan import BootFile
+from gitboot.plan import BootFile, InstallState
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
@@ -468,6 +468,11 @@ def _of_the_boots(standing: Standing, at: datetime) -> Condition:
     """Whether every boot that is made once came, or may still come, to the end that it was made for."""
     found = _unproven(standing, at)
     if not found:
+        installing = standing.plans.installing.items()
+        waiting = {name: str(each) for name, each in installing if each.state is InstallState.INSTALLING}
+        if waiting:
+            message = f"no evidence of completion yet: {_each(waiting)}"
+            return _condition("BootsProven", True, "Installing", message, at)
         return _condition("BootsProven", True, "Proven", "no boot waits for evidence", at)
     message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
     return _condition(

@@ -414,9 +414,10 @@ def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
 
 
 def _evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest | None:
-    """Of which plan a completed GET is evidence, or of which installation, where the path names one.
+    """Return of which plan, or of which installation that the path names, a completed GET is evidence.
 
-    After a boot was served without a report of its completion, a boot of the disk is evidence that it has ended. A boot that is made as often as it is asked for meets nothing by it, but for a maintenance's that writes disks.
+    A boot that is served as often as it is fetched proves nothing, except a maintenance's that writes disks. A boot of
+    the disk proves that a served installation, whose completion is not reported, has ended.
     """
     planned = rendering.plan
     if (name := token_in(path)) is not None:

@@ -202,7 +202,8 @@ class Pages:
         summary: Mapping[str, Any] = parse(read.content).summary
         item = _Item(
             read.signature,
-            canonical({"name" if key == "server" else key: summary[key] for key in _ITEM}),
+            # A state of 2fefe59 has no "installing".
+            canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM}),
             {field: summary[field] for field in FILTERS},
             summary["labels"],
         )

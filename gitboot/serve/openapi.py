@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import models_json_schema
 
 from gitboot import __version__
-from gitboot.plan import InstallStep, Phase
+from gitboot.plan import InstallState, InstallStep, Phase
 from gitboot.problems.problem import Severity
 from gitboot.serve.api import FILTERS, MOST, ROOT
 
