@@ -328,7 +328,9 @@ def _rendered(
     files = names.files(own, _untold(decision, planned, own))
     instead: Mapping[str, File] = {}
     if planned is not None and planned.boot is not None and planned.writes_disk:
-        other = server_files(decisions, decision, fallback(decision, planned, absent))
+        # A withheld boot has its script to the disk in each case: the script that sends on to an endpoint ends in it.
+        served = replace(decision, restrict=False) if decision.restrict else decision
+        other = server_files(decisions, served, fallback(decision, planned, absent))
         instead = names.files(other, _untold(decision, planned, other))
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
