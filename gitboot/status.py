@@ -131,8 +131,8 @@ class Status:
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> servers
     installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later: servers offered what writes their disks
     runs: Mapping[str, int] = field(default_factory=dict)  # Attempted, Started, Made -> servers in an open window
-    installing: Mapping[str, int] = field(default_factory=dict)  # Installing, Served -> servers at an installation
-    installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest installation first
+    installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> servers
+    installations: tuple[Mapping[str, Any], ...] = ()  # of those servers, the oldest last step first
     drift: Mapping[str, int] = field(default_factory=dict)  # ImageDrift, PoolDrift -> servers
     bmcs: Mapping[str, int] = field(default_factory=dict)  # outcome of the last job -> BMCs with something wanted
     below_minimum_version: Mapping[str, int] = field(default_factory=dict)  # stream -> servers

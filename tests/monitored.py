@@ -11,6 +11,7 @@ from typing import Final
 
 from gitboot.bmc.override import OperatorCondition
 from gitboot.instance.laps import Laps, Stage
+from gitboot.plan import InstallProgress, InstallState, InstallStep
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.serve.certificate import Certificate
@@ -29,6 +30,9 @@ def _laps() -> Laps:
 
 _PROBLEM: Final = Problem(path="a.yaml", line=1, column=1, code=Code.SKEW, message="old", severity=Severity.WARNING)
 COMMITTED: Final = BEFORE - timedelta(hours=2)
+INSTALLING: Final = InstallProgress(
+    InstallState.INSTALLING, BEFORE - timedelta(minutes=9), InstallStep.STARTED, BEFORE - timedelta(minutes=7)
+)
 FULL: Final = Status(
     ledger="l",
     attempted="bad",
@@ -42,6 +46,8 @@ FULL: Final = Status(
     records={"Provisioned": 4, "Pending": 1},
     installs={"Now": 1},
     runs={"Made": 1},
+    installing={"Installing/Started": 1},
+    installations=({"server": "web01", **INSTALLING.facts()},),
     drift={"ImageDrift": 1},
     bmcs={"Unchanged": 4, "Stalled": 1},
     below_minimum_version={"web": 2, "db": 0},

@@ -152,7 +152,8 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path:
         web01.starts(script)
         ended = ("Installing" if evidence == "Reported" else "Served", "Started")
         eventually(lambda: installing(instance, "web01") == ended)
-        eventually(lambda: f'gitboot_servers_installing{{state="{ended[0]}"}} 1.0' in instance.get("/metrics").text)
+        counted = f'gitboot_servers_installing{{state="{ended[0]}",step="{ended[1]}"}} 1.0'
+        eventually(lambda: counted in instance.get("/metrics").text)
         shards = tmp_path / "output" / "pages" / "data" / "shard"
         eventually(lambda: f'"state":"{ended[0]}"' in "".join(each.read_text() for each in shards.glob("*.js")))
         assert not web01.is_given_its_boot(), "it boots its disk"

@@ -120,6 +120,9 @@ def test_what_the_status_says_is_there(url: str) -> None:
     assert found["gitboot_accepted_commit_timestamp_seconds"] == {(): COMMITTED.timestamp()}
     assert found["gitboot_commit_problems"] == {("GB2013", "warning"): 2, ("GB2017", "error"): 1}
     assert found["gitboot_servers"] == {("Network",): 3, ("Disk",): 2}
+    assert found["gitboot_servers_installing"] == {("Installing", "Started"): 1}
+    last_step = BEFORE - timedelta(minutes=7)
+    assert found["gitboot_installing_last_step_timestamp_seconds"] == {(): last_step.timestamp()}
     assert found["gitboot_servers_below_minimum_version"] == {("web",): 2, ("db",): 0}
     assert found["gitboot_condition"] == {
         ("false", "Published"): 0,
@@ -165,7 +168,7 @@ def test_durations_are_counted_up_to_each_bound() -> None:
 
 def test_what_an_instance_of_before_does_not_say_is_left_out() -> None:
     said = FULL.facts()
-    for newer in ("stages", "belowMinimumVersion", "runs"):
+    for newer in ("stages", "belowMinimumVersion", "runs", "installing", "installations"):
         del said[newer]
     with site() as made:
         made.say(said)

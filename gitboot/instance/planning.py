@@ -322,5 +322,5 @@ def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
     if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
         yield "runs", step
     if (progress := state.progress) is not None:
-        yield "installing", progress.state
+        yield "installing", f"{progress.state}/{progress.step}"
     yield from (("drift", each) for each in drift(state.decision, state.record))

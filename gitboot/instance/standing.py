@@ -147,9 +147,9 @@ class Standing:
             yield from ({"server": name, **facts} for facts in each.facts())
 
     def _installations(self) -> Iterator[dict[str, Any]]:
-        """Yield the servers at an installation, the oldest installation first."""
+        """Yield the servers at an installation, the one whose last step is the oldest first."""
         found = self.plans.installing.items()
-        for name, progress in nsmallest(_MOST_SHOWN, found, key=lambda item: (item[1].since, item[0])):
+        for name, progress in nsmallest(_MOST_SHOWN, found, key=lambda item: (item[1].at, item[0])):
             yield {"server": name, **progress.facts()}
 
     def overdue(self, at: datetime) -> dict[str, InstallAttempt]:

@@ -122,14 +122,13 @@ INSTALLING: Final = Family(
     "gitboot_servers_installing",
     _GAUGE,
     "Servers from the first fetch of an install boot until there is evidence of completion.",
-    ("state",),
-    "state: Installing, or Served if nothing reports completion",
+    ("state", "step"),
+    "state: Installing, or Served if nothing reports completion; step: the last one",
 )
 INSTALLING_STEP_AT: Final = Family(
     "gitboot_installing_last_step_timestamp_seconds",
     _GAUGE,
-    "The time of the last step of an installation, for at most 50 servers at an installation.",
-    ("server", "state", "step"),
+    "The time of the oldest last step of all servers at an installation; absent if there are none.",
 )
 DRIFT: Final = Family("gitboot_drift", _GAUGE, "Provisioned servers that are not as planned.", ("type",))
 BMCS: Final = Family(

@@ -88,11 +88,7 @@ def of_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     yield _metric(catalogue.PROBLEMS, problems)
     for family, key in _COUNTED.items():
         yield _metric(family, {(each,): count for each, count in status.get(key, {}).items()})
-    last_steps = {
-        (each["server"], each["state"], each["step"]): datetime.fromisoformat(each["at"]).timestamp()
-        for each in status.get("installations", ())
-    }
-    yield _metric(catalogue.INSTALLING_STEP_AT, last_steps)
+    yield from _of_installations(status)
     yield from _of_stages(status.get("stages", {}))
     yield from _of_conditions(status["conditions"])
     for family, key in _INSTANTS.items():
@@ -106,7 +102,6 @@ _COUNTED: Final = {
     catalogue.RECORDS: "records",
     catalogue.INSTALLS: "installs",
     catalogue.RUNS: "runs",
-    catalogue.INSTALLING: "installing",
     catalogue.DRIFT: "drift",
     catalogue.BMCS: "bmcs",
     catalogue.BELOW: "belowMinimumVersion",
@@ -116,6 +111,14 @@ _INSTANTS: Final = {
     catalogue.PLANNED_AT: "plannedAt",
     catalogue.NEXT_TRANSITION: "nextTransition",
 }
+
+
+def _of_installations(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """Yield how many servers are at an installation, and since when nothing new was seen of the oldest one."""
+    counts = {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()}
+    yield _metric(catalogue.INSTALLING, counts)
+    if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
+        yield _one(catalogue.INSTALLING_STEP_AT, min(instants).timestamp())
 
 
 def _of_conditions(conditions: list[dict[str, Any]]) -> Iterator[Metric]:

@@ -269,8 +269,8 @@ class InstanceStatus(_Document):
     records: Mapping[str, int]
     installs: Mapping[str, int] = Field(default_factory=dict)  # servers that are offered an installation: Now, Later
     runs: Mapping[str, int]
-    installing: Mapping[str, int] = Field(default_factory=dict)  # Installing, Served: servers at an installation
-    installations: tuple[InstallationItem, ...] = ()  # of those, at most 50 servers, the oldest installation first
+    installing: Mapping[str, int] = Field(default_factory=dict)  # servers by state and step: Installing/Started
+    installations: tuple[InstallationItem, ...] = ()  # of those, at most 50 servers, the oldest last step first
     drift: Mapping[str, int]
     bmcs: Mapping[str, int]
     below_minimum_version: Mapping[str, int] = Field(default_factory=dict)  # servers by stream
