@@ -396,7 +396,7 @@ def shown(web01: Installing) -> tuple[str, str] | None:
     return (found["state"], found["step"]) if found is not None else None
 
 
-@pytest.mark.parametrize("evidence", ["Reported", "Progress", "Declared"])
+@pytest.mark.parametrize("evidence", ["Reported", "Declared"])
 def test_an_installation_is_shown_from_its_first_fetch_until_a_person_ends_it(web01: Installing, evidence: str) -> None:
     plan = web01.install(evidence=evidence)
     assert shown(web01) is None

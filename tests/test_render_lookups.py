@@ -38,8 +38,8 @@ STATES: Final = {
     "parked, restricted": ("serving: {restrict: true}", "lifecycle: Parked", "Always", ()),
     "parked, without a script to its disk": ("", "lifecycle: Parked, localDisk: NotFound", "Always", ()),
     "retired": ("", "lifecycle: Retired", "Always", ()),
-    "no policy selects it": ("", "", "", ()),
-    "no policy selects it, restricted": ("serving: {restrict: true}", "", "", ()),
+    "no policy selects it": ("requirePolicy: false", "", "", ()),
+    "no policy selects it, restricted": ("requirePolicy: false, serving: {restrict: true}", "", "", ()),
 }
 
 
