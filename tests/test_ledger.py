@@ -404,7 +404,9 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
 INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SEEN = st.builds(Seen, INSTANTS, TEXTS, TEXTS)
-RUNS = st.builds(Run, st.integers(0, 10**9), INSTANTS, st.none() | INSTANTS, st.none() | SEEN, st.none() | SEEN)
+RUNS = st.builds(
+    Run, st.integers(0, 10**9), INSTANTS, st.none() | INSTANTS, st.none() | SEEN, st.none() | SEEN, st.none() | SEEN
+)
 ATTEMPTS = st.builds(
     InstallAttempt,
     key=TEXTS,
@@ -413,6 +415,7 @@ ATTEMPTS = st.builds(
     started=st.none() | SEEN,
     started_boot=st.integers(0, 3),
     failed=st.none() | st.builds(Failure, INSTANTS, TEXTS, TEXTS),
+    disk_boot=st.none() | SEEN,
 )
 RECORDS = st.builds(
     Record,
