@@ -154,7 +154,7 @@ def test_finding_r4_an_installation_is_visible_from_its_first_fetch_on(tmp_path:
         eventually(lambda: installing(instance, "web01") == ended)
         counted = f'gitboot_servers_installing{{state="{ended[0]}",step="{ended[1]}"}} 1.0'
         eventually(lambda: counted in instance.get("/metrics").text)
-        shards = tmp_path / "output" / "pages" / "data" / "shard"
+        shards = tmp_path / "output" / "ops" / "pages" / "data" / "shard"
         eventually(lambda: f'"state":"{ended[0]}"' in "".join(each.read_text() for each in shards.glob("*.js")))
         assert not web01.is_given_its_boot(), "it boots its disk"
         if evidence == "Fetched":
