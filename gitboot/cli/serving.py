@@ -22,8 +22,8 @@ from gitboot.ledger.naming import address_beside
 from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
+    from gitboot.cli.credential_files import CredentialFiles
     from gitboot.serve.certificate import Certificate
-    from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.supervise import Workers
 
 
