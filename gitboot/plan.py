@@ -412,6 +412,19 @@ class Run(NamedTuple):
     disk_boot: Seen | None = None  # the first boot of the disk that the machine fetched after it
 
 
+class UnknownServe(NamedTuple):
+    """A boot of which an endpoint has recorded that it is about to serve it, and not yet what became of that.
+
+    It uses the boot up from `FETCH_GRACE` after the intent on, and is no evidence. A shared fetch log may take
+    `withheld` before its intent: then this is kept, so that the intent counts for nothing when it comes.
+    """
+
+    intent: str  # the intent's id
+    key: str  # of the boot, as `boot_key` or a maintenance's run has it
+    seen: Seen  # the request
+    is_withheld: bool = False
+
+
 class Failure(NamedTuple):
     """An installer's word that it has failed."""
 
@@ -537,6 +550,12 @@ class Record:
     # The key for which its machine was seen off; told to nobody: whoever goes by an export waits for that again.
     released: str | None = field(default=None, metadata=LEFT_OUT)
     overwritten_by: str | None = None  # the maintenance that wrote its disks since; only a higher number installs it
+    unknown_serves: tuple[UnknownServe, ...] = field(default=(), metadata=LEFT_OUT)  # `record_facts` has them
+
+    def unknown_serve(self, key: str) -> UnknownServe | None:
+        """Return the first intent to serve the boot of a key whose outcome is not known."""
+        found = [each for each in self.unknown_serves if each.key == key and not each.is_withheld]
+        return min(found, key=lambda each: each.seen.at, default=None)
 
 
 class Phase(StrEnum):
@@ -552,6 +571,7 @@ class Cause(StrEnum):
     MAINTENANCE_DONE = "the maintenance's one boot was made"
     MAINTENANCE_GIVEN = "the maintenance's one boot was given; nothing has shown that it started"
     MAINTENANCE_STARTED = "the maintenance's one boot was made, and has started"
+    MAINTENANCE_OUTCOME = "the maintenance's one boot was perhaps served; its outcome is unknown"
     MAINTENANCE_DISK = "the maintenance boots the local disk"
     ALWAYS = "the policy always boots from the network"
     PENDING = "the server is to be provisioned"
@@ -566,6 +586,7 @@ class Cause(StrEnum):
     UNHEARD = "its maintenance has no end, and nothing was heard of the instance for an hour"
     INSTEAD = "in place of a boot that writes a disk"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
+    OUTCOME = "its boot was perhaps served, and its outcome is unknown; an operator has to look"
     ATTEMPTED = "its boot was given, and is given no more by itself; nothing has shown that it started"
     STARTED = "its installation has started, and nothing has shown its end"
     FAILED = "its installation has failed"
@@ -574,7 +595,8 @@ class Cause(StrEnum):
 
 
 # What a server waits for that boots its disk meanwhile: its installer may be at work, and be heard.
-WAITING: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.STARTED})
+WAITING: Final = frozenset({Cause.ATTEMPTED, Cause.CONSUMED, Cause.OUTCOME, Cause.STARTED})
+UNKNOWN_OUTCOMES: Final = frozenset({Cause.OUTCOME, Cause.MAINTENANCE_OUTCOME})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

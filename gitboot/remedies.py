@@ -18,6 +18,7 @@ _RETRY: Final = "gitboot reconcile --state STATE"
 _ASK: Final = "gitboot bmc apply SERVER --state STATE"
 _CLOCK: Final = "gitboot records confirm-clock --state STATE --reason '…'"
 _RECORD: Final = "gitboot records set SERVERS provisioned --state STATE --reason '…'  # or: pending"
+_RUN: Final = "git grep -n 'kind: Maintenance'  # a higher run boots it once more"
 _FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # then, if they are right: --confirm '…'"
 _ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
@@ -37,7 +38,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "Stopped": "gitboot allow-installs --state STATE",
         "StoppedByFleet": "git grep -n stopped:  # the line to take out of the Fleet",
     },
-    "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "Overdue": _RECORD},
+    "BootsProven": {"Failed": _RECORD, "NeedsOperator": _RECORD, "OutcomeUnknown": _RECORD, "Overdue": _RECORD},
     "CertificateRead": {
         "Unusable": "openssl x509 -noout -pubkey -in CERT; openssl pkey -pubout -in KEY  # the same, where both fit"
     },
@@ -64,7 +65,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "RestoredLedger": _ADOPT,
         "UnknownServers": _RECORD,
     },
-    "RunsStarted": {"Overdue": "git grep -n 'kind: Maintenance'  # a higher run boots it once more"},
+    "RunsStarted": {"OutcomeUnknown": _RUN, "Overdue": _RUN},
     "SecretsPrivate": {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
     "Serving": {"Restarting": "gitboot events --state STATE | tail"},
     "SourceReady": {

@@ -20,6 +20,7 @@ import httpx
 from gitboot.cli.planning import Planned, about_all
 from gitboot.instance.standing import Standing
 from gitboot.model.fleet import Provisioning
+from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.plan import Record
@@ -163,10 +164,17 @@ class Site:
             directory.write_status(json.dumps(status).encode(), BEFORE)
 
     def observed(self) -> list[Observation]:
-        """What was recorded since this was asked the last time."""
-        taken = take(self.spool, self._offsets)
-        self._offsets = taken.offsets
-        return taken.observations
+        """Return what was recorded since the last call, but for what was withheld, once each intent has an outcome."""
+        found: list[Observation] = []
+
+        def has_outcomes() -> bool:
+            taken = take(self.spool, self._offsets)
+            self._offsets = taken.offsets
+            found[:] = with_outcomes([*found, *taken.observations], lambda each: each)
+            return not any(each.is_open_intent for each in found)
+
+        eventually(has_outcomes)
+        return that_use_up(found)
 
     def reset(self) -> None:
         """Be as new, for the endpoint that answers from this site goes on."""

@@ -282,6 +282,8 @@ def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_n
         begun(rack, hosts)
         eventually(lambda: web.stands)
         assert "flatcar-1" in boots(web, hosts.one)
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+        eventually(lambda: status()["records"] == {"Provisioned": 1})  # the outcome has reached the database
         hosts.one.pause()
         assert hosts.taken_over(1) is hosts.two
         status = hosts.two.instance.status  # type: ignore[union-attr]

@@ -655,7 +655,7 @@ def test_a_disk_that_does_not_answer_is_waited_for_until_the_deadline(
             assert get(f"{url}/boot.ipxe").status_code == 200, "nobody else waits"
         finally:
             stuck.set()
-    assert site.observed() == [], "what came too late is taken back"
+    assert site.observed() == [], "its intent came too late, and was withheld"
 
 
 # Many, and what changes

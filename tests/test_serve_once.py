@@ -226,7 +226,7 @@ def test_e1_a_killed_endpoint_gives_nothing_twice(tmp_path: Path) -> None:
                 if expected == GIVEN:  # an installer's last word before the machine asks once more
                     assert get(url + DATA).status_code == 200
                 process.send_signal(signal.SIGKILL)
-        assert [each.path for each in take(here.spool, {}).observations] == [f"boot{ENTRY}", f"boot{DATA}"]
+        assert [each.path for each in here.observed()] == [f"boot{ENTRY}", f"boot{DATA}"]
 
 
 # Whether anything can be recorded

@@ -25,7 +25,7 @@ def broken(row: str) -> pytest.MarkDecorator:
 @pytest.mark.parametrize(
     ("table", "first"),  # the first life of a search is one that finds the fault on 2fefe59
     [
-        pytest.param("recording", 8, marks=broken("C1")),
+        ("recording", 8),
         pytest.param("windows", 1, marks=broken("C2")),
         pytest.param("identities", 0, marks=broken("C4")),
         pytest.param("mirrors", 7, marks=broken("M4")),
@@ -94,9 +94,6 @@ STORIES: Final[dict[str, tuple[str, bool, tuple[Step, ...]]]] = {
     ),
 }
 BROKEN: Final = {
-    "the instance reads a line, and the deadline passes": "C1",
-    "the instance reads a line, and the sync fails": "C1",
-    "the deadline passes, and what takes the line back fails": "C1",
     "a repair ends while the disk is full": "C2",
     "a repair ends while the ledger is locked": "C2",
     "a wipe ends while the disk is full": "C2",

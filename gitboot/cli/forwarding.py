@@ -13,8 +13,7 @@ from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.naming import PostgresAddress
 
 if TYPE_CHECKING:
-    from gitboot.serve.forwarding import ForwardedRecording
-    from gitboot.serve.recording import Recording
+    from gitboot.serve.recording import ForwardedRecording, Recording
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -59,7 +58,7 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
     """Open what records fetches until the block ends; None if there is no spool."""
     from gitboot.observe.spool import Spool
     from gitboot.serve.app import DEADLINE_S
-    from gitboot.serve.recording import Recording
+    from gitboot.serve.recording import ForwardedRecording, Recording
 
     if spool is None:
         yield None
@@ -71,7 +70,7 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
             yield own
             return
         from gitboot.ledger.fetches import SharedFetches
-        from gitboot.serve.forwarding import ForwardedRecording, Forwarder
+        from gitboot.observe.forwarder import Forwarder
 
         with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
             yield ForwardedRecording(own, fetches, DEADLINE_S)
@@ -87,7 +86,7 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None
         yield
         return
     from gitboot.ledger.fetches import SharedFetches
-    from gitboot.serve.forwarding import Forwarder
+    from gitboot.observe.forwarder import Forwarder
 
     with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
         yield

@@ -67,7 +67,7 @@ def released(server: str, look: Look, at: datetime) -> dict[str, Any]:
 def _is_underway(record: Record) -> bool:
     since = record.provisioned_at
     is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
-    return is_open or record.consumed_at is not None
+    return is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves)
 
 
 def _is_heard_of(server: str, uuid: SystemUuid, look: Look) -> bool:

@@ -26,6 +26,7 @@ from gitboot.ledger import (
 from gitboot.ledger.entries import Facts, Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars import SystemUuid
+from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
@@ -176,7 +177,7 @@ def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKey
 
 def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
     """What an endpoint has given, of what is given once, and this ledger has never offered: it is an older copy."""
-    given = (each for each in observations if each.offer is not None and not each.is_start)
+    given = (each for each in that_use_up(observations) if each.offer is not None and not each.is_start)
     return tuple(each for each in given if each.digest is not None and evidence.offered(store, each.digest) is None)
 
 

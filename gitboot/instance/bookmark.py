@@ -62,6 +62,7 @@ class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
     unseen: frozenset[str]
     consumed: frozenset[str]
     lost: frozenset[str]
+    unknown_outcomes: frozenset[str]
     begun: dict[str, InstallAttempt]
     given: dict[str, tuple[str, Run]]
     installing: dict[str, InstallProgress]
@@ -372,6 +373,7 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
         unseen=plans.unseen,
         consumed=plans.consumed,
         lost=plans.lost,
+        unknown_outcomes=plans.unknown_outcomes,
         begun=dict(plans.begun),
         given=dict(plans.given),
         installing=dict(plans.installing),
@@ -394,6 +396,7 @@ def _plans(kept: _KeptPlans, commit: Commit, held: dict[str, bytes], instants: d
         unseen=kept.unseen,
         consumed=kept.consumed,
         lost=kept.lost,
+        unknown_outcomes=kept.unknown_outcomes,
         begun=kept.begun,
         sightings=dict(kept.sightings) if kept.sightings is not None else None,
         needs=dict(kept.needs),

@@ -24,7 +24,7 @@ from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more
-from gitboot.plan import BootFile, InstallState
+from gitboot.plan import BootFile, Cause, InstallState
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
@@ -478,13 +478,15 @@ def _of_the_boots(standing: Standing, at: datetime) -> Condition:
     return _condition(
         "BootsProven",
         False,
-        "NeedsOperator" if "NeedsOperator" in found else "Failed" if "Failed" in found else "Overdue",
+        next(iter(found)),
         f"{message}; look at them first",
         at,
     )
 
 
+_PERHAPS_SERVED: Final = "boot was perhaps served, and its outcome is unknown"
 _UNPROVEN: Final = {
+    "OutcomeUnknown": f"a {_PERHAPS_SERVED}",
     "NeedsOperator": "an override is gone, or another instance has set it, and nothing shows what became of the boot",
     "Failed": "an installation has failed",
     "Overdue": "an installation has shown nothing new for too long",
@@ -494,7 +496,9 @@ _UNPROVEN: Final = {
 def _unproven(standing: Standing, at: datetime) -> dict[str, Mapping[str, str]]:
     """The servers whose boots came to no end, with what there is to say of each, by reason, the worst first."""
     plans = standing.plans
+    unknown = _unknown_serves(plans, Cause.OUTCOME)
     found: dict[str, Mapping[str, str]] = {
+        "OutcomeUnknown": unknown,
         "NeedsOperator": dict.fromkeys(plans.consumed | plans.lost, ""),
         "Failed": {name: str(attempt.failed) for name, attempt in plans.begun.items() if attempt.failed is not None},
         "Overdue": {
@@ -504,8 +508,22 @@ def _unproven(standing: Standing, at: datetime) -> dict[str, Mapping[str, str]]:
     return {reason: servers for reason, servers in found.items() if servers}
 
 
+def _unknown_serves(plans: Plans, cause: Cause) -> dict[str, str]:
+    """Return the requests to which boots were perhaps served, in words, by server."""
+    found = {}
+    for state in (plans.servers[name] for name in plans.unknown_outcomes):
+        if state.plan is not None and state.plan.cause is cause and state.record is not None:
+            serves = [each.seen for each in state.record.unknown_serves if not each.is_withheld]
+            found[state.decision.server] = str(min(serves, key=lambda each: each.at))
+    return found
+
+
 def _of_the_runs(standing: Standing, at: datetime) -> Iterator[Condition]:
     """Which maintenances' boots were given, and have not started for too long."""
+    if unknown := _unknown_serves(standing.plans, Cause.MAINTENANCE_OUTCOME):
+        message = f"a maintenance's {_PERHAPS_SERVED}: {_each(unknown)}; look at them first"
+        yield _condition("RunsStarted", False, "OutcomeUnknown", message, at)
+        return
     found = {name: f"Maintenance/{each[0]}: {each[1].given}" for name, each in standing.overdue_runs(at).items()}
     if found:
         message = f"a maintenance's boot was given and has not started: {_each(found)}; look at them first"
@@ -647,7 +665,8 @@ def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, 
         case "PowerWaves":
             return {"servers": sorted({each for who in standing.schedule.stopped.values() for each in who})}
         case "RunsStarted":
-            return {"servers": sorted(standing.overdue_runs(at))}
+            unknown = _unknown_serves(standing.plans, Cause.MAINTENANCE_OUTCOME)
+            return {"servers": sorted(unknown or standing.overdue_runs(at))}
         case "CommitAccepted" if held is not None:
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "BootsProven":

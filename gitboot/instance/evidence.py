@@ -19,7 +19,9 @@ from gitboot.instance.provisioning import (
     record_boot,
     record_consumed,
     record_disk_boot,
+    record_intent,
     record_run,
+    record_served,
     record_step,
     record_taken_back,
 )
@@ -27,8 +29,10 @@ from gitboot.instance.secret_fetches import begin_installation, note_fetch
 from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
-from gitboot.observe.observation import Observation
+from gitboot.observe.intents import with_outcomes
+from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import WAITING, Cause, Offer, Phase, Seen
+from gitboot.render.paths import Role, means
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.instant import wanted_release
 from gitboot.status import Event
@@ -63,13 +67,29 @@ class Reading:
 def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datetime) -> None:
     """Take in what was fetched since the last time, but for what monitors asked for.
 
-    A mirror, which knows no server's name, has sent what it has to whoever asked: it was given.
+    A mirror, which knows no server's name, has sent what it has to whoever asked: it was given. An intent without an
+    outcome is no evidence, and uses its boot up.
     """
     spec = commit.fleet.provisioning
     monitors = [ip_network(network) for network in spec.monitors]
-    for fetch in fetched:
-        if not fetch.observation.server or not _is_in(fetch.observation.client, monitors):
+    here = [each for each in fetched if not each.observation.server or not _is_in(each.observation.client, monitors)]
+    intended = [fetch for fetch in here if fetch.observation.is_open_intent]
+    for fetch in intended:  # the fetch of a secret counts by this line: the secret may be out
+        note_fetch(learning, fetch.offer, fetch.observation, at)
+    ids = {fetch.observation.intent for fetch in intended}
+    for fetch in with_outcomes(here, lambda each: each.observation):
+        observation = fetch.observation
+        if not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD:
             _take(learning, fetch, commit, spec.evidence, at)
+            if observation.outcome is Outcome.SERVED:
+                record_served(learning, fetch.offer)
+        elif not _is_of_secret(observation):  # without its secret, a system has been booted all the same
+            record_intent(learning, fetch.offer, observation, at, is_early=observation.intent not in ids)
+
+
+def _is_of_secret(observation: Observation) -> bool:
+    kind = means(observation.path)
+    return kind is not None and kind.role is Role.SEALED
 
 
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
@@ -87,7 +107,8 @@ def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence
         if is_overtaken and note_fetch(learning, offer, observation, at):
             learning.events.append(_changes_nothing(fetch, at))
         return
-    note_fetch(learning, offer, observation, at)
+    if observation.intent is None:
+        note_fetch(learning, offer, observation, at)
     if not observation.is_evidence:
         return
     asks_bmc = has_bmc and any(map(_is_set_once, learning.overrides_of(offer.uuid)))

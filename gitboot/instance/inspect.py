@@ -56,7 +56,7 @@ from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars import SystemUuid, format_instant
-from gitboot.plan import BootPlan, Cause, Decision, InstallStep, Phase, Record
+from gitboot.plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Decision, InstallStep, Phase, Record
 from gitboot.remedies import remedy
 from gitboot.render.keyed import TokenKeys
 from gitboot.resolve import plan
@@ -72,6 +72,8 @@ _UNNAMED: Final = "the Fleet names no ledger, and another instance may set the s
 _SET_BY_ANOTHER: Final = "was set by another instance, and is not set"
 _DOUBTS: Final = {
     Cause.CONSUMED: ("BootsProven", "NeedsOperator"),
+    Cause.OUTCOME: ("BootsProven", "OutcomeUnknown"),
+    Cause.MAINTENANCE_OUTCOME: ("RunsStarted", "OutcomeUnknown"),
     Cause.FAILED: ("BootsProven", "Failed"),
     Cause.OVERTAKEN: ("BootsProven", "Failed"),
     Cause.OVERWRITTEN: ("RecordsKnown", "UnknownServers"),
@@ -111,6 +113,8 @@ class Subject:
             return "unseen" if self.unseen else "unknown"
         if self.is_lost:
             return "lost"
+        if self.plan is not None and self.plan.cause in UNKNOWN_OUTCOMES:
+            return "outcome unknown"
         step = step_of(self.decision, record)
         if step is InstallStep.PENDING and self.plan is not None and record.consumed_key == self.plan.key is not None:
             return "consumed"

@@ -3,10 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 from gitboot.instance.offers import is_past
-from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen
+from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen, UnknownServe
 from gitboot.resolve.attempts import has_shown_all, image_reason, last_attempt
+from gitboot.resolve.instant import is_made
+
+_MOST_EARLY: Final = 32  # withheld intents of one server that have not come yet, and mostly never come
+
+
+def perhaps_served(offer: Offer, record: Record, intent: str, seen: Seen) -> Record:
+    """The record once an endpoint is about to serve an offer's boot; the same record if that is no news.
+
+    It is no news of a boot that was made: if that proves to be another client's, its BMC rules this intent out as well.
+    """
+    others = tuple(each for each in record.unknown_serves if each.intent != intent or not each.is_withheld)
+    if len(others) < len(record.unknown_serves):  # it was withheld
+        return replace(record, unknown_serves=others)
+    is_known = any(each.intent == intent for each in others)
+    if is_known or is_past(offer, record) or _is_made(offer, record):
+        return record
+    return replace(record, unknown_serves=(*others, UnknownServe(intent, offer.key, seen)))
+
+
+def withheld(offer: Offer, record: Record, intent: str, seen: Seen, *, is_early: bool) -> Record:
+    """The record once an endpoint has sent nothing of an offer's boot; what it served for other intents stays.
+
+    ``is_early``: the log has not shown the intent yet, as far as it was read.
+    """
+    others = tuple(each for each in record.unknown_serves if each.intent != intent or each.is_withheld)
+    if len(others) < len(record.unknown_serves):
+        return replace(record, unknown_serves=others)
+    if not is_early or is_past(offer, record) or any(each.intent == intent for each in others):
+        return record
+    early = [each for each in others if each.is_withheld][1 - _MOST_EARLY :]
+    early.append(UnknownServe(intent, offer.key, seen, is_withheld=True))
+    return replace(record, unknown_serves=(*(each for each in others if not each.is_withheld), *early))
+
+
+def surely_served(offer: Offer, record: Record) -> Record:
+    """The record once an endpoint has served an offer's boot: it does not matter any more what it served besides."""
+    others = tuple(each for each in record.unknown_serves if each.key != offer.key)
+    return replace(record, unknown_serves=others) if len(others) < len(record.unknown_serves) else record
 
 
 def attempted(offer: Offer, record: Record, seen: Seen) -> Record:
@@ -101,6 +140,14 @@ def _last(offer: Offer, record: Record) -> InstallAttempt | None:
 
 def _number(attempt: InstallAttempt) -> tuple[int, int]:
     return attempt.number, len(attempt.boots)
+
+
+def _is_made(offer: Offer, record: Record) -> bool:
+    """Whether it is known that the boot of an offer was made."""
+    if offer.maintenance is not None and offer.run is not None:
+        return is_made(record.runs.get(offer.maintenance), offer.run, offer.start)
+    last = _last(offer, record)
+    return _is_over(offer, record) or (last is not None and _number(last) >= (offer.attempt, offer.boot))
 
 
 def _is_over(offer: Offer, record: Record) -> bool:

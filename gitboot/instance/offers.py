@@ -144,6 +144,11 @@ def offer_of(decision: Decision, plan: BootPlan, record: Record | None) -> Offer
     )
 
 
+def is_run(key: str) -> bool:
+    """Whether the key of a boot is of a maintenance's run, and not of an installation."""
+    return key.startswith("maintenance/")
+
+
 def is_past(offer: Offer, record: Record) -> bool:
     """Whether an offer is older, in the ledger's sequence, than the newest that was met, or than a person's word.
 
@@ -199,6 +204,7 @@ def provisioned(offer: Offer, record: Record, made_at: datetime, evidence: str) 
         consumed_at=None,
         consumed_key=None,
         overwritten_by=None,
+        unknown_serves=tuple(each for each in record.unknown_serves if is_run(each.key)),
     )
     unseen = " as far as its fetches show" if evidence == "Fetched" else ""
     return now, f"provision {offer.provision} is installed with BootImage/{offer.image}{unseen}"

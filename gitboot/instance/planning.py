@@ -17,7 +17,17 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.states import about, reader, states, to_bytes
 from gitboot.instance.trust import left_since
 from gitboot.model.scalars import SystemUuid, version_key
-from gitboot.plan import BootFile, Cause, Decision, InstallAttempt, InstallProgress, Phase, Record, Run
+from gitboot.plan import (
+    UNKNOWN_OUTCOMES,
+    BootFile,
+    Cause,
+    Decision,
+    InstallAttempt,
+    InstallProgress,
+    Phase,
+    Record,
+    Run,
+)
 from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import ServerState, planned
@@ -49,6 +59,7 @@ class Plans:
     unseen: frozenset[str] = frozenset()  # whose boot nothing that reaches this instance could prove
     consumed: frozenset[str] = frozenset()  # of which only a person can tell whether they were installed
     lost: frozenset[str] = frozenset()  # whose override is gone, and nobody knows whether a boot took it
+    unknown_outcomes: frozenset[str] = frozenset()  # whose boot was perhaps served
     begun: Mapping[str, InstallAttempt] = field(default_factory=dict)  # at installations that have not come to an end
     sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, by which they are made; None: nobody looks
     needs: Mapping[ImageFile, int] = field(default_factory=dict)  # how many servers may boot by each
@@ -141,6 +152,7 @@ class _Tally:
         self._needs = Counter(before.needs)
         self._unknown, self._unseen = set(before.unknown - names), set(before.unseen - names)
         self._consumed, self._lost = set(before.consumed - names), set(before.lost - names)
+        self._unknown_outcomes = set(before.unknown_outcomes - names)
         self._begun = {name: each for name, each in before.begun.items() if name not in names}
         self._given = {name: each for name, each in before.given.items() if name not in names}
         self._installing = {name: each for name, each in before.installing.items() if name not in names}
@@ -171,6 +183,8 @@ class _Tally:
             self._unseen.add(name)
         if plan is not None and plan.cause is Cause.CONSUMED:
             self._consumed.add(name)
+        if plan is not None and plan.cause in UNKNOWN_OUTCOMES:
+            self._unknown_outcomes.add(name)
         if _has_lost(now, self._knowledge):
             self._lost.add(name)
         if (attempt := attempt_of(now.decision, now.record)) is not None:
@@ -192,6 +206,7 @@ class _Tally:
             unseen=frozenset(self._unseen),
             consumed=frozenset(self._consumed),
             lost=frozenset(self._lost),
+            unknown_outcomes=frozenset(self._unknown_outcomes),
             begun=dict(sorted(self._begun.items())),
             needs=_positive(self._needs),
             given=dict(sorted(self._given.items())),
@@ -308,6 +323,7 @@ def _is_unknown(decision: Decision, record: Record | None) -> bool:
 
 _RUN_STEPS: Final = {
     Cause.MAINTENANCE_GIVEN: "Attempted",
+    Cause.MAINTENANCE_OUTCOME: "OutcomeUnknown",
     Cause.MAINTENANCE_STARTED: "Started",
     Cause.MAINTENANCE_DONE: "Made",
 }

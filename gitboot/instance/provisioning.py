@@ -10,17 +10,27 @@ from typing import Final
 from gitboot.errors import UsageError
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
-from gitboot.instance.installing import attempted, disk_booted, failed, is_complete, started, taken_back
+from gitboot.instance.installing import (
+    attempted,
+    disk_booted,
+    failed,
+    is_complete,
+    perhaps_served,
+    started,
+    surely_served,
+    taken_back,
+    withheld,
+)
 from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import is_past, provisioned, report_of, run_made, run_started
+from gitboot.instance.offers import is_past, is_run, provisioned, report_of, run_made, run_started
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
-from gitboot.observe.observation import Observation
+from gitboot.observe.observation import Observation, Outcome
 from gitboot.phrases import some
-from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Run, Seen
+from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Run, Seen, UnknownServe
 from gitboot.resolve import Decisions
 from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.newcomers import Known, newcomer
@@ -175,6 +185,7 @@ def _adopt_late(learning: Learning, decisions: Decisions, machines: Iterable[Mac
                 offered=record.offered,
                 answered=record.answered,
                 taken_back=record.taken_back,
+                unknown_serves=record.unknown_serves,
                 overwritten_by=record.overwritten_by,
             )
             learning.write_record(each.uuid, each.server, late)
@@ -197,6 +208,7 @@ def _declare(learning: Learning, servers: Iterable[Decision], at: datetime) -> N
             offered=record.offered if record is not None else 0,
             taken_back=record.taken_back if record is not None else 0,
             answered=learning.facts.sequence,
+            unknown_serves=_of_runs(record),
         )
         learning.write_record(each.uuid, each.server, now)
         message = f"{each.server}: provision {declared} is provisioned (Declared)"
@@ -294,6 +306,27 @@ def record_disk_boot(learning: Learning, offer: Offer, observation: Observation,
         learning.write_record(offer.uuid, offer.server, now)
 
 
+def record_intent(learning: Learning, offer: Offer, observation: Observation, at: datetime, *, is_early: bool) -> None:
+    """Record an intent to serve a boot, or that it was withheld; ``is_early``: before its intent was read."""
+    record, intent = learning.record(offer.uuid), observation.intent
+    if record is None or learning.settled is None or intent is None:
+        return
+    seen = Seen(_by_this_clock(observation.at, at), observation.path, observation.client)
+    if observation.outcome is Outcome.WITHHELD:
+        now = withheld(offer, record, intent, seen, is_early=is_early)
+    else:
+        now = perhaps_served(offer, record, intent, seen)
+    if now is not record:
+        learning.write_record(offer.uuid, offer.server, now)
+
+
+def record_served(learning: Learning, offer: Offer) -> None:
+    """Record that it is known of the boot of an offer that it was served."""
+    record = learning.record(offer.uuid)
+    if record is not None and (now := surely_served(offer, record)) is not record:
+        learning.write_record(offer.uuid, offer.server, now)
+
+
 def record_consumed(learning: Learning, offer: Offer, at: datetime) -> None:
     """Record that the boot of what fetches nothing was made: its override was consumed."""
     record = learning.record(offer.uuid)
@@ -375,7 +408,15 @@ def set_records(learning: Learning, records: Iterable[tuple[SystemUuid, str, Rec
     for uuid, server, record in records:
         known = learning.record(uuid)  # also where it is said before the first commit was read
         runs = {**record.runs, **_later_runs(known, record)} if known is not None else record.runs
-        learning.write_record(uuid, server, replace(record, runs=runs, offered=number, answered=0, taken_back=0))
+        said = (each for each in record.unknown_serves if not is_run(each.key))
+        perhaps = (*said, *_of_runs(known if known is not None else record))
+        now = replace(record, runs=runs, offered=number, answered=0, taken_back=0, unknown_serves=perhaps)
+        learning.write_record(uuid, server, now)
+
+
+def _of_runs(record: Record | None) -> tuple[UnknownServe, ...]:
+    """The boots of maintenances that were perhaps served: what is said of an installation leaves them as they are."""
+    return tuple(each for each in record.unknown_serves if is_run(each.key)) if record is not None else ()
 
 
 def _later_runs(known: Record, said: Record) -> dict[str, Run]:

@@ -11,7 +11,7 @@ from gitboot.instance.knowledge import Learning
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars import format_instant
-from gitboot.plan import InstallAttempt, Record
+from gitboot.plan import InstallAttempt, Record, UnknownServe
 from gitboot.timekeeping import Keeping, Uptime
 
 _BEAT_EVERY: Final = timedelta(minutes=10)
@@ -145,7 +145,12 @@ def _brought_back(record: Record, at: datetime, since: datetime, *, is_far: bool
         attempts=tuple(_attempt_brought_back(each, at, since) for each in record.attempts),
         consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
         runs=runs if runs != record.runs else record.runs,
+        unknown_serves=tuple(_serve_brought_back(each, at, since) for each in record.unknown_serves),
     )
+
+
+def _serve_brought_back(serve: UnknownServe, at: datetime, since: datetime) -> UnknownServe:
+    return serve._replace(seen=serve.seen._replace(at=at - FETCH_GRACE)) if serve.seen.at > since else serve
 
 
 def _attempt_brought_back(attempt: InstallAttempt, at: datetime, since: datetime) -> InstallAttempt:

@@ -53,9 +53,9 @@ class SharedFetches:
     def reported(self, server: str, token: str) -> bool:
         return has_reported(self._known(server, None), token)
 
-    def record(self, observation: Observation, giver: str | None) -> None:
+    def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool] = bool) -> None:
         def record(run: _Run) -> None:
-            if giver is None or self._look(run, "FOR SHARE") != giver:
+            if giver is None or self._look(run, "FOR SHARE") != giver or is_given_up():
                 raise Unrecordable
             run(_RECORD, (None, None, *_row_of(observation)))
 

@@ -17,12 +17,13 @@ from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.canonical import canonical
+from gitboot.facts import facts
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import AddressFetches, InstallationFetches, SecretFetches
 from gitboot.plan import Offer, Phase, Record, Run
-from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run
+from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
 
 
 def instant(text: str) -> datetime:
@@ -55,7 +56,7 @@ def _or_none(at: datetime | None) -> str | None:
 
 RECORD: Final = (
     "provision, image, pool, decision, evidence, provisioned_at, grace_until, consumed_at, consumed_key,"
-    " overwritten_by, offered, answered, taken_back, attempts, released"
+    " overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves"
 )
 _NO_ATTEMPTS: Final = "[]"
 RUNS: Final = ("uuid", "maintenance", "run", "made_at", "window_end", "seen")
@@ -68,12 +69,13 @@ def of_record(record: Record) -> tuple[Any, ...]:
         *(record.consumed_key, record.overwritten_by, record.offered, record.answered, record.taken_back),
         json_of([attempt_facts(each) for each in record.attempts]),
         record.released,
+        json_of(facts(record.unknown_serves)),
     )
 
 
 def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
-    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released = row[8:]
+    consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
     return Record(
         provision=provision,
@@ -92,6 +94,7 @@ def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
         attempts=tuple(map(attempt_of, json.loads(attempts))) if attempts != _NO_ATTEMPTS else (),
         overwritten_by=overwritten_by,
         released=released,
+        unknown_serves=unknown_serves_of(json.loads(unknown_serves)) if unknown_serves != _NO_ATTEMPTS else (),
     )
 
 

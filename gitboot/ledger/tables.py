@@ -100,6 +100,9 @@ MIGRATIONS: Final = (
     """
     CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY) STRICT;
     """,
+    """
+    ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]';
+    """,
 )
 VERSION: Final = len(MIGRATIONS)
 
@@ -107,6 +110,7 @@ VERSION: Final = len(MIGRATIONS)
 POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
+    7: "ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]'",
 }
 # New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
 POSTGRESQL: Final = """
@@ -115,7 +119,7 @@ POSTGRESQL: Final = """
         uuid TEXT PRIMARY KEY, server TEXT NOT NULL, provision BIGINT, image TEXT, pool TEXT, decision TEXT,
         evidence TEXT, provisioned_at TEXT, grace_until TEXT, consumed_at TEXT, consumed_key TEXT, overwritten_by TEXT,
         offered BIGINT NOT NULL, answered BIGINT NOT NULL, taken_back BIGINT NOT NULL, attempts TEXT NOT NULL,
-        released TEXT
+        released TEXT, unknown_serves TEXT NOT NULL DEFAULT '[]'
     );
     CREATE TABLE runs (
         uuid TEXT NOT NULL, maintenance TEXT NOT NULL, run BIGINT NOT NULL, made_at TEXT NOT NULL, window_end TEXT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from gitboot.observe.batches import ForwardedBatch
@@ -48,10 +48,11 @@ class SpoolElsewhere(Protocol):
     def reported(self, server: str, token: str) -> bool:
         """Return whether an installer has reported since its boot was served last. Raises `Unrecordable`."""
 
-    def record(self, observation: Observation, giver: str | None) -> None:
+    def record(self, observation: Observation, giver: str | None, is_given_up: Callable[[], bool]) -> None:
         """Write a fetch durably before it is answered from a tree that names this ``giver``.
 
-        Raises `Unrecordable` if the fetch may not have been written.
+        Raises `Unrecordable` if the fetch may not have been written. Writes nothing if the caller has given up before
+        the database takes it.
         """
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars import format_instant
 from gitboot.observe.batches import writer_of
+from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import files, parse, whole_lines
 from gitboot.render.paths import Role, kind_of
@@ -27,7 +28,8 @@ class Given(NamedTuple):
     def __str__(self) -> str:
         if _role(self.first) is Role.REPORT:
             return f"its installer has reported, at {format_instant(self.first.at)}"
-        return f"given once, at {format_instant(self.first.at)} to {self.first.client}"
+        was = "perhaps served" if self.first.is_open_intent else "given once,"
+        return f"{was} at {format_instant(self.first.at)} to {self.first.client}"
 
     def again(self, at: datetime, up: Uptime) -> bool:
         """Whether it is given once more: to another NIC, after a failure, to GRUB after iPXE; it is the same boot."""
@@ -61,7 +63,7 @@ def how_given(observations: Iterable[Observation], offer: str, report: str | Non
 
     Of an attempt whose installer has reported, by the token ``report``, no further boot is left to be given.
     """
-    known = sorted(observations, key=lambda each: each.at)
+    known = sorted(that_use_up(observations), key=lambda each: each.at)
     ended = next((each for each in known if report == each.digest and _role(each) is Role.REPORT), None)
     first = next((each for each in known if each.offer == offer and _role(each) is not Role.REPORT), ended)
     if first is None:
@@ -70,8 +72,16 @@ def how_given(observations: Iterable[Observation], offer: str, report: str | Non
     return Given(first, is_over)
 
 
+def joined(one: Given | None, other: Given | None) -> Given | None:
+    """Return how a boot was given by what two logs know of it: since the first time, and over if either knows that."""
+    if one is None or other is None:
+        return one or other
+    return Given(min(one.first, other.first, key=lambda each: each.at), one.is_over or other.is_over)
+
+
 def has_reported(known: Collection[Observation], token: str) -> bool:
     """Whether an installer has reported since its server's boot was given last."""
+    known = that_use_up(known)
     reports = [each.at for each in known if each.digest == token and _role(each) is Role.REPORT]
     return bool(reports) and max(reports) >= max(
         (each.at for each in known if _role(each) is Role.ENTRY), default=max(reports)

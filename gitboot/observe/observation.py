@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Final
 
 from gitboot.model.scalars import Digest
@@ -32,9 +33,19 @@ def last_lines(log: bytes) -> str:
     return "\n".join(map(printable, lines))[-MOST_LOG_BYTES:]
 
 
+class Outcome(StrEnum):
+    """What became of an intent to serve a boot."""
+
+    SERVED = "served"  # the endpoint has handed the whole answer to the connection
+    WITHHELD = "withheld"  # the endpoint sent no byte of it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """One completed GET of an entry, of data or of a report's path, seen by an endpoint or in a mirror's access log."""
+    """One GET of an entry, of data or of a report's path, seen by an endpoint or in a mirror's access log.
+
+    With an `intent` and without an `outcome`, an endpoint has written it before the answer.
+    """
 
     server: str  # "" where only the path is known
     path: str  # below the output directory
@@ -47,6 +58,8 @@ class Observation:
     log: str | None = None  # the last lines that an installer sent with its report
     times: int = 1  # how many fetches of a secret, by clients of one network, it stands for
     is_evidence: bool = True  # whether the client counts as a machine; if not, only who fetched a secret is noted
+    intent: str | None = None  # by which an intent and its outcome are known; None: one line has both
+    outcome: Outcome | None = None
     up: Uptime | None = field(default=None, compare=False)  # how long the kernel ran by whose clock it was seen
 
     def __post_init__(self) -> None:
@@ -54,7 +67,9 @@ class Observation:
             raise ValueError("an observation has either a plan's digest or a file's date")
         if self.modified is not None and not 0 <= self.modified < _FAR_AHEAD_S:
             raise ValueError("a file's date is one of this age")
-        for text in (self.server, self.path, self.client, self.log or ""):
+        if self.outcome is not None and self.intent is None:
+            raise ValueError("an outcome names its intent")
+        for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
             text.encode()  # half of a surrogate pair, which JSON can say, could be written nowhere
 
     def by(self, now: datetime, up: Uptime) -> Observation:
@@ -63,6 +78,11 @@ class Observation:
             return self
         at = now - timedelta(seconds=up.seconds - self.up.seconds)
         return replace(self, at=at) if abs(at - self.at) > _MOST_OFF else self
+
+    @property
+    def is_open_intent(self) -> bool:
+        """Whether it is the line of an intent, which leaves the outcome open."""
+        return self.intent is not None and self.outcome is None
 
     @property
     def is_report(self) -> bool:

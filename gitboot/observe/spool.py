@@ -26,7 +26,7 @@ from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe import batches
-from gitboot.observe.observation import Observation, instant_of
+from gitboot.observe.observation import Observation, Outcome, instant_of
 from gitboot.timekeeping import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
@@ -85,8 +85,11 @@ class SpoolFile:
         self._fd: int | None = None
         self._size = 0
 
-    def append(self, lines: bytes) -> int:
-        """Write whole lines, durably; return where they begin in their file. Raises OSError where none of it counts."""
+    def append(self, lines: bytes) -> None:
+        """Write whole lines durably.
+
+        Raises OSError if the lines may be lost. Somebody may have read them all the same: an intent needs `withheld`.
+        """
         if self._fd is None or self._size >= self._most_bytes or not os.fstat(self._fd).st_nlink:
             self._begin()  # what has no name any more nobody would read
         assert self._fd is not None  # noqa: S101
@@ -95,10 +98,9 @@ class SpoolFile:
                 raise OSError("only a part was written")
             os.fdatasync(self._fd)
         except OSError:
-            self._take_back()
+            self._cut_off()
             raise
         self._size += len(lines)
-        return self._size - len(lines)
 
     def close(self) -> None:
         """Let the instance delete what is there, once it has taken it."""
@@ -123,8 +125,8 @@ class SpoolFile:
             raise
         self._fd, self._size = fd, 0
 
-    def _take_back(self) -> None:
-        """Leave nothing of what was not written wholly; after a failed sync the file itself is trusted no more."""
+    def _cut_off(self) -> None:
+        """Cut off what was not written wholly, and close the file: after a failed sync it is not trusted any more."""
         assert self._fd is not None  # noqa: S101
         with suppress(OSError):
             os.ftruncate(self._fd, self._size)
@@ -152,8 +154,7 @@ class _Call(NamedTuple):
 class Spool:
     """Records fetches from any thread, many with one sync: `record` at once, its future when it stands durably.
 
-    Who can wait no longer cancels the future: what has not been written by then never is, and what has is followed
-    by a line that takes it back.
+    A future that was cancelled in time has nothing written. Once its line may be in the file, it cannot be cancelled.
     """
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
@@ -203,7 +204,7 @@ class Spool:
 
     def _take(self, waiting: list[_Entry | _Call]) -> None:
         entries = [each for each in waiting if isinstance(each, _Entry)]
-        self._write([each for each in entries if not each.written.cancelled()])
+        self._write([each for each in entries if each.written.set_running_or_notify_cancel()])
         for each in waiting:
             if isinstance(each, _Call):
                 each.run()
@@ -221,22 +222,13 @@ class Spool:
         if not entries:
             return
         try:
-            offset = self._file.append(b"".join(entry.line for entry in entries))
+            self._file.append(b"".join(entry.line for entry in entries))
         except OSError as error:
             for entry in entries:
-                if entry.written.set_running_or_notify_cancel():
-                    entry.written.set_exception(error)
+                entry.written.set_exception(error)
             return
-        late = b""
         for entry in entries:
-            if entry.written.set_running_or_notify_cancel():
-                entry.written.set_result(None)
-            else:
-                late += canonical({"not": offset}) + b"\n"
-            offset += len(entry.line)
-        if late:
-            with suppress(OSError):
-                self._file.append(late)
+            entry.written.set_result(None)
 
 
 def line_of(observation: Observation) -> bytes:
@@ -249,6 +241,8 @@ def line_of(observation: Observation) -> bytes:
         "up": observation.up,
         "times": observation.times if observation.times > 1 else None,
         "isEvidence": None if observation.is_evidence else False,
+        "intent": observation.intent,
+        "outcome": observation.outcome,
     }
     facts = {
         "at": format_instant(observation.at),
@@ -366,7 +360,7 @@ def _uptime(value: object) -> Uptime | None:
 
 
 def parse(line: bytes) -> Observation | int | None:
-    """The observation that a line is, the place of one that it takes back, or None."""
+    """The observation that a line is, or None. A number is the place of a line that 2fefe59 took back."""
     try:
         match json.loads(line):
             case {"not": int(offset)}:
@@ -380,6 +374,7 @@ def parse(line: bytes) -> Observation | int | None:
             }:
                 digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
                 offer, up, times = more.get("offer"), more.get("up"), more.get("times")
+                intent, outcome = more.get("intent"), more.get("outcome")
                 return Observation(
                     server=server,
                     path=path,
@@ -392,6 +387,8 @@ def parse(line: bytes) -> Observation | int | None:
                     up=_uptime(up),
                     times=times if isinstance(times, int) and 1 <= times < _MOST_TIMES else 1,
                     is_evidence=more.get("isEvidence") is not False,
+                    intent=intent if isinstance(intent, str) else None,
+                    outcome=Outcome(str(outcome)) if outcome is not None else None,
                 )
     except (ValueError, RecursionError):
         pass

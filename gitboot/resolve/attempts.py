@@ -84,8 +84,9 @@ def overtaken_attempt(record: Record) -> InstallAttempt | None:
 
 
 def last_given(record: Record) -> int | None:
-    """The highest provision number for which a boot was given or an override consumed, whatever came of it."""
-    keys = (*(each.key for each in record.attempts), record.consumed_key or "")
+    """The highest provision number for which a boot was perhaps given or an override consumed, whatever came of it."""
+    perhaps = (each.key for each in record.unknown_serves if not each.is_withheld)
+    keys = (*(each.key for each in record.attempts), *perhaps, record.consumed_key or "")
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 

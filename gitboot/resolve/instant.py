@@ -208,6 +208,8 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
         for attempt in record.attempts:
             yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+        for serve in record.unknown_serves:
+            yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for made in record.runs.values():
             yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
@@ -244,7 +246,10 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
     if state.maintenance is not None:
         made = record.runs.get(state.maintenance)
         given = next(each for each in decision.maintenances if each.name == state.maintenance)
-        return given.boot if made is not None and _is_within(made.at, at, DATA_GRACE) else None
+        since = made.at if made is not None else None
+        if state.cause is Cause.MAINTENANCE_OUTCOME:
+            since = _first_serve(record, run_reason(given, record))
+        return given.boot if since is not None and _is_within(since, at, DATA_GRACE) else None
     policy, since = decision.policy, None
     if policy is None:
         return None
@@ -253,6 +258,8 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
             since = record.provisioned_at
         case Cause.CONSUMED:
             since = record.consumed_at
+        case Cause.OUTCOME:
+            since = _first_serve(record, wanted_key(policy, record))
         case Cause.ATTEMPTED | Cause.STARTED:
             last = last_attempt(record, provision_reason(policy, record))
             since = last.boots[-1].at if last is not None else None
@@ -306,11 +313,24 @@ def _under_maintenance(
                 return _State(Phase.DISK, cause, name, None, None, None)
             return _State(Phase.DISK, cause, name, None, boot.user_data, None, data=data)
     override, reason = None, run_reason(maintenance, record)
+    is_once = maintenance.network_boot is NetworkBoot.ONCE
+    if is_once and not made and record is not None and (served_at := _first_serve(record, reason)) is not None:
+        if not _is_within(served_at, at, FETCH_GRACE):
+            asks_still = boot.user_data is not None and _is_within(served_at, at, DATA_GRACE)
+            asked = (boot.user_data, data) if asks_still else (None, None)
+            return _State(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, None, asked[0], None, data=asked[1])
+        made = True
     if not made:
         override = _override(boot, maintenance.network_boot, maintenance.override, reason)
-    key = reason if maintenance.network_boot is NetworkBoot.ONCE else None
+    key = reason if is_once else None
     data = data if boot.user_data is not None else None
     return _State(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override, key, data, begun=made)
+
+
+def _first_serve(record: Record, key: str) -> datetime | None:
+    """Return when an endpoint was first about to serve the boot of a key, if no outcome of that is known."""
+    serve = record.unknown_serve(key)
+    return serve.seen.at if serve is not None else None
 
 
 def is_given_again(made: Run, at: datetime) -> bool:
@@ -373,6 +393,11 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if record.consumed_at is not None and is_covered(record.consumed_key, key):
         late = not _is_within(record.consumed_at, at, CONSUMED_GRACE)
         return replace(_disk(policy, Cause.CONSUMED), key=key) if late else given
+    if (served_at := _first_serve(record, key)) is not None:
+        if _is_within(served_at, at, FETCH_GRACE):
+            return given
+        asks_still = _is_within(served_at, at, DATA_GRACE)
+        return replace(_disk(policy, Cause.OUTCOME, boot.user_data if asks_still else None), key=key)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != wanted_release(policy, record):
         return _disk(policy, Cause.RUNS)
     return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))

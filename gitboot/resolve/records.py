@@ -14,7 +14,7 @@ from gitboot.errors import UsageError
 from gitboot.facts import facts
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
-from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen
+from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.instant import has_run
 
 T = TypeVar("T")
@@ -109,7 +109,8 @@ def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime
 
 def last_shown(record: Record) -> datetime | None:
     """When anything was seen of a server last, as far as its record tells."""
-    seen = (*(_last_instant(each) for each in record.attempts), *(run.at for run in record.runs.values()))
+    seen = [*(_last_instant(each) for each in record.attempts), *(run.at for run in record.runs.values())]
+    seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
     return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
 
 
@@ -154,7 +155,9 @@ def imported(data: bytes, path: str) -> dict[SystemUuid, Record]:
 def record_facts(record: Record) -> dict[str, Any]:
     """A record as JSON values."""
     runs = {name: _without_absent_disk_boot(facts(run)) for name, run in record.runs.items()}
-    return {**facts(record), "runs": runs, "attempts": [attempt_facts(each) for each in record.attempts]}
+    attempts = [attempt_facts(each) for each in record.attempts]
+    perhaps = {"unknownServes": facts(record.unknown_serves)} if record.unknown_serves else {}
+    return {**facts(record), "runs": runs, "attempts": attempts, **perhaps}
 
 
 def attempt_facts(attempt: InstallAttempt) -> dict[str, Any]:
@@ -200,6 +203,15 @@ def record_of(item: Mapping[str, Any]) -> Record:
         answered=_number(item.get("answered", 0)),
         taken_back=_number(item.get("takenBack", 0)),
         attempts=tuple(map(attempt_of, item.get("attempts", ()))),
+        unknown_serves=unknown_serves_of(item.get("unknownServes", ())),
+    )
+
+
+def unknown_serves_of(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
+    """Return the intents that JSON values describe; raises ValueError, TypeError or KeyError where they do not."""
+    return tuple(
+        UnknownServe(text(each["intent"]), text(each["key"]), _seen(each["seen"]), each["isWithheld"] is True)
+        for each in items
     )
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gitboot.age import Keys
-from gitboot.observe.observation import MOST_LOG_BYTES, last_lines
+from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.refused import WhyNot, in_general
 from gitboot.render.aliases import INVENTORY
 from gitboot.render.disk import sent_to_disk
@@ -28,7 +28,6 @@ from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.clients import Clients, client_address, membership, unnamed_proxy
 from gitboot.serve.connection import GONE
-from gitboot.serve.forwarding import Recorder
 from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.limits import Bodies, Limits
 from gitboot.serve.metrics import Answered, Metrics
@@ -37,6 +36,7 @@ from gitboot.serve.operators import OperatorsDoor, Stranger
 from gitboot.serve.operatorspage import LEADS_TO_PAGE, PAGE, page_routes
 from gitboot.serve.pushes import PUSHED
 from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.recording import Recorder
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.reply import (
     FAULT,
@@ -227,13 +227,24 @@ class Endpoint:
                     wanted = value
         return self._counted(answer.counts_as, part_of(answer.reply, wanted) if wanted else answer.reply)
 
-    async def _given(self, answer: Answer, guarded: Guarded, scope: Scope, at: datetime) -> Reply | None:
+    async def _given(self, answer: Answer, guarded: Guarded, scope: Scope, at: datetime) -> ASGIApp | None:
         """The reply once it is known that this may be given, and that stands recorded; else what is given instead."""
-        if scope["method"] == "GET":
-            await asyncio.sleep(0)  # so that the loop has seen who has left by now
-            if scope.get("extensions", {}).get(GONE, bool)():
-                return None
+        if await _has_left(scope):
+            return None
         asking = _asking(scope, self._client(scope), at)
+        reply = await self._decided(answer, guarded, scope, asking)
+        if not asking.intents:
+            return reply
+        if await _has_left(scope):
+            self._giving.conclude(asking, Outcome.WITHHELD)
+            return None
+        return partial(self._served, reply, asking)
+
+    async def _served(self, reply: Reply, asking: Asking, scope: Scope, receive: Receive, send: Send) -> None:
+        await reply(scope, receive, send)
+        self._giving.conclude(asking, Outcome.SERVED)
+
+    async def _decided(self, answer: Answer, guarded: Guarded, scope: Scope, asking: Asking) -> Reply:
         if guarded.role is Role.SEALED:
             found = await self._giving.secret(guarded, asking, bytes(answer.reply.body))
             reply = _withheld(found) if isinstance(found, Refusal) else file_reply(found, answer.content_type, UNCACHED)
@@ -301,6 +312,14 @@ class Endpoint:
         if self._recorder is not None:
             await self._recorder.settle()
         return why_not_ready(self._tree, self._recorder)
+
+
+async def _has_left(scope: Scope) -> bool:
+    """Return whether the client of a GET has closed its connection, as far as the event loop has seen."""
+    if scope["method"] != "GET":
+        return False
+    await asyncio.sleep(0)  # so that the loop sees it
+    return bool(scope.get("extensions", {}).get(GONE, bool)())
 
 
 def _artifacts(root: Path, assets: Path | None) -> list[Route]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
+from secrets import token_hex
 from typing import Final
 
 from gitboot.age import Keys, Unopened
@@ -18,12 +19,12 @@ from gitboot.model.scalars import (
     parse_uuid,
 )
 from gitboot.observe.elsewhere import Unrecordable
-from gitboot.observe.observation import Observation
+from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.refused import WhyNot
 from gitboot.render.paths import HOP, Role
 from gitboot.render.state import Need
 from gitboot.serve.counting import Census
-from gitboot.serve.forwarding import Recorder
+from gitboot.serve.recording import Recorder
 from gitboot.serve.refusals import Refusal, Refusals
 from gitboot.serve.tree import PublishedTree
 
@@ -67,6 +68,7 @@ class Asking:
     query: Mapping[str, str]
     at: datetime
     only_looks: bool  # HEAD: it spends nothing
+    intents: list[str] = field(default_factory=list)  # that were recorded for it, and whose outcome is to be recorded
 
 
 class Giving:
@@ -90,8 +92,10 @@ class Giving:
         repeat a report that is not recorded.
         """
         if not asked.writes_disk:
-            if asked.digest is None or (asked.role is not Role.DATA and self._why_not_counted(asked, asking)):
+            if asked.digest is None:
                 return None
+            if asked.role is not Role.DATA and (why := self._why_not_counted(asked, asking)) is not None:
+                return Refusal(WhyNot.NOT_COUNTED, why) if asked.role is Role.REPORT else None
             is_recorded = await self._recorded(asked, asking)
             is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
             return _NOT_RECORDED if is_lost else None
@@ -203,6 +207,8 @@ class Giving:
         recorder = self._recorder
         if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
             return False
+        is_evidence = asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None
+        is_withheld_else = is_evidence and (asked.once or asked.role is Role.SEALED)
         observation = Observation(
             server=asked.server,
             path=asked.path,
@@ -212,9 +218,18 @@ class Giving:
             at=asking.at,
             log=log,
             up=self._tree.clock.up,
-            is_evidence=asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None,
+            is_evidence=is_evidence,
+            intent=token_hex(16) if is_withheld_else else None,
         )
-        return await recorder.record(observation, self._tree.terms.giver)
+        is_recorded = await recorder.record(observation, self._tree.terms.giver)
+        if is_recorded and observation.intent is not None:
+            asking.intents.append(observation.intent)
+        return is_recorded
+
+    def conclude(self, asking: Asking, outcome: Outcome) -> None:
+        """Record what became of the intents that were recorded for a request."""
+        while asking.intents and self._recorder is not None:
+            self._recorder.intents.conclude(asking.intents.pop(), outcome)
 
     def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
         return self._census.why_not(asking.client, asking.agent, asked.role)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from gitboot.serve.forwarding import Recorder
+from gitboot.serve.recording import Recorder
 from gitboot.serve.tree import PublishedTree
 from gitboot.status import Event
 
