@@ -20,6 +20,7 @@ from tests.failing_disk import small_disk
 from tests.fleets import SEED, document, fleet, image, server
 from tests.registries import Registry, registry
 from tests.signers import Minisign
+from tests.strange_server import Client, strange_server
 
 KERNEL, INITRD = b"kernel" * 1_000_000, b"initrd" * 1000
 
@@ -123,6 +124,22 @@ def test_another_file_is_not_brought(web: ArtifactServer, tmp_path: Path, conten
     web.put("/vmlinuz?v=1", content)
     assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "failed", "initrd": "fetched"}, [])
     assert list(lying(out)) == [f"o/{digest_of(INITRD)}/initrd"]
+
+
+def test_a_file_whose_image_gives_no_size_is_read_to_a_limit(
+    web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.assets.mirroring.LARGEST_ARTIFACT", 4 << 20)
+
+    def answer(client: Client) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10737418240\r\n\r\n")
+        client.flood(bytes(1 << 20), 10240)
+
+    with strange_server(answer) as server:
+        path, out = fleet_of(tmp_path, f"{web.url}/vmlinuz?v=1", f"{server.url}/initrd.img"), tmp_path / "boot"
+        assert mirror(path, out) == (Exit.PARTIAL, {"kernel": "fetched", "initrd": "failed"}, [])
+    assert server.taken < 64 << 20  # the limit, and buffers of this machine
+    assert list(lying(out)) == [f"o/{digest_of(KERNEL)}/kernel"]
 
 
 def test_a_disk_that_is_full_is_not_kept_full(web: ArtifactServer, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpCli
 from gitboot.render.paths import artifact_type
 
 CHUNK: Final = 1 << 20  # bytes that are read at a time
+LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
 
 
 class Content(NamedTuple):

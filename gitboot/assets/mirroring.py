@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from gitboot.assets.fetching import CHUNK, Fetcher
+from gitboot.assets.fetching import CHUNK, LARGEST_ARTIFACT, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.files import check_output_folder, output_folder
 from gitboot.plan import BootFile
@@ -129,7 +129,7 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
         except BlockingIOError:
             raise HostUnreachable("another process brings it") from None
         written.seek(0)
-        digest, size = sha256(), 0
+        digest, size, most_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
         while chunk := written.read(CHUNK):
             digest.update(chunk)
             size += len(chunk)
@@ -144,7 +144,7 @@ def _fetch(fetcher: Fetcher, file: BootFile, source: str, part: str, folder: int
                     size += len(chunk)
                     if stopped():
                         raise HostUnreachable("it was not read to its end")
-                    if file.size is not None and size > file.size:
+                    if size > most_bytes:
                         break
         written.flush()
         os.fchmod(written.fileno(), 0o644)

@@ -6,16 +6,11 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from threading import Event
-from typing import TYPE_CHECKING, Final
 
+from gitboot.assets.fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.assets.sighting import Presence, Sighting, judge, judge_content
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.plan import BootFile
-
-if TYPE_CHECKING:
-    from gitboot.assets.fetching import Fetcher
-
-_MOST_BYTES: Final = 1 << 40  # of what has no size: nobody reads for ever
 
 
 def look_at(
@@ -42,7 +37,7 @@ def look_at(
 
 def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sighting:
     digest, size = sha256(), 0
-    most = file.size if file.size is not None else _MOST_BYTES
+    most = file.size if file.size is not None else LARGEST_ARTIFACT
     with fetcher.read(file.url) as content:
         for chunk in content.chunks:
             digest.update(chunk)

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.assets.fetching import Fetcher
+from gitboot.assets.fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.document import Path as Field
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.imagekeys import ImageKeys, SignatureKind
@@ -101,7 +101,7 @@ class SignatureCheck:
 
     def _fetch(self, artifact: Artifact, file: Path) -> None:
         """Write an artifact to a file. Raises `Distrusted` if its content is not what the image says, or has no end."""
-        digest, most_bytes = sha256(), artifact.size or _LARGEST_ARTIFACT
+        digest, most_bytes = sha256(), artifact.size or LARGEST_ARTIFACT
         with file.open("wb") as written:
             for chunk in self._chunks(artifact.url):
                 digest.update(chunk)
@@ -121,7 +121,6 @@ class SignatureCheck:
 
 _LARGEST_SIGNATURE: Final = 1 << 20
 _LARGEST_LIST: Final = 16 << 20
-_LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
 
 # As sha256sum prints it, and as it does with --tag, which is how BSD's sha256 does.
 _LINE: Final = re.compile(r"^\\?(?:([0-9a-f]{64}) [ *].+|SHA256 \(.+\) = ([0-9a-f]{64}))$", re.MULTILINE)
