@@ -502,6 +502,22 @@ def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
         assert server.left.wait(60)
 
 
+def test_a_listing_of_which_there_is_always_another_page_ends_at_a_deadline() -> None:
+    page = (
+        b'<?xml version="1.0"?><ListBucketResult><Name>boots</Name><Prefix>site</Prefix><KeyCount>0</KeyCount>'
+        b"<MaxKeys>1000</MaxKeys><IsTruncated>true</IsTruncated>"
+        b"<NextContinuationToken>more</NextContinuationToken></ListBucketResult>"
+    )
+
+    def answer(client: Client) -> None:
+        client.send(HEADERS + b"Content-Type: application/xml\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+
+    with strange_server(answer) as server:
+        with pytest.raises(HostUnreachable, match="the listing of o was not complete after 2 s"):
+            strange_bucket(server.url, timeout_s=0.4).names("o")
+        assert len(server.requests) > 2
+
+
 @pytest.mark.parametrize(
     "content", [b"[]\n", b"nonsense", b"[" * 100_000, b'{"a": 1}', b'{"\\ud800": {"state": "", "files": {}}}']
 )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from gitboot.errors import HostUnreachable, PublishError, UsageError
@@ -27,6 +29,7 @@ _RETRIES: Final = 2  # of one request; whoever follows has patience
 _LONGEST_DETAIL: Final = 200
 _PIECE_BYTES: Final = 1 << 20  # that are read at a time
 _MOST_NAMES: Final = 100_000  # of a folder that gitboot itself empties
+_LISTING: Final = 5  # times the timeout of a request, for all pages of a listing
 MAX_RECORD_BYTES: Final = 32 << 20  # of what a target says of itself; a shard of a million servers has 12 MiB
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 
@@ -47,7 +50,7 @@ class Bucket:
     """
 
     def __init__(self, address: BucketAddress, key: tuple[str, str] | None, *, timeout_s: float = 60) -> None:
-        self._name = address.name
+        self._name, self._timeout_s = address.name, timeout_s
         config: S3Config = {
             "region": address.region,
             "virtual_hosted_style_request": not address.path_style,
@@ -123,7 +126,31 @@ class Bucket:
                     raise
 
     def names(self, folder: str) -> list[str]:
-        """The paths of all objects below a folder, sorted."""
+        """Return the paths of all objects below a folder, sorted.
+
+        obstore reads pages until it has some names, and each page has the timeout of a request. So a thread lists, and
+        is left to itself at the deadline.
+        """
+        found: SimpleQueue[list[str] | Exception] = SimpleQueue()
+
+        def put_names() -> None:
+            try:
+                found.put(self._names(folder))
+            except (HostUnreachable, PublishError) as error:
+                found.put(error)
+
+        threading.Thread(target=put_names, name="list", daemon=True).start()
+        listing_s = _LISTING * self._timeout_s
+        try:
+            names = found.get(timeout=listing_s)
+        except Empty:
+            message = f"{self._name}: the listing of {folder} was not complete after {listing_s:g} s"
+            raise HostUnreachable(message) from None
+        if isinstance(names, Exception):
+            raise names
+        return names
+
+    def _names(self, folder: str) -> list[str]:
         names: list[str] = []
         with self._translated():
             for page in obstore.list(self._store, folder):
