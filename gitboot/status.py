@@ -125,6 +125,8 @@ class Status:
     acknowledged: tuple[Heeded, ...] = ()  # by whom what it changes, or what led to it, was let pass
     changed: tuple[ChangedArea, ...] = ()  # by the commits that were accepted last; none before any was
     applied: str | None = None  # the commit that what is answered comes from
+    fetch_began: datetime | None = None  # when the last fetch that ended began
+    fetched: str | None = None  # the commit that was fetched last
     planned_at: datetime | None = None
     next_transition: datetime | None = None
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> servers
@@ -163,6 +165,10 @@ class Status:
                 "changed": facts(self.changed),
             },
             "applied": {"commit": self.applied},
+            "fetched": {
+                "commit": self.fetched,
+                "began": format_instant(self.fetch_began) if self.fetch_began else None,
+            },
             "plannedAt": format_instant(self.planned_at) if self.planned_at else None,
             "nextTransition": format_instant(self.next_transition) if self.next_transition else None,
             "phases": dict(sorted(self.phases.items())),

@@ -1082,14 +1082,26 @@ def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(
     assert gitboot("events", "--state", state, "--server", "web01").out == ""
 
 
-def test_reconcile_wakes_an_instance_that_would_sleep_for_an_hour(
+def test_reconcile_fetches_at_once_and_reports_the_outcome(
     gitboot: Run, running_instance: tuple[Instance, Path]
 ) -> None:
-    instance, state = running_instance
-    before = (state / "status.json").stat().st_mtime_ns
+    instance, state = running_instance  # which fetches once an hour
+    before = instance.status()["fetched"]["began"]
     done = gitboot("reconcile", "--state", state)
-    assert (done.code, f"process {instance.process.pid} was woken" in done.err) == (Exit.FINE, True)
-    eventually(lambda: (state / "status.json").stat().st_mtime_ns > before)
+    commit = instance.status()["applied"]["commit"]
+    assert (done.code, done.err) == (
+        Exit.FINE,
+        f"Fetched {commit[:12]}. The commit is accepted, and the instance has reconciled.\n",
+    )
+    assert instance.status()["fetched"]["began"] > before
+
+
+def test_reconcile_can_leave_the_outcome_to_status(gitboot: Run, running_instance: tuple[Instance, Path]) -> None:
+    instance, state = running_instance
+    before = instance.status()["fetched"]["began"]
+    done = gitboot("reconcile", "--state", state, "--timeout", "0")
+    assert (done.code, f"Triggered process {instance.process.pid}. Run" in done.err) == (Exit.FINE, True)
+    eventually(lambda: instance.status()["fetched"]["began"] > before)
 
 
 def test_a_second_instance_is_told_who_has_the_state(

@@ -348,7 +348,7 @@ def test_requests_reach_an_instance_that_runs_at_once(rack: Rack) -> None:
         assert "INC-4711" in found["message"]
         rack.blades["web02"].provision = 2
         commit = rack.push("Reinstall web02")
-        rack.said("reconcile")
+        assert rack.typed("reconcile").code == Exit.SUSPENDED
         assert (instance.status()["attempted"]["commit"], web.times_set) != (commit, 2)
         rack.said("resume")
         until_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event as Event_
 from threading import Thread
 
 import pytest
@@ -18,6 +19,7 @@ from gitboot.instance.laps import Stage
 from gitboot.instance.loop import Bell, Loop, Ring
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
+from gitboot.load import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status import Event
 from tests.fleets import SEED, maintenance
@@ -172,6 +174,31 @@ def test_a_source_that_is_gone_is_a_condition_and_told_once(tmp_path: Path) -> N
         away.rename(repository.bare)
         running.once()
         assert conditions(parts)["SourceReady"] is True
+
+
+def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell, is_free = HeardBell(), Event_()
+    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell) as running:
+        until_applied(parts, first, bell)
+        assert conditions(parts)["SourceReady"] is True
+        fetch = parts.source.fetch
+
+        def fetch_slowly() -> Revision:
+            is_free.wait()
+            return fetch()
+
+        monkeypatch.setattr("gitboot.instance.loop.SLOW_S", 0)
+        monkeypatch.setattr(parts.source, "fetch", fetch_slowly)
+        running.fetch_now()
+        eventually(lambda: not conditions(parts)["SourceReady"])
+        (found,) = (each for each in parts.reconciler.status.conditions if each.type == "SourceReady")
+        assert found.reason == "SlowFetch"
+        is_free.set()
+        eventually(lambda: conditions(parts)["SourceReady"])
 
 
 def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(

@@ -1,28 +1,114 @@
-"""`gitboot reconcile`: wake a running instance."""
+"""`gitboot reconcile`: let a running instance fetch and reconcile, and report the outcome."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from gitboot.cli.inputs import state_option
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import LONGEST_S, state_option
+
+_TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
+_LOOK_S: Final = 0.1
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
-def command(state: Path) -> None:
-    """Let the instance on STATE fetch and pass now, instead of at its next poll."""
-    from gitboot.errors import UsageError
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.IntRange(min=0, max=LONGEST_S),
+    default=_TIMEOUT_S,
+    show_default=True,
+    help="Seconds to wait for the outcome. With 0, the command only triggers the fetch.",
+)
+def command(state: Path, timeout_s: int) -> None:
+    """Let the instance on STATE fetch and reconcile now, and report the outcome.
+
+    The exit code is 6 if the fetch failed, 3 if the newest commit is invalid, 4 if it is held, 7 if the instance is
+    suspended, and 8 if the instance could not publish, or has not finished in time.
+    """
+    from gitboot.cli.words import told_to
+    from gitboot.errors import LedgerError, NotYetDone, UsageError
+    from gitboot.instance.acting import check_acts
     from gitboot.instance.directory import running
 
+    state = told_to(state)
     process = running(state)
     if process is None:
         raise UsageError(f"no gitboot runs with the state directory {state}: begin with `gitboot run`")
+    with suppress(LedgerError):  # a database that is down keeps no commit away
+        check_acts(state)
+    triggered, until = datetime.now(UTC), time.monotonic() + timeout_s
     try:
         os.kill(process, signal.SIGHUP)
     except OSError as error:
-        raise UsageError(f"process {process} cannot be woken: {error.strerror}") from None
-    click.echo(f"process {process} was woken; `gitboot status` shows what comes of it", err=True)
+        raise UsageError(f"process {process} cannot be triggered: {error.strerror}") from None
+    if timeout_s == 0:
+        click.echo(f"Triggered process {process}. Run `gitboot status` for the result.", err=True)
+        return
+    found: Mapping[str, Any] = {}
+    while time.monotonic() < until:
+        found = _status(state)
+        if (outcome := outcome_of(found, triggered)) is not None:
+            code, message = outcome
+            click.echo(message, err=True)
+            sys.exit(code)
+        if running(state) != process:
+            raise NotYetDone(f"{state}: process {process} ended before it had finished; run `gitboot status`")
+        time.sleep(_LOOK_S)
+    source = _conditions(found).get("SourceReady")
+    why = f": {source['message']}" if source is not None and not source["status"] else ""
+    raise NotYetDone(
+        f"{state}: process {process} has not finished within {timeout_s} s{why}; run `gitboot status` for the result"
+    )
+
+
+def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, str] | None:
+    """Return the outcome of a fetch that began after ``triggered``, and of the reconcile after it; None: not yet."""
+    fetched, conditions = status.get("fetched") or {}, _conditions(status)
+    if fetched.get("began") is None or datetime.fromisoformat(fetched["began"]) < triggered:
+        return None
+    if (source := conditions.get("SourceReady")) is None:
+        return None
+    if not source["status"]:
+        return Exit.SOURCE, f"The fetch failed ({source['reason']}): {source['message']}"
+    commit = str(fetched["commit"])
+    if (accepting := conditions.get("Accepting")) is not None and not accepting["status"]:
+        return Exit.SUSPENDED, f"Fetched {commit[:12]}, which is not accepted: {accepting['message']}"
+    if status["attempted"]["commit"] != commit:
+        return None  # the instance still evaluates the commit
+    accepted = conditions.get("CommitAccepted")
+    if accepted is not None and not accepted["status"]:
+        code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
+        return code, f"Fetched {commit[:12]}, which is not accepted ({accepted['reason']}): {accepted['message']}"
+    for type in ("LedgerWritable", "Published"):
+        if (found := conditions.get(type)) is not None and not found["status"]:
+            return Exit.PARTIAL, f"Accepted {commit[:12]}. {type} is false ({found['reason']}): {found['message']}"
+    return Exit.FINE, f"Fetched {commit[:12]}. The commit is accepted, and the instance has reconciled."
+
+
+def _status(state: Path) -> Mapping[str, Any]:
+    """Return the newest status of the instance; empty if it has not written one yet."""
+    from gitboot.cli.status import newest
+    from gitboot.cli.words import output_of
+    from gitboot.errors import UsageError
+    from gitboot.instance.directory import read_status
+
+    with suppress(UsageError):
+        status = read_status(state)
+        return newest(status, output) if (output := output_of(state)) is not None else status
+    return {}
+
+
+def _conditions(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {each["type"]: each for each in status.get("conditions", ())}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum, auto
 from functools import partial
@@ -20,12 +20,14 @@ from gitboot.instance.laps import Stage
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
+from gitboot.model.scalars import format_instant
 from gitboot.signal_queue import SignalQueue
 from gitboot.source import Source
 from gitboot.status import Endpoints, Event, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
+SLOW_S: Final = 120.0  # for which a fetch may be under way, before `SourceReady` shows it
 _EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and whatever else happens rings
 
 
@@ -65,6 +67,7 @@ class _LastFetch(NamedTuple):
     revision: Revision | None  # what is there
     error: TryAgain | OperatorError | None
     elsewhere: tuple[str, str] | None  # as in `Source.elsewhere`
+    began: datetime | None = None
 
     def is_as(self, other: _LastFetch | None) -> bool:
         """Whether another fetch ended the same."""
@@ -126,6 +129,7 @@ class Loop:
         self._stopping = False
         self._stopped = threading.Event()  # for those who watch; set once the last reconcile has ended
         self._fetched: _LastFetch | None = None
+        self._slow_since: datetime | None = None  # when a fetch began that takes long; None: none does
 
     def wake(self) -> None:
         """Ask for a reconcile now; from any thread or signal handler."""
@@ -172,11 +176,11 @@ class Loop:
         could do for it. One that takes its time is in the status meanwhile.
         """
         heard = self._wakes.wait(_left_s(due, self._clock(), self._poll_s))
-        if heard == {Ring.COMMIT} and not self._stopping and self._reconciler.has_asked(_how_fetched(self._fetched)):
+        if heard == {Ring.COMMIT} and not self._stopping and self._reconciler.has_asked(self._how_fetched()):
             self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:
-        fetched, telling = _how_fetched(self._fetched), self._forge.telling if self._forge is not None else None
+        fetched, telling = self._how_fetched(), self._forge.telling if self._forge is not None else None
         due = self._reconciler.reconcile(
             self._clock(),
             fetched=fetched,
@@ -192,13 +196,20 @@ class Loop:
         return due
 
     def _fetch_once(self) -> None:
-        before, lap = self._fetched, self._reconciler.laps.start()
+        before, lap, began = self._fetched, self._reconciler.laps.start(), self._clock()
+        slow = threading.Timer(SLOW_S, self._note_slow, (began,))
+        slow.daemon = True
+        slow.start()
         try:
-            fetched = _LastFetch(self._source.fetch(), None, self._source.elsewhere)
+            fetched = _LastFetch(self._source.fetch(), None, self._source.elsewhere, began)
         except (TryAgain, OperatorError) as error:
             if self._stopping:
                 return  # it was ended, as all is
-            fetched = _LastFetch(before.revision if before else None, error, self._source.elsewhere)
+            fetched = _LastFetch(before.revision if before else None, error, self._source.elsewhere, began)
+        finally:
+            slow.cancel()
+            slow.join()
+            was_slow, self._slow_since = self._slow_since is not None, None
         lap(Stage.FETCH)
         if self._forge is not None:
             self._forge.ask(fetched=fetched.error is None)
@@ -206,11 +217,30 @@ class Loop:
         if not fetched.is_as(before):
             self._told(fetched)
             self._wakes.ring(Ring.COMMIT if fetched.error is None else Ring.ANYTHING)
-        elif before is not None and fetched.elsewhere != before.elsewhere:
+        elif was_slow or (before is not None and fetched.elsewhere != before.elsewhere):
             self._wakes.ring()
 
+    def _note_slow(self, began: datetime) -> None:
+        """Show that a fetch has been under way for long."""
+        self._slow_since = began
+        self._wakes.ring()
+
+    def _how_fetched(self) -> Fetched | None:
+        """Return how the last fetch ended, unless another one has been under way for too long."""
+        last, since = self._fetched, self._slow_since
+        if since is not None:
+            message = f"the fetch that began at {format_instant(since)} has not ended"
+            slow = Fetched(reason="SlowFetch", message=message, failed=True)
+            return replace(slow, elsewhere=last.elsewhere) if last is not None else slow
+        if last is None:
+            return None
+        fetched = Fetched(began=last.began, commit=last.revision, elsewhere=last.elsewhere)
+        if last.error is None:
+            return fetched
+        return replace(fetched, reason=type(last.error).__name__, message=str(last.error), failed=True)
+
     def _told(self, fetched: _LastFetch) -> None:
-        revision, error, _ = fetched
+        revision, error = fetched.revision, fetched.error
         at = self._clock()
         if error is not None:
             self._tell(Event(at=at, type="FetchFailed", message=str(error), warning=True))
@@ -240,15 +270,6 @@ class Loop:
         )
         for _ in changes:
             self._fetches.ring(Ring.COMMIT)
-
-
-def _how_fetched(last: _LastFetch | None) -> Fetched | None:
-    if last is None:
-        return None
-    error, elsewhere = last.error, last.elsewhere
-    if error is None:
-        return Fetched(elsewhere=elsewhere)
-    return Fetched(reason=type(error).__name__, message=str(error), failed=True, elsewhere=elsewhere)
 
 
 def _left_s(due: datetime | None, now: datetime, most_s: float) -> float:

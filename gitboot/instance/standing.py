@@ -34,6 +34,8 @@ class Fetched:
     reason: str = "Fetched"
     message: str = "the source was fetched"
     failed: bool = False
+    began: datetime | None = field(default=None, compare=False)  # when the last fetch that ended began
+    commit: str | None = field(default=None, compare=False)  # the commit that was fetched last
     elsewhere: tuple[str, str] | None = None  # HEAD names another branch than is followed: a word, and in words
 
 
@@ -123,6 +125,8 @@ class Standing:
             acknowledged=self.attempt.acknowledged,
             changed=self.attempt.changed,
             applied=self.publication.applied,
+            fetch_began=self.fetched.began if self.fetched is not None else None,
+            fetched=self.fetched.commit if self.fetched is not None else None,
             planned_at=self.publication.at,
             next_transition=self.plans.transitions.next,
             phases=self.plans.counted("phases"),
