@@ -73,6 +73,18 @@ def _soft(what: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
+def limit_files(size_bytes: int | None) -> None:
+    """Let this process write no file that is larger; None: files of any size. A write then fails with EFBIG.
+
+    Python ignores SIGXFSZ, which would end the process.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+    if size_bytes is None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    else:
+        _limit(resource.RLIMIT_FSIZE, size_bytes)
+
+
 def lift() -> None:
     """Let this process have memory again, to say that it had too much."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

@@ -146,7 +146,7 @@ class SourceRefused(OperatorError):
 
 
 class SourceTooLarge(OperatorError):
-    """What a remote has takes more memory to fetch than that may."""
+    """A fetch needs more memory or disk than it may take."""
 
 
 class LockedByAnother(OperatorError):

@@ -7,6 +7,7 @@ import select
 import signal
 import struct
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import IO, Any, Final
@@ -21,6 +22,7 @@ OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more th
 MAX_FRAME: Final = 2**30  # bytes; what would be larger is a fault
 _LENGTH: Final = struct.Struct(">I")
 _PIECE: Final = 2**20  # bytes
+_END_S: Final = 10.0  # of a process that was killed
 _NICE: Final = 10  # machines are answered first
 
 encode: Final = msgspec.msgpack.Encoder().encode
@@ -123,8 +125,14 @@ class Child:
         return self._process.wait()
 
     def put_away(self) -> None:
-        """Reap it, once it ends, and close what led to it; from the one thread that talks with it."""
-        self._process.wait()
+        """Reap it, once it ends, and close what led to it; from the one thread that talks with it.
+
+        The kernel cannot kill a process that waits for a disk. A thread reaps it when the disk answers.
+        """
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            threading.Thread(target=self._process.wait, name="reap", daemon=True).start()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None  # noqa: S101
             pipe.close()

@@ -71,7 +71,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "SourceReady": {
         "BranchMissing": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
         "BranchNotNamed": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
-        "SourceTooLarge": "fetch-memory = MIB  # in the file of --config; or take the large file out of the history",
+        "SourceTooLarge": "fetch-memory = MIB  # or fetch-disk; or take the large files out of the history",
         ANY: _RETRY,
     },
     "SpoolRead": {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},

@@ -21,6 +21,9 @@ import pytest
 
 from tests.repositories import ENVIRONMENT
 
+_ALL = -1  # bytes
+_PACE_S = 0.1  # between two bytes that drip: 10 a second, of which gitboot wants a thousand
+
 
 def program(name: str, package: str) -> str:
     """Where a program is; without it the test is skipped, but fails in CI."""
@@ -215,22 +218,29 @@ class SshServer:
 
 
 class Relay:
-    """Passes bytes on to a server, and of what comes back only so many; then it hangs or hangs up."""
+    """Passes bytes on to a server, and of what comes back only so many; then it hangs, hangs up or drips.
 
-    def __init__(self, url: str, *, passes: int, then: str) -> None:
+    ``passes`` is a number of bytes for each connection, or the bytes at which that ends. ``takes`` limits what comes
+    from a client likewise.
+    """
+
+    def __init__(self, url: str, *, passes: int | bytes, then: str, takes: int = _ALL) -> None:
         scheme, _, authority = url.partition("://")
-        self._target = ("127.0.0.1", int(authority.partition(":")[2]))
-        self._passes, self._then = passes, then
+        self._target = ("127.0.0.1", int(authority.rpartition(":")[2]))
+        self.passes, self._takes, self._then = passes, takes, then
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open = [self._listening]
+        self._ending = threading.Event()
         self.stalled = threading.Event()
-        self.url = f"{scheme}://127.0.0.1:{self._listening.getsockname()[1]}"
+        self.authority = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self.url = f"{scheme}://{self.authority}"
 
     def __enter__(self) -> Relay:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ending.set()
         for opened in self._open:
             with suppress(OSError):
                 opened.shutdown(socket.SHUT_RDWR)
@@ -243,18 +253,36 @@ class Relay:
                 self._open.append(client)
                 server = socket.create_connection(self._target)
                 self._open.append(server)
-                threading.Thread(target=self._pump, args=(client, server, -1), daemon=True).start()
-                threading.Thread(target=self._pump, args=(server, client, self._passes), daemon=True).start()
+                threading.Thread(target=self._pump, args=(client, server, self._takes), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, self.passes), daemon=True).start()
 
-    def _pump(self, source: socket.socket, target: socket.socket, passes: int) -> None:
+    def _pump(self, source: socket.socket, target: socket.socket, passes: int | bytes) -> None:
         with suppress(OSError):
-            while passes and (data := source.recv(65536 if passes < 0 else passes)):
-                target.sendall(data)
-                passes -= len(data) if passes > 0 else 0
-            if passes == 0:
-                self.stalled.set()
-            if passes or self._then == "hangs up":
+            if not _passed(source, target, passes):
                 target.shutdown(socket.SHUT_RDWR)
+                return
+            self.stalled.set()
+            while self._then == "drips" and (piece := source.recv(1)):
+                target.sendall(piece)
+                self._ending.wait(_PACE_S)
+            if self._then == "hangs up":
+                target.shutdown(socket.SHUT_RDWR)
+
+
+def _passed(source: socket.socket, target: socket.socket, passes: int | bytes) -> bool:
+    """Pass on so many bytes, or all up to these; False if there were no more before that."""
+    last = b""
+    while passes:
+        if not (data := source.recv(1 if isinstance(passes, bytes) else passes if passes > 0 else 65536)):
+            return False
+        target.sendall(data)
+        if isinstance(passes, bytes):
+            last = (last + data)[-len(passes) :]
+            if last == passes:
+                return True
+        elif passes > 0:
+            passes -= len(data)
+    return True
 
 
 @contextmanager

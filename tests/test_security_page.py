@@ -259,14 +259,24 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_imagekeys.py::test_no_other_signature_of_openpgp_counts",
         "test_assets_mirroring.py::test_another_file_is_not_brought",
     ),
-    "Hold a fetch": ("test_source_fetcher.py::test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_fetch",),
+    "Hold a fetch": (
+        "test_source_deadlines.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+        "test_instance_loop.py::test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends",
+    ),
     "Delay a notice": ("test_notices_delivery.py::test_apprise_that_drips_ends_at_the_deadline",),
     "Endless answers": (
         "test_http_client.py::test_finding_s16_an_answer_that_drips_ends_at_the_deadline",
         "test_http_client.py::test_an_answer_without_end_ends_at_its_size",
         "test_http_client.py::test_finding_s16_a_bmc_that_drips_ends_at_the_deadline",
     ),
-    "Slow downloads": ("test_http_client.py::test_a_download_below_the_minimum_rate_ends",),
+    "Slow downloads": (
+        "test_http_client.py::test_a_download_below_the_minimum_rate_ends",
+        "test_source_deadlines.py::test_finding_c3_a_server_that_drips_fails_the_fetch_and_another_process_makes_the_next",
+    ),
+    "Large downloads": (
+        "test_source_deadlines.py::test_finding_c3_a_pack_takes_no_more_disk_than_it_may",
+        "test_assets_mirroring.py::test_a_file_whose_image_gives_no_size_is_read_to_a_limit",
+    ),
     "Endless objects": ("test_targets_s3.py::test_finding_s8_an_object_without_end_is_read_to_its_limit",),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",

@@ -28,7 +28,6 @@ from tests.packs import push_differences
 from tests.preloaded import nursery
 from tests.rack import until_condition
 from tests.repositories import Work
-from tests.strange_server import Client, strange_server
 
 MEBIBYTES = 80  # of a file that comes as a difference: twice that is what to unpack it takes
 
@@ -64,20 +63,6 @@ def fetcher(forking: None, started: FetchProcess) -> FetchProcess:
 def forking() -> Iterator[None]:
     with nursery():
         yield
-
-
-def test_a_server_that_sends_a_byte_now_and_then_does_not_hold_a_fetch(tmp_path: Path) -> None:
-    def answer(client: Client) -> None:
-        client.send(b"HTTP/1.1 200 OK\r\nX-Long: ")
-        client.drip(b"a")
-
-    fetcher = FetchProcess(deadline_s=1)
-    with strange_server(answer) as server:
-        source = Source(Remote(url=f"{server.url}/fleet.git"), tmp_path / "state", fetcher)
-        with pytest.raises(SourceError, match="was not complete after 1 s"):
-            source.fetch()
-    assert fetchers(os.getpid()) == []  # the process that fetched is ended
-    fetcher.close()
 
 
 # With an instance around it
@@ -306,9 +291,19 @@ CREDENTIALS = st.one_of(
 )
 
 
-@given(CREDENTIALS, st.sampled_from([None, "main", "^1.2"]), st.none() | PATHS, st.floats(0, 1e6))
+@given(
+    CREDENTIALS,
+    st.sampled_from([None, "main", "^1.2"]),
+    st.none() | PATHS,
+    st.floats(0, 1e6),
+    st.none() | st.integers(1, 1 << 50),
+)
 def test_a_remote_comes_as_it_was_sent(
-    credentials: Password | SshKey | None, reference: str | None, bundle: Path | None, seconds: float
+    credentials: Password | SshKey | None,
+    reference: str | None,
+    bundle: Path | None,
+    seconds: float,
+    max_bytes: int | None,
 ) -> None:
     remote = Remote(
         url="ssh://git@git.example.net/x" if isinstance(credentials, SshKey) else "https://git.example.net/x",
@@ -317,6 +312,7 @@ def test_a_remote_comes_as_it_was_sent(
         ca_bundle=bundle,
         connect_timeout_s=seconds,
         timeout_s=seconds + 1,
+        max_bytes=max_bytes,
     )
     sent = sending.order(encode(sending.order_of("fetch", remote, Path("/state"), None, 1)))
     assert sending.remote_of(sent) == remote
@@ -329,7 +325,7 @@ def test_credentials_are_not_shown() -> None:
         assert "s3cret" not in repr(sending.order_of("fetch", each, Path("/state"), None, 1))
 
 
-@pytest.mark.parametrize("kind", [SourceError, SourceRefused, UsageError, CorruptClone])
+@pytest.mark.parametrize("kind", [SourceError, SourceRefused, SourceTooLarge, UsageError, CorruptClone])
 def test_an_error_comes_as_it_was_raised(kind: type[SourceError]) -> None:
     sent = sending.report(encode(sending.failed(kind("what is wrong"))))
     assert isinstance(sent, sending.Failed)

@@ -177,7 +177,8 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     type=_SECONDS,
     default=60,
     show_default=True,
-    help="Seconds without a byte from the Git server after which a fetch ends.",
+    help="Seconds that the Git server has for an answer. During a clone, a fetch or a push, gitboot expects 1 KiB for "
+    "each second of such a period.",
 )
 @click.option(
     "--fetch-memory",
@@ -186,6 +187,14 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     metavar="MIB",
     help="MiB of memory for the process that fetches. A file that the Git server sends as a delta needs twice its "
     "size. Default: 512 MiB, which is enough for a history of 3 million objects.",
+)
+@click.option(
+    "--fetch-disk",
+    cls=Setting,
+    type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
+    metavar="MIB",
+    help="MiB on disk for the clone in STATE, and for the clone of each Git target. A fetch that needs more fails. "
+    "Default: 4096 MiB.",
 )
 @click.option(
     "--poll",
@@ -375,6 +384,7 @@ def _settings(
         ca_bundle=given.pop("ca_bundle"),
         timeout_s=given.pop("git_timeout_s"),
         fetch_mebibytes=given.pop("fetch_memory"),
+        disk_mebibytes=given.pop("fetch_disk"),
     )
     bmc = BmcSettings(
         credentials=given.pop("credentials"),

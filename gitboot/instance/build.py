@@ -655,6 +655,7 @@ def remote_of(settings: GitSettings) -> Remote:
         credentials=credentials,
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.timeout_s,
+        max_bytes=settings.max_bytes,
     )
 
 

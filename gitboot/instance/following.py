@@ -158,7 +158,13 @@ def _remote_of(
     elif where.credentials is not None:
         user, password = (read or _keys)(where.credentials)
         credentials = Password(user=user, password=password)
-    return Remote(url=where.url, credentials=credentials, ca_bundle=where.ca_bundle, timeout_s=git.timeout_s)
+    return Remote(
+        url=where.url,
+        credentials=credentials,
+        ca_bundle=where.ca_bundle,
+        timeout_s=git.timeout_s,
+        max_bytes=git.max_bytes,
+    )
 
 
 def _no_password(_folder: Path) -> tuple[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
 from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
@@ -15,6 +16,8 @@ from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.source.keys import TrustedKeys
 from gitboot.targets.address import BranchAddress, BucketAddress
+
+DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,12 @@ class GitSettings:
     ca_bundle: Path | None = None
     timeout_s: float = 60
     fetch_mebibytes: int | None = None  # of memory that a fetch may take; None: the fetcher's default
+    disk_mebibytes: int | None = None  # that a clone may take on disk; None: `DISK_MEBIBYTES`
+
+    @property
+    def max_bytes(self) -> int:
+        """How many bytes a clone may take on disk."""
+        return (self.disk_mebibytes or DISK_MEBIBYTES) << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,17 +1,19 @@
-"""The process that fetches: it does what standard input orders, and reports on standard output, until that ends."""
+"""The process that fetches and pushes: it carries out the orders on standard input, and reports on standard output."""
 
 from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
-from gitboot.bounds import Spent
+from gitboot.bounds import Spent, lift, limit_files
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.repository import lacks_memory
 from gitboot.source.sending import ERRORS, Arrived, Order, Report, failed, order, remote_of
+from gitboot.source.steps import note_work, reported
 
 
 def main(parent: str) -> None:
@@ -21,16 +23,29 @@ def main(parent: str) -> None:
     while (frame := read_frame(asked)) is not None:
         try:
             ordered = order(frame)
-            spent.limit(memory=ordered.memory)
-            write_frame(reports, _report(ordered))
+            _limit(spent, ordered)
+            with reported(partial(write_frame, reports)):
+                answer = _report(ordered)
+            write_frame(reports, answer)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # what is half done is not trusted
         except BrokenPipeError:
             os._exit(0)  # whoever asked is gone
 
 
+def _limit(spent: Spent, ordered: Order) -> None:
+    """Limit the memory of this process, and the size of each file that it writes for a remote on another host."""
+    if ordered.memory is not None:
+        spent.limit(memory=ordered.memory)
+    else:
+        lift()
+    # A pack that arrives is also completed with objects of the clone, which are not counted as received.
+    limit_files(ordered.max_bytes if remote_of(ordered).local is None else None)
+
+
 def _report(ordered: Order) -> Report:
     remote, state, fetching = remote_of(ordered), Path(ordered.state), InThisProcess()
+    note_work()
     try:
         if ordered.work == "restore":
             accepted = Revision(ordered.accepted) if ordered.accepted is not None else None
@@ -39,6 +54,12 @@ def _report(ordered: Order) -> Report:
             return Arrived(head=fetching.read_head(remote, state))
         if ordered.work == "branch":
             fetching.fetch_branch(remote, state)
+            return Arrived()
+        if ordered.work == "tip":
+            tip = fetching.read_tip(remote, state)
+            return Arrived(revision=tip.commit or "", head=tip.head)
+        if ordered.work == "push":
+            fetching.push_branch(remote, state, ordered.accepted, ordered.pushed)
             return Arrived()
         revision, head = fetching.fetch(remote, state, anew=ordered.work == "anew")
         return Arrived(revision=revision, head=head)

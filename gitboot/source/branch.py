@@ -13,13 +13,11 @@ import pygit2
 from pygit2.enums import FileMode
 
 from gitboot.load import Revision
-from gitboot.source.bringing import Fetching, InThisProcess, home_of
+from gitboot.source.bringing import Fetching, InThisProcess
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.commits import date_of
-from gitboot.source.remote import Conversation, Remote
+from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored, blaming, opened
-
-_MADE: Final = "refs/gitboot/made"
 
 
 class Authorship(NamedTuple):
@@ -46,15 +44,15 @@ class OwnedBranch:
     def fetch(self) -> str | None:
         """The commit that the branch is at; None where there is no such branch."""
         with self._opened() as ours:
-            tip = self._conversation(ours).heads().get(self._ref)
+            tip = self._fetching.read_tip(self._remote(), self._path).commit
             if tip is not None and tip not in ours.odb:
-                self._fetching.fetch_branch(replace(self._remote_of(), reference=self._ref), self._path)
+                self._fetching.fetch_branch(self._remote(), self._path)
             return tip
 
     def is_default(self) -> bool:
         """Whether the remote's HEAD names the branch."""
-        with self._opened() as ours:
-            return self._conversation(ours).default_branch() == self._ref
+        with self._opened():
+            return self._fetching.read_tip(self._remote(), self._path).head.branch == self._ref
 
     def read(self, commit: str, path: str) -> bytes | None:
         """A file of a commit; None where it has none there."""
@@ -90,13 +88,10 @@ class OwnedBranch:
 
     def push(self, expected: str | None, commit: str) -> None:
         """Bring the branch from ``expected`` to a commit, or raise `SourceError` where it is not there any more."""
-        with self._opened() as ours:
-            with blaming(self._path):
-                ours.references.create(_MADE, commit, force=True)
-            self._conversation(ours).push(f"{_MADE}:{self._ref}", expected)
+        self._fetching.push_branch(self._remote(), self._path, expected, commit)
 
-    def _conversation(self, ours: pygit2.Repository) -> Conversation:
-        return Conversation(self._remote_of(), None, ours, home_of(self._path))  # with the credentials of this moment
+    def _remote(self) -> Remote:
+        return replace(self._remote_of(), reference=self._ref)  # with the credentials of this moment
 
     @contextmanager
     def _opened(self) -> Iterator[pygit2.Repository]:

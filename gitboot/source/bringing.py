@@ -8,14 +8,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from sys import intern
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import pygit2
 
 from gitboot.errors import CorruptClone, SourceError
 from gitboot.load import Revision
 from gitboot.source.objects import copy, merge_packs
-from gitboot.source.remote import Conversation, Head, Remote
+from gitboot.source.remote import HEAD, Conversation, Head, Remote
 from gitboot.source.repository import Stored, blaming, opened
 from gitboot.source.subpath import ACCEPTED, recover_folder
 from gitboot.source.upstream import Upstream
@@ -25,7 +25,15 @@ NEW: Final = "repository.new"  # until it is whole, and takes the clone's place
 BROKEN: Final = "repository.broken"  # the clone before
 
 FETCHED: Final = "refs/gitboot/fetched"  # of a branch that gitboot owns
+_PUSHED: Final = "refs/gitboot/made"  # of a branch that gitboot owns: the commit that is pushed
 MAX_PACKS: Final = 50  # every fetch adds one, and each is one more to look into
+
+
+class Tip(NamedTuple):
+    """Where a branch of a remote is."""
+
+    commit: str | None  # None: the remote has no such branch
+    head: Head  # what the remote's HEAD names
 
 
 class Fetching(Protocol):
@@ -45,6 +53,15 @@ class Fetching(Protocol):
 
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         """Fetch the branch that the reference names into another repository of gitboot's own, as `FETCHED`."""
+
+    def read_tip(self, remote: Remote, repository: Path) -> Tip:
+        """Return where the branch that the reference names is."""
+
+    def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
+        """Bring the branch that the reference names from ``expected`` to a commit of the repository.
+
+        Raises `SourceError` if the branch is elsewhere by now, and `SourceRefused` if the remote does not take it.
+        """
 
 
 class InThisProcess:
@@ -68,6 +85,16 @@ class InThisProcess:
     def fetch_branch(self, remote: Remote, repository: Path) -> None:
         with blaming(repository), opened(repository) as ours:
             Conversation(remote, None, ours, home_of(repository)).fetch(f"+{remote.reference}:{FETCHED}")
+
+    def read_tip(self, remote: Remote, repository: Path) -> Tip:
+        with blaming(repository), opened(repository) as ours:
+            heads, head = Conversation(remote, None, ours, home_of(repository)).refs()
+        return Tip(heads.get(remote.reference or HEAD), head)
+
+    def push_branch(self, remote: Remote, repository: Path, expected: str | None, commit: str) -> None:
+        with blaming(repository), opened(repository) as ours:
+            ours.references.create(_PUSHED, commit, force=True)
+            Conversation(remote, None, ours, home_of(repository)).push(f"{_PUSHED}:{remote.reference}", expected)
 
 
 def home_of(repository: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from sys import intern
@@ -15,11 +14,13 @@ from pygit2.enums import ObjectType
 from gitboot.source.commit_objects import CommitReader, read_tag
 from gitboot.source.leftout import is_left_out, left_out, note_left_out
 from gitboot.source.repository import MAX_TREE_BYTES, SUBMODULE, TREE, entries, files_of, objects_of, opened
+from gitboot.source.steps import note_work
 
 # What is larger is compared with nothing. libgit2 reads it from the repository that a builder is of, and by the name of
 # another setting (pack-objects.c, packbuilder_config).
 _DELTA_LIMIT: Final = {"core.bigFileThreshold": "64k", "pack.deltaCacheSize": "64k"}
 
+_PIECE_BYTES: Final = 1 << 20
 _IDS_AT: Final = 8 + 4 * 256  # in a pack's index: behind a header of two words and the fan-out table
 
 
@@ -40,6 +41,7 @@ def copy(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) ->
         building.odb.add_disk_alternate(intern(str(objects_of(theirs))))  # pygit2 never lets go of it
         builder = _builder(building)
         for oid in _referred(theirs, tip, held):
+            note_work()
             if oid in ours.odb:
                 continue
             size = lacking.get(str(oid)) or _blob_size(theirs, oid)
@@ -66,7 +68,9 @@ def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
     for index in _packs(theirs).glob("pack-*.idx"):
         for file in (index.with_suffix(".pack"), index):
             with open(_packs(ours) / file.name, "xb") as copied, open(file, "rb") as original:
-                shutil.copyfileobj(original, copied)
+                while piece := original.read(_PIECE_BYTES):
+                    copied.write(piece)
+                    note_work()
                 copied.flush()
                 os.fsync(copied.fileno())
 
@@ -74,6 +78,7 @@ def _take_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
 def check(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
     """Read all that ``tip`` refers to; raise what pygit2 does where something is damaged or missing."""
     for oid in _referred(repository, tip, ()):
+        note_work()
         if not is_left_out(_blob_size(repository, oid)):
             repository.odb.read(oid)
 
@@ -86,6 +91,7 @@ def _referred(repository: pygit2.Repository, tip: pygit2.Oid, held: pygit2.Odb |
         oid = pending.pop()
         if oid in found or oid in held:
             continue
+        note_work()
         found.add(oid)
         match _checked_kind(repository, oid):
             case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
@@ -112,6 +118,7 @@ def check_history(repository: pygit2.Repository, tip: pygit2.Oid, known: Collect
         if (oid := pending.pop()) in seen:
             continue
         seen.add(oid)
+        note_work()
         match _checked_kind(repository, oid):
             case ObjectType.TAG if (tag := read_tag(repository, oid)) is not None:
                 pending.append(tag.target)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -14,11 +16,12 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import pygit2
 from pygit2.enums import CredentialType
 
-from gitboot.errors import BranchMissing, SourceError, SourceRefused, UsageError
+from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_whole
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
-from gitboot.source.repository import words
+from gitboot.source.repository import objects_of, words
 from gitboot.source.semver import highest, is_range, parse_range
+from gitboot.source.steps import Transfer, note_work, steps
 from gitboot.text import one_line
 
 
@@ -49,7 +52,8 @@ class Remote:
     credentials: Password | SshKey | None = None
     ca_bundle: Path | None = None  # trusted besides the machine's own
     connect_timeout_s: float = 10
-    timeout_s: float = 60  # without a byte
+    timeout_s: float = 60  # for an answer, and for each ``timeout_s`` KiB of data
+    max_bytes: int | None = None  # that the clone may take on disk; None: no limit
 
     def __post_init__(self) -> None:
         try:
@@ -174,7 +178,7 @@ class Conversation:
     """What is asked of one remote, to fetch into one repository; sets what libgit2 needs to know for it."""
 
     def __init__(self, remote: Remote, local: pygit2.Repository | None, ours: pygit2.Repository, home: Path) -> None:
-        self._remote, self._local = remote, local
+        self._remote, self._local, self._ours = remote, local, ours
         self._callbacks = _Callbacks(remote)
         with self._translated():
             pygit2.settings.server_connect_timeout = round(remote.connect_timeout_s * 1000)
@@ -189,7 +193,7 @@ class Conversation:
 
     def refs(self) -> Refs:
         """Return every ref of the remote, and what its HEAD names."""
-        with self._translated():
+        with self._translated(), self._answered():
             if self._local is not None:  # to list the heads, libgit2 parses commits, and fails if it cannot
                 names = ("HEAD", *self._local.references)
                 heads = {name: each for name in names if (each := self._target(name)) is not None}
@@ -198,10 +202,6 @@ class Conversation:
             branch = next((each.symref_target for each in listed if each.name == HEAD), None)
             return Refs({str(each.name): str(each.oid) for each in listed}, Head(branch))
 
-    def heads(self) -> Heads:
-        """Return every ref of the remote."""
-        return self.refs().heads
-
     def _target(self, name: str) -> str | None:
         """Return what a ref of a local repository points at; None if it is unborn or dangling."""
         with suppress(KeyError):
@@ -209,13 +209,30 @@ class Conversation:
             return str(self._local.lookup_reference(name).resolve().target)
         return None
 
-    def default_branch(self) -> str | None:
-        """Return the ref that the remote's HEAD names; None if HEAD is detached, or the remote does not show it."""
-        return self.refs().head.branch
-
     def fetch(self, *refspecs: str) -> None:
+        """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
         with self._translated():
+            self._callbacks.room = self._room()
+            self._callbacks.transfer = steps().begin_download(self._remote.timeout_s)
             self._link.fetch(list(refspecs), callbacks=self._callbacks)
+            note_work()
+
+    def _room(self) -> int | None:
+        """Return how many bytes the clone may still take on disk. Raises `SourceTooLarge` if that is none."""
+        if self._remote.max_bytes is None:
+            return None
+        sizes = (file.stat().st_size for file in objects_of(self._ours).rglob("*") if file.is_file())
+        if (room := self._remote.max_bytes - sum(sizes)) <= 0:
+            raise _too_large(self._remote)
+        return room
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Limit the time of an answer, and then that of what follows on this host."""
+        if self._local is None:
+            steps().begin_answer(self._remote.timeout_s)
+        yield
+        note_work()
 
     def push(self, refspec: str, expected: str | None) -> None:
         """Push one ref that the remote is to have at ``expected``, if at all.
@@ -224,6 +241,7 @@ class Conversation:
         """
         with self._translated():
             self._callbacks.expected = expected
+            steps().begin_answer(self._remote.timeout_s)
             self._link.push([refspec], callbacks=self._callbacks)
         if self._callbacks.rejected is not None:
             raise SourceRefused(f"{self._remote.url} does not take {refspec}: {self._callbacks.rejected}")
@@ -236,18 +254,28 @@ class Conversation:
         except (pygit2.AuthError, pygit2.CertificateError) as error:
             raise SourceRefused(f"{self._remote.url}: {words(error)}") from error
         except pygit2.GitError as error:
+            if _FILE_TOO_LARGE in str(error):
+                raise _too_large(self._remote) from error
             kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
             raise kind(f"{self._remote.url}: {words(error)}") from error
 
 
 # libgit2 distinguishes these from other faults by their words only.
 _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
+_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # of RLIMIT_FSIZE, which `gitboot.source.__main__` sets
+
+
+def _too_large(remote: Remote) -> SourceTooLarge:
+    mebibytes = (remote.max_bytes or 0) >> 20
+    return SourceTooLarge(
+        f"{remote.url}: the clone would take more than the {mebibytes} MiB on disk that it may; let it have more "
+        "(fetch-disk in the file of --config), or take large files out of the history"
+    )
 
 
 class _Callbacks(pygit2.RemoteCallbacks):
     # pygit2 decodes what remotes say for people as UTF-8, in pieces that may end within a character.
     sideband_progress = None  # type: ignore[assignment]
-    transfer_progress = None  # type: ignore[assignment]
 
     def __init__(self, remote: Remote) -> None:
         super().__init__()
@@ -255,6 +283,20 @@ class _Callbacks(pygit2.RemoteCallbacks):
         self.answered = False
         self.expected: str | None = None  # where the remote has what is pushed to
         self.rejected: str | None = None  # why the remote did not take what was pushed
+        self.transfer: Transfer | None = None  # of the data that is fetched or pushed now
+        self.room: int | None = None  # how many bytes may be fetched; None: no limit
+
+    def transfer_progress(self, stats: pygit2.remotes.TransferProgress) -> None:
+        if self.room is not None and stats.received_bytes > self.room:
+            raise _too_large(self._remote)
+        if stats.received_objects < stats.total_objects and self.transfer is not None:
+            self.transfer.count(stats.received_bytes)
+        else:  # all has arrived, and is unpacked
+            note_work()
+
+    def push_transfer_progress(self, _objects: int, _total: int, bytes_pushed: int) -> None:
+        if self.transfer is not None:
+            self.transfer.count(bytes_pushed)
 
     def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
         for each in updates:
@@ -263,6 +305,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
                 raise SourceError(
                     f"{self._remote.url}: {each.dst_refname} was moved from {self.expected} to {found} by another"
                 )
+        self.transfer = steps().begin_upload(self._remote.timeout_s)
 
     def push_update_reference(self, _refname: str, message: str | None) -> None:
         if message is not None:

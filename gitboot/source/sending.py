@@ -14,14 +14,16 @@ from gitboot.errors import (
     GitbootError,
     SourceError,
     SourceRefused,
+    SourceTooLarge,
     SubpathMissing,
     UsageError,
 )
 from gitboot.source.remote import Head, Password, Remote, SshKey
+from gitboot.source.steps import Step
 
-# Into the clone; into a new one; likewise, with the accepted commit; a branch into the
-# repository ``state``; or nothing, but what HEAD names.
-Work = Literal["fetch", "anew", "restore", "branch", "head"]
+# Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
+# that gitboot owns, and the repository ``state``: read its commit, fetch it, or push to it.
+Work = Literal["fetch", "anew", "restore", "head", "tip", "branch", "push"]
 
 
 class SentPassword(msgspec.Struct, frozen=True, tag=True):
@@ -42,12 +44,14 @@ class SentKey(msgspec.Struct, frozen=True, tag=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What to fetch, from where, and how much memory that may take; the credentials are in it."""
+    """What to fetch or push, from where to where, and how much memory that may take; the credentials are in it."""
 
     work: Work
     state: str
-    accepted: str | None
-    memory: int  # bytes
+    accepted: str | None  # the accepted commit; of a push, the commit that the branch is at, if there is one
+    memory: int | None  # bytes; None: no limit
+    max_bytes: int | None  # that the clone may take on disk; None: no limit
+    pushed: str = ""  # the commit to push
     url: str
     reference: str | None
     subpath: str
@@ -58,9 +62,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It was fetched."""
+    """It was fetched, or pushed."""
 
-    revision: str = ""  # what the reference means
+    revision: str = ""  # what the reference means; "": no commit
     head: Head | None = None  # what the remote's HEAD names; None: nobody looked
     found: bool = True  # the accepted commit, too, where it was to be
 
@@ -72,17 +76,19 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Report = Arrived | Failed
+Report = Arrived | Failed | Step
 
 order: Final[Callable[[bytes], Order]] = msgspec.msgpack.Decoder(Order).decode
 report: Final[Callable[[bytes], Report]] = msgspec.msgpack.Decoder(Report).decode
 
 # What fetching raises on purpose.
-_RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SubpathMissing, UsageError)
+_RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing, UsageError)
 ERRORS: Final = {each.__name__: each for each in _RAISED}
 
 
-def order_of(work: Work, remote: Remote, state: Path, accepted: str | None, memory: int) -> Order:
+def order_of(
+    work: Work, remote: Remote, state: Path, accepted: str | None, memory: int | None, *, pushed: str = ""
+) -> Order:
     sent: SentPassword | SentKey | None = None
     match remote.credentials:
         case Password(user=user, password=password):
@@ -94,6 +100,8 @@ def order_of(work: Work, remote: Remote, state: Path, accepted: str | None, memo
         state=str(state),
         accepted=accepted,
         memory=memory,
+        max_bytes=remote.max_bytes,
+        pushed=pushed,
         url=remote.url,
         reference=remote.reference,
         subpath=remote.subpath,
@@ -120,6 +128,7 @@ def remote_of(order: Order) -> Remote:
         ca_bundle=Path(order.ca_bundle) if order.ca_bundle is not None else None,
         connect_timeout_s=order.connect_timeout_s,
         timeout_s=order.timeout_s,
+        max_bytes=order.max_bytes,
     )
 
 
