@@ -416,10 +416,11 @@ class UnknownServe(NamedTuple):
     """A boot of which an endpoint has recorded that it is about to serve it, and not yet what became of that.
 
     It uses the boot up from `FETCH_GRACE` after the intent on, and is no evidence. A shared fetch log may take
-    `withheld` before its intent: then this is kept, so that the intent counts for nothing when it comes.
+    `withheld` before its intent: then this is kept, so that the intent counts for nothing when it comes. Of the intents
+    that were withheld, a record keeps the newest: a tree that still shows an intent knows no more than that ledger.
     """
 
-    intent: str  # the intent's id
+    intent: str  # the intent's id; "" if it was withheld, and both lines were read
     key: str  # of the boot, as `boot_key` or a maintenance's run has it
     seen: Seen  # the request
     is_withheld: bool = False

@@ -40,7 +40,7 @@ from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
 from gitboot.observe.observation import Observation
-from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, Seen
+from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, Seen, UnknownServe
 from gitboot.status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
@@ -432,6 +432,7 @@ RECORDS = st.builds(
     answered=st.integers(0, 10**9),
     taken_back=st.integers(0, 10**9),
     attempts=st.lists(ATTEMPTS, max_size=2).map(tuple),
+    unknown_serves=st.lists(st.builds(UnknownServe, TEXTS, TEXTS, SEEN, st.booleans()), max_size=2).map(tuple),
     runs=st.dictionaries(TEXTS, RUNS, max_size=3),
 )
 BMCS = st.builds(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gitboot.errors import UsageError
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Cause, Failure, InstallAttempt, Record, Run, Seen
+from gitboot.plan import Cause, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve import plan
 from gitboot.resolve.records import adopted, ahead, exported, first_records, imported
 from tests.cases import for_each
@@ -162,6 +162,8 @@ CONSUMED = Record(consumed_at=LATE, consumed_key="provision/1")
 GIVEN = InstallAttempt(key="provision/1", boots=(Seen(EARLY, "boot/x", "10.0.0.7"),))
 FAILED = replace(GIVEN, failed=Failure(EARLY + timedelta(minutes=1), "10.0.0.7", ""))
 TAKEN_BACK = Record(taken_back=9)
+PERHAPS = UnknownServe("one", "provision/1", Seen(LATE, "boot/x", "10.0.0.7"))
+WITHHELD_BEFORE = UnknownServe("", "provision/1", Seen(EARLY, "boot/x", "10.0.0.7"), is_withheld=True)
 
 
 @for_each(
@@ -203,6 +205,35 @@ TAKEN_BACK = Record(taken_back=9)
         ("it has failed since", Record(attempts=(FAILED,)), Record(attempts=(GIVEN,)), (), True),
         ("the ledger knows that another client had fetched it", Record(attempts=(GIVEN,)), TAKEN_BACK, (), False),
         ("the ledger was told that it is pending", Record(attempts=(FAILED,)), Record(provisioned_at=LATE), (), False),
+        ("its boot was perhaps served since", Record(unknown_serves=(PERHAPS,)), Record(), (), True),
+        (
+            "the ledger knows as much of its boot",
+            Record(unknown_serves=(PERHAPS,)),
+            Record(unknown_serves=(PERHAPS,)),
+            (),
+            False,
+        ),
+        (
+            "the ledger knows that its boot was withheld",
+            Record(unknown_serves=(PERHAPS,)),
+            Record(unknown_serves=(PERHAPS._replace(intent="", is_withheld=True),)),
+            (),
+            False,
+        ),
+        (
+            "its boot was perhaps served after another was withheld",
+            Record(unknown_serves=(PERHAPS,)),
+            Record(unknown_serves=(WITHHELD_BEFORE,)),
+            (),
+            True,
+        ),
+        (
+            "the ledger knows that its boot was served",
+            Record(unknown_serves=(PERHAPS,)),
+            Record(attempts=(GIVEN,)),
+            (),
+            False,
+        ),
         ("it was set and consumed since", CONSUMED, Record(), (), True),
         ("it was set, and is resolved since", CONSUMED, Record(), ("provision/1",), False),
     ],

@@ -18,13 +18,12 @@ def perhaps_served(offer: Offer, record: Record, intent: str, seen: Seen) -> Rec
 
     It is no news of a boot that was made: if that proves to be another client's, its BMC rules this intent out as well.
     """
-    others = tuple(each for each in record.unknown_serves if each.intent != intent or not each.is_withheld)
-    if len(others) < len(record.unknown_serves):  # it was withheld
-        return replace(record, unknown_serves=others)
-    is_known = any(each.intent == intent for each in others)
-    if is_known or is_past(offer, record) or _is_made(offer, record):
+    known = next((each for each in record.unknown_serves if each.intent == intent), None)
+    if known is not None and known.is_withheld:
+        return _given_back(offer, record, intent, seen)
+    if known is not None or is_past(offer, record) or _is_made(offer, record):
         return record
-    return replace(record, unknown_serves=(*others, UnknownServe(intent, offer.key, seen)))
+    return replace(record, unknown_serves=(*record.unknown_serves, UnknownServe(intent, offer.key, seen)))
 
 
 def withheld(offer: Offer, record: Record, intent: str, seen: Seen, *, is_early: bool) -> Record:
@@ -32,14 +31,26 @@ def withheld(offer: Offer, record: Record, intent: str, seen: Seen, *, is_early:
 
     ``is_early``: the log has not shown the intent yet, as far as it was read.
     """
-    others = tuple(each for each in record.unknown_serves if each.intent != intent or each.is_withheld)
-    if len(others) < len(record.unknown_serves):
-        return replace(record, unknown_serves=others)
-    if not is_early or is_past(offer, record) or any(each.intent == intent for each in others):
+    known = next((each for each in record.unknown_serves if each.intent == intent), None)
+    if known is not None and not known.is_withheld:
+        return _given_back(offer, record, intent, seen)
+    if known is not None or is_past(offer, record):
         return record
-    early = [each for each in others if each.is_withheld][1 - _MOST_EARLY :]
-    early.append(UnknownServe(intent, offer.key, seen, is_withheld=True))
-    return replace(record, unknown_serves=(*(each for each in others if not each.is_withheld), *early))
+    if not is_early:
+        return _given_back(offer, record, intent, seen)
+    early = [each for each in record.unknown_serves if each.is_withheld and each.intent][1 - _MOST_EARLY :]
+    others = (each for each in record.unknown_serves if not each.is_withheld or not each.intent)
+    return replace(record, unknown_serves=(*others, *early, UnknownServe(intent, offer.key, seen, is_withheld=True)))
+
+
+def _given_back(offer: Offer, record: Record, intent: str, seen: Seen) -> Record:
+    """The record without an intent that was withheld; it keeps the newest request of such an intent, without its id."""
+    others = tuple(each for each in record.unknown_serves if each.intent != intent)
+    newest = next((each for each in others if not each.intent), None)
+    if newest is None or newest.seen.at < seen.at:
+        kept = UnknownServe("", offer.key, seen, is_withheld=True)
+        others = (*(each for each in others if each.intent), kept)
+    return replace(record, unknown_serves=others) if others != record.unknown_serves else record
 
 
 def surely_served(offer: Offer, record: Record) -> Record:

@@ -208,7 +208,7 @@ def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
         for attempt in record.attempts:
             yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
-        for serve in record.unknown_serves:
+        for serve in (each for each in record.unknown_serves if not each.is_withheld):
             yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for made in record.runs.values():
             yield from (made.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))

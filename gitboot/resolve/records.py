@@ -93,6 +93,7 @@ def ahead(
         and (
             (before := _progress(record)) > (now := _progress(known.get(uuid)))
             or (before == now and record.consumed_key is not None and record.consumed_key not in reasons(uuid))
+            or (before == now and _has_serve_unknown_to(known.get(uuid), record))
         )
     )
 
@@ -105,6 +106,17 @@ def _progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime
     ran = max((run.at for run in record.runs.values()), default=beginning)
     seen = max((_last_instant(attempt) for attempt in record.attempts), default=beginning)
     return (True, record.offered, record.taken_back, record.provisioned_at or beginning, ran, seen)
+
+
+def _has_serve_unknown_to(known: Record | None, published: Record) -> bool:
+    """Whether a published record has an intent that a ledger has neither read nor dropped because it was withheld."""
+    serves = known.unknown_serves if known is not None else ()
+    intents = {each.intent for each in serves}
+    given_back = max((each.seen.at for each in serves if not each.intent), default=None)
+    return any(
+        not each.is_withheld and each.intent not in intents and (given_back is None or given_back < each.seen.at)
+        for each in published.unknown_serves
+    )
 
 
 def last_shown(record: Record) -> datetime | None:
