@@ -39,8 +39,8 @@ def line(bench: Bench, plan: BootPlan | None, outcome: Outcome | None = None, in
     """An endpoint writes an intent to serve the entry of a plan, or an outcome."""
     assert plan is not None
     path = "boot/v1/boot/m/boot.ipxe"
-    seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent=intent)
-    bench.observe(replace(seen, outcome=outcome))
+    seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, offer=plan.offer)
+    bench.observe(replace(seen, intent=intent, outcome=outcome))
 
 
 def shown(plan: BootPlan | None) -> tuple[Phase, Cause]:
@@ -79,7 +79,7 @@ def test_an_outcome_counts_whenever_it_comes(bench: Bench, outcome: Outcome, is_
     bench.plan()
     bench.wait(minutes=2)
     assert shown(bench.plan()) == ((Phase.DISK, Cause.PROVISIONED) if is_installed else TO_INSTALL)
-    assert bench.record is not None and bench.record.unknown_serves == ()
+    assert bench.record is not None and all(each.is_withheld for each in bench.record.unknown_serves)
     assert bench.condition("BootsProven") == (True, "Proven", "no boot waits for evidence")
 
 
@@ -181,6 +181,19 @@ def test_a_maintenance_whose_outcome_is_unknown_is_used_up_until_its_run_is_rais
     assert shown(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_OUTCOME)
     bench.decide(*INSTALL, repair(2))
     assert shown(bench.plan()) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
+
+
+def test_an_intent_that_nothing_was_offered_by_uses_no_boot_up(bench: Bench) -> None:
+    """User data and secrets that were not received: their intent has no offer."""
+    plan = bench.plan()
+    assert plan is not None
+    path = "boot/v1/boot/m/data/user-data"
+    seen = Observation(server="web01", path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one")
+    bench.observe(seen)
+    bench.plan()
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == TO_INSTALL
+    assert bench.record is not None and bench.record.unknown_serves == ()
 
 
 def test_a_maintenance_that_was_served_was_booted(bench: Bench) -> None:

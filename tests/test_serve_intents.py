@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,19 +19,23 @@ from gitboot.ledger.postgresql import connected
 from gitboot.observe.observation import Outcome
 from gitboot.observe.spool import line_of, take
 from gitboot.plan import Record
+from gitboot.serve.app import _has_received
+from gitboot.serve.connection import RECEIVED
 from tests import plain
 from tests.bench import Bench
 from tests.failing_disk import fill, small_disk
 from tests.fleets import fleet, server
 from tests.instance import Repository, eventually, running
 from tests.postgresqls import PostgresServer
-from tests.serving import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, get, planned, site
+from tests.serving import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, connect, get, planned, site
+from tests.site import PassingLoop
 from tests.test_serve_supervise import served
 
 SERVED, DISK = "(Network)", "boots its local disk"
 FLEET = planned(*ONCE)
 INSTALL = (ONCE[0], server("web01", "role: web", "provision: 1"), *ONCE[2:])
 REPORTED = planned(fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *ONCE[1:])
+LARGE = planned(*ONCE, templates={"t": '{"ignition": {"version": "3.4.0"}, "note": "%s"}' % ("x" * 400_000)})
 REPORT = f"{ENTRY.rpartition('/')[0]}/provisioned/{REPORTED.servers['web01'].decision.token}"
 CLIENTS = "baseURL: 'http://boot.test', provisioning: {evidence: Reported, clients: [10.12.0.0/16]}"
 
@@ -61,7 +67,7 @@ class Reader:
         taken = take(self._spool, self._offsets)
         self._offsets = taken.offsets
         for each in taken.observations:
-            self.bench.observe(replace(each, digest=self._digest, offer=None, at=self.bench.now, up=None))
+            self.bench.observe(replace(each, digest=self._digest, at=self.bench.now, up=None))
         self.bench.plan()
 
     @property
@@ -179,6 +185,46 @@ def test_finding_c6_a_report_by_get_that_a_full_log_cannot_take_is_answered_503(
             (disk / "all").unlink()
             eventually(lambda: get(url + REPORT).status_code == 204)
             assert {each.is_report for each in made.observed()} == {True}
+
+
+def test_finding_c6_user_data_that_a_client_breaks_off_is_no_evidence(here: Site) -> None:
+    here.publish(LARGE)
+    data = next(path for path in LARGE.boot_files if "/data/" in path)
+    with here.serve() as url:
+        with connect(url, receive_buffer=4096) as client:
+            client.sendall(f"GET {data} HTTP/1.1\r\nHost: endpoint\r\n\r\n".encode())
+            assert client.recv(100).startswith(b"HTTP/1.1 200")
+        assert len(get(url + data).content) > 400_000
+        eventually(lambda: [each for each in take(here.spool, {}).observations if each.outcome is Outcome.SERVED])
+    found = take(here.spool, {}).observations
+    assert sorted((each.outcome or "") for each in found) == ["", "", "served"]
+    broken_off, whole = (each.intent for each in found if each.outcome is None)
+    assert {each.intent for each in found if each.outcome is not None} == {whole} != {broken_off}
+
+
+def test_user_data_that_was_served_while_the_log_was_full_is_recorded_later(tmp_path: Path) -> None:
+    data = next(path for path in REPORTED.boot_files if "/data/" in path)
+    with small_disk(tmp_path) as disk, site(None) as made:
+        made.spool = disk / "spool"
+        made.spool.mkdir()
+        made.publish(REPORTED)
+        with served(made.root, "--spool", str(made.spool), "--accept-filesystem", "tmpfs") as (url, _):
+            fill(disk / "all")
+            assert get(url + data).status_code == 200
+            assert take(made.spool, {}).observations == []
+            (disk / "all").unlink()
+            eventually(lambda: take(made.spool, {}).observations)
+        assert {each.outcome for each in take(made.spool, {}).observations} == {Outcome.SERVED}
+
+
+def test_a_client_that_takes_nothing_for_a_minute_has_not_received_its_answer() -> None:
+    with closing(PassingLoop()) as loop:
+        scope = {"extensions": {RECEIVED: lambda: None}}
+        waiting = loop.create_task(_has_received(scope))
+        loop.run_until_complete(asyncio.sleep(0))
+        assert not waiting.done()
+        loop.passed_s += 61
+        assert loop.run_until_complete(waiting) is False
 
 
 def test_finding_c6_a_report_by_get_of_a_client_that_does_not_count_is_not_answered_as_heard(here: Site) -> None:

@@ -334,13 +334,14 @@ def test_e38_an_older_copy_of_the_tree_has_nothing_given_once_the_spool_has_forg
 def test_a_spool_that_was_lost_is_another_and_nothing_is_written_where_nobody_reads(here: Site) -> None:
     with here.serve() as url:
         assert GIVEN in get(url + ENTRY).text
+        here.observed()
         shutil.rmtree(here.spool)
         assert "(NotRecorded)" in get(url + ENTRY).text
         here.spool.mkdir()
         assert "(AnotherGiver)" in get(url + ENTRY).text, "the tree names the one that was lost"
         here.publish(FLEET, commit="2")
         assert GIVEN in get(url + ENTRY).text
-        assert [each.path for each in take(here.spool, {}).observations] == [f"boot{ENTRY}"]
+        assert [each.path for each in here.observed()] == [f"boot{ENTRY}"]
 
 
 def test_a_tree_that_names_no_spool_has_nothing_given(here: Site) -> None:

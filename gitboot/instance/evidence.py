@@ -32,7 +32,6 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.intents import with_outcomes
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import WAITING, Cause, Offer, Phase, Seen
-from gitboot.render.paths import Role, means
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.instant import wanted_release
 from gitboot.status import Event
@@ -83,13 +82,8 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
             _take(learning, fetch, commit, spec.evidence, at)
             if observation.outcome is Outcome.SERVED:
                 record_served(learning, fetch.offer)
-        elif not _is_of_secret(observation):  # without its secret, a system has been booted all the same
+        elif observation.offer is not None:  # it uses a boot up; user data and secrets use none up
             record_intent(learning, fetch.offer, observation, at, is_early=observation.intent not in ids)
-
-
-def _is_of_secret(observation: Observation) -> bool:
-    kind = means(observation.path)
-    return kind is not None and kind.role is Role.SEALED
 
 
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:

@@ -36,7 +36,7 @@ def last_lines(log: bytes) -> str:
 class Outcome(StrEnum):
     """What became of an intent to serve a boot."""
 
-    SERVED = "served"  # the endpoint has handed the whole answer to the connection
+    SERVED = "served"  # the client has received the whole answer, as far as its system has acknowledged that
     WITHHELD = "withheld"  # the endpoint sent no byte of it
 
 
@@ -83,6 +83,12 @@ class Observation:
     def is_open_intent(self) -> bool:
         """Whether it is the line of an intent, which leaves the outcome open."""
         return self.intent is not None and self.outcome is None
+
+    @property
+    def is_answered_anyway(self) -> bool:
+        """Whether an endpoint answers it even if it cannot record it: it is no secret, and uses no boot up."""
+        kind = means(self.path)
+        return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
     def is_report(self) -> bool:

@@ -29,16 +29,21 @@ class OpenIntents:
             self._open[observation.intent] = observation
 
     def withhold(self, observation: Observation) -> None:
-        """Record that nothing was served, if the observation is an intent. It may be in the log, or still get there."""
-        if observation.intent is not None:
+        """Record that nothing is served, if the observation is an intent. It may be in the log, or still get there.
+
+        If it is answered all the same, add it: `conclude` follows.
+        """
+        if observation.is_answered_anyway:
+            self.add(observation)
+        elif observation.intent is not None:
             self._write(replace(observation, outcome=Outcome.WITHHELD))
 
-    def conclude(self, intent: str, outcome: Outcome) -> None:
-        """Record what became of an intent that was added; for any other id, do nothing.
+    def conclude(self, intent: str, outcome: Outcome | None) -> None:
+        """Record what became of an intent that was added; None: that stays unknown. For any other id, do nothing.
 
         This returns at once. If the process ends before the outcome is written, the outcome stays unknown.
         """
-        if (intended := self._open.pop(intent, None)) is not None:
+        if (intended := self._open.pop(intent, None)) is not None and outcome is not None:
             self._write(replace(intended, outcome=outcome))
 
     def write_again(self) -> None:

@@ -27,7 +27,7 @@ from gitboot.serve.answers import Answer, Answers, Entry
 from gitboot.serve.api import Api
 from gitboot.serve.artifacts import ServedFiles, size_below
 from gitboot.serve.clients import Clients, client_address, membership, unnamed_proxy
-from gitboot.serve.connection import GONE
+from gitboot.serve.connection import GONE, PATIENCE_S, RECEIVED
 from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.limits import Bodies, Limits
 from gitboot.serve.metrics import Answered, Metrics
@@ -71,7 +71,7 @@ _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
 _MOST_REPORT_BYTES: Final = 1024 * 1024  # of a report and its log, of which the end counts
 
 DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
-_MOVING_S: Final = 0.01  # between two looks for a server whose address is on its way to another
+_LOOKS_S: Final = 0.01  # between two looks: for a server that moves, whether a client has received an answer
 _MOVING_LOOKS: Final = 50
 
 
@@ -213,7 +213,7 @@ class Endpoint:
             try:
                 return self._named.find(scope["path"], scope["query_string"], client, at)
             except Moving:
-                await asyncio.sleep(_MOVING_S)
+                await asyncio.sleep(_LOOKS_S)
         return None
 
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
@@ -232,7 +232,11 @@ class Endpoint:
         if await _has_left(scope):
             return None
         asking = _asking(scope, self._client(scope), at)
-        reply = await self._decided(answer, guarded, scope, asking)
+        try:
+            reply = await self._decided(answer, guarded, scope, asking)
+        except Exception:
+            self._giving.conclude(asking, Outcome.WITHHELD)
+            raise
         if not asking.intents:
             return reply
         if await _has_left(scope):
@@ -240,9 +244,12 @@ class Endpoint:
             return None
         return partial(self._served, reply, asking)
 
-    async def _served(self, reply: Reply, asking: Asking, scope: Scope, receive: Receive, send: Send) -> None:
-        await reply(scope, receive, send)
-        self._giving.conclude(asking, Outcome.SERVED)
+    async def _served(self, reply: Reply, asking: Asking, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send a reply, and record that it was served once the client has received all of it."""
+        await send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
+        await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+        self._giving.conclude(asking, Outcome.SERVED if await _has_received(scope) else None)
+        await send({"type": "http.response.body"})
 
     async def _decided(self, answer: Answer, guarded: Guarded, scope: Scope, asking: Asking) -> Reply:
         if guarded.role is Role.SEALED:
@@ -320,6 +327,15 @@ async def _has_left(scope: Scope) -> bool:
         return False
     await asyncio.sleep(0)  # so that the loop sees it
     return bool(scope.get("extensions", {}).get(GONE, bool)())
+
+
+async def _has_received(scope: Scope) -> bool:
+    """Wait until the client has received all that was sent; return False if it breaks off, or takes a minute."""
+    has_received, loop = scope.get("extensions", {}).get(RECEIVED, lambda: True), asyncio.get_running_loop()
+    ends_s = loop.time() + PATIENCE_S
+    while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - no event tells it
+        await asyncio.sleep(_LOOKS_S)
+    return bool(found)
 
 
 def _artifacts(root: Path, assets: Path | None) -> list[Route]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable
+from fcntl import ioctl
+from termios import TIOCOUTQ
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -15,6 +17,7 @@ from gitboot.serve.operators import OperatorsDoor
 from gitboot.serve.reply import Header, Reply
 
 GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left
+RECEIVED: Final = "gitboot.received"  # by which it asks whether the client has received all that was sent
 
 PATIENCE_S: Final = 60  # how long a client may take to take what it is sent
 HEAD_S: Final = 10  # how long it may take to ask for something
@@ -61,7 +64,8 @@ class Connection(HttpToolsProtocol):
         self._unanswered_bytes = 0
         self._unsent_bytes = 0
         self._moved_at = self.loop.time()  # when the client was last seen to do something
-        self._extensions: dict[str, Any] = {GONE: transport.is_closing}
+        self._extensions: dict[str, Any] = {GONE: transport.is_closing, RECEIVED: self._has_received}
+        self._had_received = False  # when the connection ended
         self._quickly: Callable[[str, Iterable[Header]], Reply | None] | None = getattr(self.app, "quickly", None)
         self._has_cycle = False  # whether the application was asked on this connection
         self._is_answered = False  # whether the request that is being read was answered here
@@ -80,6 +84,21 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
         self._limits.idle.leave(self)
         self._limits.all.leave(self)
+
+    def eof_received(self) -> None:
+        self._had_received = bool(self._has_received())  # the transport closes the socket after this
+        super().eof_received()
+
+    def _has_received(self) -> bool | None:
+        """Return whether the client's system has acknowledged all that was sent; None: it may do so later.
+
+        Linux counts what is not acknowledged (tcp(7), SIOCOUTQ). A client that breaks off with data unread resets the
+        connection, which loses the answer.
+        """
+        if self._client.is_closing():
+            return self._had_received
+        waiting = ioctl(self._client.get_extra_info("socket").fileno(), TIOCOUTQ, bytes(4))
+        return None if self._client.get_write_buffer_size() or any(waiting) else True
 
     def data_received(self, data: bytes) -> None:
         self._unanswered_bytes += len(data)

@@ -68,7 +68,7 @@ class Asking:
     query: Mapping[str, str]
     at: datetime
     only_looks: bool  # HEAD: it spends nothing
-    intents: list[str] = field(default_factory=list)  # that were recorded for it, and whose outcome is to be recorded
+    intents: list[str] = field(default_factory=list)  # whose outcomes are to be recorded
 
 
 class Giving:
@@ -208,7 +208,7 @@ class Giving:
         if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
             return False
         is_evidence = asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None
-        is_withheld_else = is_evidence and (asked.once or asked.role is Role.SEALED)
+        has_outcome = is_evidence and asked.role is not Role.REPORT  # a report is its request, whatever it is answered
         observation = Observation(
             server=asked.server,
             path=asked.path,
@@ -219,15 +219,14 @@ class Giving:
             log=log,
             up=self._tree.clock.up,
             is_evidence=is_evidence,
-            intent=token_hex(16) if is_withheld_else else None,
+            intent=token_hex(16) if has_outcome else None,
         )
-        is_recorded = await recorder.record(observation, self._tree.terms.giver)
-        if is_recorded and observation.intent is not None:
+        if observation.intent is not None:
             asking.intents.append(observation.intent)
-        return is_recorded
+        return await recorder.record(observation, self._tree.terms.giver)
 
-    def conclude(self, asking: Asking, outcome: Outcome) -> None:
-        """Record what became of the intents that were recorded for a request."""
+    def conclude(self, asking: Asking, outcome: Outcome | None) -> None:
+        """Record what became of the intents of a request; None: that stays unknown."""
         while asking.intents and self._recorder is not None:
             self._recorder.intents.conclude(asking.intents.pop(), outcome)
 

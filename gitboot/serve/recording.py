@@ -75,7 +75,7 @@ class Recording:
         if not done:
             self._note(TimeoutError())
             _logger.error("a fetch of %s was not recorded within %s s", observation.server, self._deadline_s)
-            if written.cancel():
+            if written.cancel() and not observation.is_answered_anyway:
                 return False
         else:
             self._note(error := written.exception())
@@ -137,7 +137,8 @@ class Recording:
 
     def _leave(self, counted: Iterable[Observation]) -> None:
         for each in counted:
-            plain = replace(each, intent=None)  # it was answered without a line of its own
+            # It was answered without lines of its own, and perhaps not wholly. A report has no intent.
+            plain = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
             self._spool.record(plain).add_done_callback(partial(self._left, each))
 
     def _left(self, observation: Observation, written: Future[None]) -> None:
