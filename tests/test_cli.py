@@ -448,7 +448,7 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
         ("diff main --path {unborn}", 64, "unborn has no commit yet"),
         ("diff nonsense --path {repository}", 64, "has no commit nonsense"),
         ("diff main --path {repository}", 64, "has no work tree, where something could lie uncommitted: write BASE.."),
-        ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be made: Not a directory"),
+        ("run {repository} --out {empty}/o --state {file}/s", 64, "cannot be read: Not a directory"),
         (
             "run {repository} --out {empty}/o --state {empty} --once --git-ssh {file}",
             64,
@@ -1077,7 +1077,7 @@ def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(
     _, state = running_instance
     lines = gitboot("events", "--state", state).out.splitlines()
     events = [json.loads(line) for line in lines]
-    assert [event["type"] for event in events][:2] == ["Accepted", "Published"]
+    assert [event["type"] for event in events][:3] == ["BranchChosen", "Accepted", "Published"]
     assert lines == [json.dumps(event, sort_keys=True) for event in events]
     assert gitboot("events", "--state", state, "--server", "web01").out == ""
 

@@ -26,6 +26,7 @@ _LOOK_S: Final = 0.1
 @click.option(
     "--timeout",
     "timeout_s",
+    envvar="GITBOOT_TIMEOUT",
     type=click.IntRange(min=0, max=LONGEST_S),
     default=_TIMEOUT_S,
     show_default=True,
