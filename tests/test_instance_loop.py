@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Event as Event_
 from threading import Thread
 
 import pytest
@@ -24,7 +24,7 @@ from gitboot.publish.manifest import STATUS
 from gitboot.status import Event
 from tests.fleets import SEED, maintenance
 from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually
+from tests.instance import Repository, eventually, git
 
 
 def loop(parts: Parts, events: list[Event]) -> Loop:
@@ -181,8 +181,8 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
 ) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
-    bell, is_free = HeardBell(), Event_()
-    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell) as running:
+    bell, is_free = HeardBell(), threading.Event()
+    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
         until_applied(parts, first, bell)
         assert conditions(parts)["SourceReady"] is True
         fetch = parts.source.fetch
@@ -193,7 +193,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
 
         monkeypatch.setattr("gitboot.instance.loop.SLOW_S", 0)
         monkeypatch.setattr(parts.source, "fetch", fetch_slowly)
-        running.fetch_now()
+        git(repository.bare, "branch", "other")  # a fetch follows that brings nothing new
         eventually(lambda: not conditions(parts)["SourceReady"])
         (found,) = (each for each in parts.reconciler.status.conditions if each.type == "SourceReady")
         assert found.reason == "SlowFetch"

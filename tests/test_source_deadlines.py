@@ -213,9 +213,14 @@ def test_a_clone_that_has_grown_to_its_limit_takes_nothing_more(work: Work, stat
 
         first = source(1 << 20).fetch()
         assert source(1).fetch() == first  # there is nothing new
-        work.commit({"fleet.yaml": "second"})
+        work.commit({"one": os.urandom(NOISE).hex()})
         with pytest.raises(SourceTooLarge):
             source(1).fetch()
+        source(2 * NOISE).fetch()  # zlib packs what is hexadecimal into half
+        work.commit({"other": os.urandom(NOISE).hex()})
+        with pytest.raises(SourceTooLarge):  # each pack is smaller than the limit, and both are not
+            source(2 * NOISE).fetch()
+        assert source(3 * NOISE).fetch() == work.head
 
 
 def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it_may(
