@@ -296,6 +296,19 @@ class MaintenanceDecision:
         }
 
 
+class WithheldBoot(NamedTuple):
+    """An install boot that a newer commit does not offer, in the window [start, end)."""
+
+    maintenance: str | None  # None: the policy's boot
+    start: datetime | None  # None: from the beginning
+    end: datetime | None  # None: without an end
+    takes_image_back: bool  # whether the newer commit offers another image there, or none
+    by: str  # the newer commit
+
+    def active(self, at: datetime) -> bool:
+        return (self.start is None or self.start <= at) and (self.end is None or at < self.end)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Everything that a commit says about one server: what could boot, and when."""
@@ -317,6 +330,8 @@ class Decision:
     stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
     endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
     local_disk: str | None = None  # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
+    # Install boots that newer commits do not offer. Not in the digest: the commit of this decision does not contain it.
+    withheld: tuple[WithheldBoot, ...] = ()
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
 
     @property
@@ -583,6 +598,7 @@ class Cause(StrEnum):
     OVERWRITTEN = "a maintenance wrote the disks since the server was provisioned, and unknown never installs"
     STOPPED = "boots that write disks are stopped"
     ABSENT = "a file that it would boot by is not there"
+    WITHHELD = "a newer commit that is not accepted yet does not offer this install boot"
     ALL_STOPPED = "all boots from the network are stopped"
     UNHEARD = "its maintenance has no end, and nothing was heard of the instance for an hour"
     INSTEAD = "in place of a boot that writes a disk"

@@ -38,7 +38,7 @@ def _is_comparable(old: Decision, new: Decision) -> bool:
 
 
 _PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
-_COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped"})
+_COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped", "withheld"})
 _same: Final = attrgetter(*sorted({each.name for each in fields(Decision) if each.compare} - _COMPARED))
 
 

@@ -113,6 +113,7 @@ class ServerState:
         """Whether planning anew at ``at``, not before this state was planned, gives the same."""
         return (
             self.decision.digest == decision.digest
+            and self.decision.withheld == decision.withheld
             and self.record == record
             and self.about == about
             and self.stop is stop

@@ -197,8 +197,8 @@ class _State:
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
     """Every instant at which something about the plan may change."""
-    for maintenance in decision.maintenances:
-        yield from (instant for instant in (maintenance.start, maintenance.end) if instant is not None)
+    for window in (*decision.maintenances, *decision.withheld):
+        yield from (instant for instant in (window.start, window.end) if instant is not None)
     if record is not None:
         if record.grace_until is not None:
             yield record.grace_until
@@ -230,9 +230,35 @@ def _state(
         return _disk(policy, Cause.ALL_STOPPED) if policy is not None else _nothing(Cause.ALL_STOPPED)
     if (decision.stopped or stop is Halt.WRITING) and boot.writes_disk:
         return _instead(decision.policy, Cause.STOPPED, absent)
+    if _is_withheld(decision, state, at, record):
+        instead = _instead(decision.policy, Cause.WITHHELD, absent)
+        if state.begun and instead.boot is None:  # the system that was booted still fetches its user data
+            return replace(instead, user_data=state.user_data, data=state.data)
+        return instead
     if not state.begun and boot.lacks(absent):
         return _instead(decision.policy, Cause.ABSENT, absent)
     return replace(state, inserted=_inserted(boot))
+
+
+def _is_withheld(decision: Decision, state: _State, at: datetime, record: Record | None) -> bool:
+    """Return whether a newer commit withholds the install boot of a state.
+
+    An attempt that has begun gets its remaining boots, unless a newer commit takes its image back.
+    """
+    if state.boot is None or not state.boot.writes_disk:
+        return False
+    found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.active(at)]
+    if not found or any(each.takes_image_back for each in found):
+        return bool(found)
+    return not (state.begun or (state.maintenance is None and _has_begun(decision.policy, record)))
+
+
+def _has_begun(policy: PolicyDecision | None, record: Record | None) -> bool:
+    """Return whether an attempt at what the policy wants has begun, and not failed."""
+    if policy is None or record is None or policy.network_boot is NetworkBoot.ALWAYS:
+        return False
+    last = last_attempt(record, provision_reason(policy, record))
+    return last is not None and last.failed is None
 
 
 def _inserted(boot: Boot) -> Boot | None:
