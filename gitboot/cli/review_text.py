@@ -87,6 +87,8 @@ def _guards(review: Review) -> Iterator[str]:
             yield _wrapped(f"by {trip.by}", "    ")
     if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
         yield f"  {left}"
+    if (note := review.note_on_records) is not None:
+        yield _wrapped(note)
     for each in review.unheeded:
         yield _wrapped(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
 

@@ -15,7 +15,7 @@ from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
-from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, reinstalls
+from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, may_be_installed, reinstalls
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger, shared_change, unknown_change
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
@@ -139,6 +139,11 @@ class Changes:
             takeover=self.shared is not None and changes_ledger(self.shared),
             areas=self.areas,
             unknown_claims=self.unknown_claims,
+            by_policy=tuple(
+                each.new.server
+                for each in self.of(Risk.REINSTALL)
+                if each.old is not None and each.new is not None and may_be_installed(each.reinstalls)
+            ),
         )
 
     def of(self, risk: Risk) -> tuple[ServerChange, ...]:

@@ -44,6 +44,7 @@ class Extent:
     takeover: bool  # whether another instance may act for the fleet by it
     areas: tuple[Area, ...]  # the whole fleet first
     unknown_claims: tuple[str, ...] = ()  # new servers that boot what claims to write no disk, and none did before
+    by_policy: tuple[str, ...] = ()  # of `reinstalls`, servers whose records may show that nothing is installed again
 
     def taking_back(self, accepted: str, revision: str) -> Extent:
         """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.

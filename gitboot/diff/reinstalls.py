@@ -180,6 +180,21 @@ def _told(maintenance: MaintenanceDecision) -> str:
     return f"{image}, {maintenance.network_boot}, run {maintenance.run}, [{start}, {end})"
 
 
+def may_be_installed(asked: tuple[Reinstall, ...]) -> bool:
+    """Return whether the record of a server can show that all of ``asked`` is installed already.
+
+    A record has what a policy has installed on this machine. It does not have what other machines boot, nor whether an
+    image really writes no disk.
+    """
+    return bool(asked) and all(each.maintenance is None and each.why in _OF_POLICY for each in asked)
+
+
+RAISED: Final = frozenset({Why.PROVISION, Why.ATTEMPTS, Why.BOOTS})  # what hardly any record shows as installed
+_OF_POLICY: Final = RAISED | {
+    *(Why.IMAGE, Why.POLICY, Why.NETWORK_BOOT, Why.WAIT, Why.OVERRIDE, Why.WRITES_DISK, Why.UNCOVERED),
+}
+
+
 def asks_at_once(asked: tuple[Reinstall, ...]) -> bool:
     """Whether the policy asks for its boot whatever was provisioned before."""
     return any(each.maintenance is None for each in asked)

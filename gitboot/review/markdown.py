@@ -121,6 +121,8 @@ def _guards(review: Review) -> Iterator[str]:
         ],
         "limit",
     )
+    if (note := review.note_on_records) is not None:
+        yield f"- {note}"
     yield from _fitting(
         [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
         "acknowledgement",

@@ -12,6 +12,7 @@ from gitboot.diff.changes import Changes, compare
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
+from gitboot.diff.reinstalls import RAISED, may_be_installed
 from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load import FleetRepository, Id
 from gitboot.phrases import count
@@ -101,6 +102,18 @@ class Review:
                 return "unchanged: no decision is another"
         acknowledged = dict.fromkeys(trip.guard for trip in self.verdict.trips) if self.verdict else ()
         return f"fine, {', '.join(acknowledged)} acknowledged" if acknowledged else "fine: no guard holds it"
+
+    @property
+    def note_on_records(self) -> str | None:
+        """What an instance may find out by its records, which a review does not have; None: nothing of interest."""
+        if self.changes is None or self.verdict is None or Guard.MAX_REINSTALLS not in self.verdict.holding:
+            return None
+        changes = self.changes.of(Risk.REINSTALL)
+        if self.changes.disk_claims or not all(may_be_installed(each.reinstalls) for each in changes):
+            return None
+        if any(reason.why in RAISED for each in changes for reason in each.reinstalls):
+            return None
+        return "The instance lets maxReinstalls pass if its records show that nothing is installed again."
 
     @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
