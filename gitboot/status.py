@@ -76,6 +76,17 @@ class Held:
     digest: Digest  # of what it changes
     guards: tuple[str, ...]
     lines: tuple[str, ...] = ()  # that acknowledge it in a commit's message; none where no line does
+    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that it reinstalls them
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WithheldServer:
+    """A server of which gitboot withholds an install boot, because a newer commit does not offer it."""
+
+    server: str
+    by: tuple[str, ...]  # the newer commits, sorted
+    boots: str | None  # the image that it boots now; None: its disk
+    why: str  # why it boots that, in words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +129,7 @@ class Status:
     attempted: str | None = None  # the commit that was tried last
     problems: tuple[Problem, ...] = ()  # of the attempted commit
     held: Held | None = None  # the attempted commit, where a guard holds it
+    withheld: tuple[WithheldServer, ...] = ()  # the servers of which install boots are withheld, by name
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one, the oldest first
     accepted: str | None = None  # the commit that the next one is compared with
     committed_at: datetime | None = None  # the committer time of the accepted commit
@@ -153,9 +165,15 @@ class Status:
             "attempted": {
                 "commit": self.attempted,
                 "problems": facts(self.problems),
-                "held": {"digest": self.held.digest, "guards": list(self.held.guards), "lines": list(self.held.lines)}
+                "held": {
+                    "digest": self.held.digest,
+                    "guards": list(self.held.guards),
+                    "lines": list(self.held.lines),
+                    "reinstalls": list(self.held.reinstalls),
+                }
                 if self.held
                 else None,
+                "withheld": facts(self.withheld),
             },
             "accepted": {
                 "commit": self.accepted,

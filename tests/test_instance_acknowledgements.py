@@ -87,10 +87,11 @@ def applied(parts: Parts) -> str | None:
 
 
 def lines(parts: Parts) -> str:
-    """The lines that acknowledge what is held."""
-    held = parts.reconciler.status.held
-    assert held is not None
-    return "\n".join(f"Gitboot-Ack: {held.digest} {guard}" for guard in held.guards)
+    """The lines that acknowledge what is held, or will be unless records let it through."""
+    candidate = parts.reconciler.standing.attempt.candidate
+    assert candidate is not None
+    verdict = candidate.verdict
+    return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding)
 
 
 def unheeded(parts: Parts) -> str:

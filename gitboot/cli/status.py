@@ -16,6 +16,7 @@ from gitboot.terminal import style
 
 _MOST_PROBLEMS: Final = 10
 _MOST_INSTALLATIONS: Final = 10
+_MOST_SERVERS: Final = 20
 _COUNTED: Final = ("records", "installs", "runs", "installing", "drift", "bmcs")
 
 
@@ -88,12 +89,26 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(f"held       by {', '.join(held['guards'])}")
+        lines += _limited([f"    {name} may be reinstalled" for name in held.get("reinstalls", ())])
+    lines += _limited([_withheld(each) for each in status["attempted"].get("withheld", ())])
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
     ]
     if left := more(len(problems) - _MOST_PROBLEMS):
         lines.append(f"    {left}; `gitboot validate` shows them all")
     return "\n".join([*lines, "", *_conditions(status["conditions"], state)])
+
+
+def _withheld(server: dict[str, Any]) -> str:
+    """Return what a server boots while gitboot withholds its install boot."""
+    by = ", ".join(commit[:12] for commit in server["by"])
+    return f"withheld   {server['server']} boots {server['boots'] or 'its disk'}; its install boot is not in {by}"
+
+
+def _limited(lines: list[str]) -> list[str]:
+    """Return the first lines about servers, and how many there are besides."""
+    left = more(len(lines) - _MOST_SERVERS, "server")
+    return [*lines[:_MOST_SERVERS], *([f"    {left}; `gitboot status -o json` lists them all"] if left else [])]
 
 
 def _lease(state: Path) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import is_not
 from typing import Final, Protocol
 
 from gitboot.authorship import Message, ReinstallsNeed, Signer
@@ -16,7 +17,9 @@ from gitboot.facts import facts as as_facts
 from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.rollback import joined, offering, withheld_by
 from gitboot.instance.stops import released
+from gitboot.ledger.entries import Withheld
 from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.model.scalars import SystemUuid
@@ -112,6 +115,12 @@ class Attempt:
     acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
     changed: tuple[ChangedArea, ...] = ()  # likewise
     keys: str = ""  # what is another since the attempted one was judged, where keys are
+    withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
+    offered: Commit | None = None  # the accepted commit without these boots
+    evaluated: Revision | None = None  # the newest commit by which they were found
+    stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
+    read: Revision | None = None  # the same commit, once every fetch up to then is learned
+    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
     def is_behind(self) -> bool:
@@ -119,14 +128,27 @@ class Attempt:
         return self.accepted is None or self.accepted.revision != self.attempted
 
     @property
+    def is_preliminary(self) -> bool:
+        """Whether gitboot judges the held commit by records as soon as it has learned of the fetches up to now."""
+        candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
+        return is_published and self.waiting is None and candidate is not None and candidate.is_preliminary
+
+    @property
     def held(self) -> Held | None:
         """The commit that waits for an acknowledgement."""
-        if self.candidate is None:
+        if self.candidate is None or self.is_preliminary:
             return None
         verdict = self.candidate.verdict
         guards = tuple(str(guard) for guard in verdict.holding)
+        is_reinstalling = Guard.MAX_REINSTALLS in verdict.holding
         lines = _lines(verdict, self.candidate.need) if self.candidate.heeds_lines else ()
-        return Held(commit=self.candidate.commit.revision, digest=verdict.digest, guards=guards, lines=lines)
+        return Held(
+            commit=self.candidate.commit.revision,
+            digest=verdict.digest,
+            guards=guards,
+            lines=lines,
+            reinstalls=self.candidate.reinstalls if is_reinstalling else (),
+        )
 
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
@@ -169,6 +191,10 @@ class Accepting:
         self._kept = kept  # one that was accepted before it, of which nothing has to be found out
         self._merges = _MergesBetween(source)
         self._has_searched = False  # whether since the start
+        self._judged_by_records: Candidate | None = None  # the last one
+        self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
+        self._path: tuple[tuple[Commit, ...], Withheld | None] | None = None  # the last of `withheld_by`
+        self._offering: tuple[Commit, Withheld | None, Commit] | None = None  # the last of `_without_withheld`
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """What becomes of the newest commit, and what there is to say of it.
@@ -181,7 +207,7 @@ class Accepting:
             attempt = self._over_a_whole_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:
                 break
-        return attempt, tuple(events)
+        return self._without_withheld(attempt), tuple(events)
 
     def has_asked(self, attempt: Attempt, knowledge: Knowledge) -> bool:
         """Ask what the newest commit says, if nobody has; say whether that is still being evaluated."""
@@ -238,15 +264,20 @@ class Accepting:
         attempt = replace(attempt, waiting=None)
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
+        reads_records = attempt.read == latest
+        has_news |= reads_records and self._has_new_records(attempt, knowledge)
+        before = attempt.withheld
         if latest == attempt.attempted and not (attempt.is_behind and has_news):
             return attempt
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
-            found = self._judging.judge(ahead, knowledge, attempt.met)
+            found = self._judging.judge(ahead, knowledge, attempt.met, reads_records=reads_records)
         except Unfinished:
             return attempt
+        self._records_read = _records_of(knowledge)
         if suspension is not None and at < suspension.until:
-            return replace(attempt, orders=found.latest_orders, waiting=latest)
+            withheld = self._withheld(before, attempt.accepted, found.valid, latest)
+            return replace(attempt, orders=found.latest_orders, waiting=latest, withheld=withheld, evaluated=latest)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             met = attempt.met | found.used
@@ -258,9 +289,12 @@ class Accepting:
                 let_in=found.let_in,
                 acknowledged=tuple(_heeded(found.hops)),
                 changed=tuple(_changed(found.hops, _subjects(ahead))),
+                rolled_back=found.rolled_back,
             )
             events += _acknowledged(found.hops, at)
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
+        withheld = self._withheld(before, attempt.accepted, found.newer, latest)
+        attempt = replace(attempt, withheld=withheld, evaluated=latest)
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
@@ -268,7 +302,47 @@ class Accepting:
         accepted = attempt.accepted
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
             held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
+        self._judged_by_records = held if reads_records else None
         return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
+
+    def _withheld(
+        self, before: Withheld | None, accepted: Commit | None, newer: Sequence[Commit], latest: Revision
+    ) -> Withheld | None:
+        """Return what newer commits withhold, and what was withheld ``before`` by a commit that is newer than those.
+
+        So it is after a restore or a take-over, until the clone has that commit.
+        """
+        now = None
+        if accepted is not None and newer:
+            path = (accepted, *newer)
+            if self._path is None or len(path) != len(self._path[0]) or any(map(is_not, path, self._path[0])):
+                self._path = path, withheld_by(accepted, newer, latest)
+            found = self._path[1]
+            now = found._replace(by=latest) if found is not None else None
+        if before is None or before.by == latest:
+            return now
+        by, is_over = Revision(before.by), False
+        with suppress(SourceError):
+            # A commit that was force-pushed away is in no clone that is made anew.
+            is_over = self._source.is_rewind(latest, by) if self._source.has(by) else self._limits.allow_rewind
+        return now if is_over else joined(before, now)
+
+    def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
+        """Return whether records may let a held commit through that did not when it was judged last."""
+        if attempt.candidate is None or not attempt.candidate.by_records:
+            return False
+        if attempt.candidate is not self._judged_by_records:  # or it was, and the ledger did not take what came of it
+            return True
+        return any(map(is_not, self._records_read, _records_of(knowledge)))
+
+    def _without_withheld(self, attempt: Attempt) -> Attempt:
+        """Return the attempt with what the accepted commit offers without the withheld boots."""
+        accepted, last = attempt.accepted, self._offering
+        if accepted is None:
+            return attempt
+        if last is None or last[0] is not accepted or last[1] != attempt.withheld:
+            last = self._offering = accepted, attempt.withheld, offering(accepted, attempt.withheld)
+        return replace(attempt, offered=last[2])
 
     def _searched(self, attempt: Attempt, knowledge: Knowledge, *_: object) -> Attempt:
         """Find the acknowledgements in the history of the accepted commit: none of them counts again.
@@ -316,7 +390,7 @@ class Accepting:
                 return attempt
             commit = evaluated.commit
         self._kept = None
-        accepted = replace(self._accepted(commit, (), {}, events, at), orders=attempt.orders)
+        accepted = replace(self._accepted(commit, (), {}, events, at), orders=attempt.orders, withheld=attempt.withheld)
         return self._adopted(accepted)  # what comes next is compared with it
 
     def _accepted(
@@ -436,6 +510,11 @@ def _changed(hops: Iterable[tuple[Revision, Verdict]], subjects: Mapping[str, st
             )
 
 
+def _records_of(knowledge: Knowledge) -> tuple[object, ...]:
+    """Return what decides whether a server is installed: another object where anything of it is another."""
+    return knowledge.records, knowledge.overrides, knowledge.pending, knowledge.unseen, knowledge.facts.gap
+
+
 def _has_new_approvals(attempt: Attempt, knowledge: Knowledge) -> bool:
     """Whether a held commit may be judged otherwise by now."""
     held = attempt.candidate
@@ -472,6 +551,8 @@ def held_message(held: Candidate) -> str:
     trips = "; ".join(f"{trip.guard}: {words.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
     approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
+    if Guard.MAX_REINSTALLS in verdict.holding and held.reinstalls:
+        trips = f"{trips} ({some(held.reinstalls)})"
     message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
     if not held.heeds_lines:
         return f"{message}. {_AFTER_GAP}"

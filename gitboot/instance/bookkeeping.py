@@ -158,6 +158,10 @@ def _write_facts(tx: Transaction, news: News) -> None:
         facts.stop(tx, now.stoppage)
     if now.orders != before.orders:
         facts.order(tx, now.orders)
+    if now.withheld != before.withheld:
+        facts.withhold(tx, now.withheld)
+    if now.rolled_back != before.rolled_back:
+        facts.roll_back(tx, now.rolled_back)
     facts.approve(tx, news.approved)
     acknowledgements.add(tx, news.met)
 

@@ -178,7 +178,7 @@ class Bookmark:
         since = replace(self._since, planned=self._since.planned + planned)
         self._since = since
         commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)
-        if commit is None or servers < WORTH or since.planned * _SHARE <= servers:
+        if commit is None or commit.withheld or servers < WORTH or since.planned * _SHARE <= servers:
             return
         if since.kept_at is not None and since.kept_at <= at < since.kept_at + _OFTEN:
             return

@@ -206,7 +206,7 @@ def assembled(
     standing = Standing(
         knowledge=knowledge,
         keys=outside.keys,
-        attempt=Attempt(orders=knowledge.facts.orders),
+        attempt=Attempt(orders=knowledge.facts.orders, withheld=knowledge.facts.withheld),
         schedule=Schedule(most_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
         longest_step=timedelta(minutes=settings.step_minutes),
         opened=store.progress[1],

@@ -12,7 +12,7 @@ from gitboot.load import FleetRepository, Revision
 from gitboot.load.machines import NO_MOVES, Machine, Moves, machines
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
-from gitboot.plan import Decision
+from gitboot.plan import Decision, WithheldBoot
 from gitboot.problems.problem import Problem
 from gitboot.resolve import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
@@ -38,6 +38,7 @@ class Commit:
     site: str | None = None  # whose servers alone these are; None: all of the fleet
     written: Mapping[str, Written] = field(default_factory=dict)  # by server; of none, where no page is published
     shown: bytes | None = None  # what the page shows of streams and windows, as JSON
+    withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)  # see `instance.rollback`
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
     # Servers of which it says anything else than its base, gone ones too.
     touched: frozenset[str] = field(default=frozenset(), compare=False)

@@ -148,7 +148,9 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("Accepting", False, "Suspended", message, at)
     else:
         yield _condition("Accepting", True, "Accepting", "new commits are accepted", at)
-    if attempt.candidate is not None:
+    if attempt.is_preliminary:
+        yield from (each for each in standing.conditions if each.type == "CommitAccepted")
+    elif attempt.candidate is not None:
         yield _condition("CommitAccepted", False, "GuardTripped", held_message(attempt.candidate), at)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
         yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer), at)

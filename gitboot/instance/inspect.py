@@ -50,6 +50,7 @@ from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import media_of, shared_values, wanted_by
+from gitboot.instance.rollback import offering
 from gitboot.instance.states import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
@@ -297,6 +298,7 @@ class Inspection:
 
 def subjects(commit: Commit, knowledge: Knowledge, keys: TokenKeys, at: datetime) -> Iterator[Subject]:
     """All machines with a BMC, by name; then those that have left an override behind."""
+    commit = offering(commit, knowledge.facts.withheld)
     values, stop = shared_values(knowledge), stop_of(knowledge, commit, knowledge.facts.orders)
     mistrusted = doubt_of(knowledge.facts, commit.decisions)
     for decision in commit.decisions.servers.values():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.bmc.access import Pair, pair_of
-from gitboot.diff.guard import Acknowledged, Limits, Unheeded, Verdict, judge
+from gitboot.diff.guard import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, Orders
@@ -16,6 +16,7 @@ from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
+from gitboot.instance.rollback import need_no_install
 from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.model.scalars import SystemUuid
@@ -61,6 +62,10 @@ class Candidate:
     released: tuple[str, ...] = ()  # servers that would boot what the accepted commit has stopped
     need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
     heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
+    by_records: bool = False  # whether what records show decides how many servers it reinstalls
+    awaits_records: bool = False  # whether records may show that it reinstalls less, once all fetches are read
+    is_preliminary: bool = False  # whether they may let it through
+    reinstalls: tuple[str, ...] = ()  # servers that it may reinstall, as far as records can show that
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,12 +76,20 @@ class Advance:
     hops: tuple[tuple[Revision, Verdict], ...] = ()  # that lead there
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number each machine came by then
     moves: Moves = NO_MOVES  # by then
+    valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
+    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records show as installed what is reached, up to now
     used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, none of which counts again
     let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
+
+    @property
+    def newer(self) -> tuple[Commit, ...]:
+        """The valid commits after `reached`, or after the accepted one where none is reached, the oldest first."""
+        at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
+        return self.valid[at:]
 
     @property
     def latest_orders(self) -> Orders | None:
@@ -133,10 +146,14 @@ class Judging:
         self._evaluation, self._limits, self._covered, self._need = evaluation, limits, covered, need
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
-    def judge(self, ahead: Ahead, knowledge: Knowledge, met: frozenset[str] = frozenset()) -> Advance:
+    def judge(
+        self, ahead: Ahead, knowledge: Knowledge, met: frozenset[str] = frozenset(), *, reads_records: bool = False
+    ) -> Advance:
         """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`.
 
-        ``met`` are acknowledgements that do not count again, besides those in ``knowledge``.
+        ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
+        records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
+        have been read.
         """
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
@@ -146,11 +163,14 @@ class Judging:
         commits, given = walk.commits, approvals(knowledge)
         if not walk.legs:
             return Advance(invalid=walk.invalid, orders=walk.orders_after(0), passed=tuple(_passed(ahead, walk, None)))
+        shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
 
         def judged(old: int, new: int) -> Verdict:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
-            return self._verdict(ahead, commits[old], evaluated, knowledge)
+            shown[old, new] = _shown_installed(commits[old], evaluated, knowledge)
+            installed = len(shown[old, new]) if reads_records else 0
+            return self._verdict(ahead, commits[old], evaluated, knowledge, installed)
 
         def named(hop: Hop) -> tuple[Revision, Verdict]:
             return ahead.merges[hop.new - 1][0], hop.verdict
@@ -165,6 +185,12 @@ class Judging:
                 unheeded=found.unheeded,
                 need=self._need,
                 heeds_lines=heeds_lines,
+                **_by_records(
+                    self._evaluated(newest.revision, commits[found.held.old]),
+                    shown[found.held.old, found.held.new],
+                    found.held.verdict,
+                    reads_records=reads_records,
+                ),
             )
         known, moves = ahead.accepted.machines if ahead.accepted is not None else {}, walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
@@ -172,6 +198,8 @@ class Judging:
             reached=reached,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
             hops=tuple(map(named, found.hops)),
+            valid=tuple(each for at, each in sorted(commits.items()) if at and each is not None),
+            rolled_back=frozenset(uuid for hop in found.hops for uuid in shown[hop.old, hop.new]),
             used=found.used,
             introduced=introduced(known, walk.come_by(found.reached, moves.machines)),
             moves=moves,
@@ -240,14 +268,20 @@ class Judging:
         before = frozenset(map(pair_of, _bmcs(base.machines.values()))) if base is not None else frozenset()
         return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
 
-    def _verdict(self, ahead: Ahead, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> Verdict:
-        """What guards say of one step, with nothing acknowledged."""
+    def _verdict(
+        self, ahead: Ahead, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge, installed: int = 0
+    ) -> Verdict:
+        """What guards say of one step, with nothing acknowledged.
+
+        Records show that ``installed`` servers of those that it would reinstall have what it wants.
+        """
         commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
         limits = self._limits.tightened_by(commit.fleet.guards)
         if base is not None:  # a commit that loosens the fleet's guards is judged by the old ones
             limits = limits.tightened_by(base.fleet.guards)
         else:
             come = strangers(knowledge, come)
+        changes = replace(changes, reinstalls=changes.reinstalls - installed) if installed else changes
         identity = knowledge.facts.identity
         if ahead.leaves_out is not None:
             changes = changes.taking_back(ahead.leaves_out, commit.revision)
@@ -261,6 +295,29 @@ class Judging:
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
+
+
+def _shown_installed(base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> tuple[SystemUuid, ...]:
+    """Return the machines that a step would reinstall by the two commits, and does not by their records."""
+    if base is None:
+        return ()
+    return need_no_install(evaluated.changes.by_policy, base, evaluated.commit, knowledge)
+
+
+def _by_records(
+    evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, reads_records: bool
+) -> dict[str, Any]:
+    """Return the fields of a `Candidate` that records decide; those of the machines ``shown`` show it as installed."""
+    assert isinstance(evaluated, Evaluated)  # noqa: S101 - a guard judges valid commits only
+    names, installed = evaluated.changes.by_policy, evaluated.commit.called(shown)
+    awaits, open_trips = bool(shown) and not reads_records, [each for each in verdict.trips if not each.acknowledged]
+    return {
+        "by_records": bool(names),
+        "awaits_records": awaits,
+        "is_preliminary": awaits
+        and all(each.guard is Guard.MAX_REINSTALLS and each.number - len(shown) <= each.limit for each in open_trips),
+        "reinstalls": tuple(each for each in names if each not in installed),
+    }
 
 
 def _passed(ahead: Ahead, walk: _Walk, found: Way | None) -> Iterator[PassedMerge]:

@@ -19,8 +19,9 @@ from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
 from gitboot.instance.requests import HeldChanges
+from gitboot.instance.rollback import rolled_back
 from gitboot.instance.switching import carry_switches
-from gitboot.ledger.entries import Request
+from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
@@ -51,6 +52,8 @@ class Batch:
     searched: str | None = None  # the commit whose history was searched for acknowledgements; None: as before
     met: frozenset[str] = frozenset()  # acknowledgements that do not count again
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
+    withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
+    rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
     moves: Moves = NO_MOVES  # of machines between this instance's site and the others, likewise
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
@@ -97,14 +100,15 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events
     if batch.accepted is not None:
-        learning.facts = replace(learning.facts, orders=batch.orders)
+        learning.facts = replace(learning.facts, orders=batch.orders, withheld=batch.withheld)
     if batch.searched is not None:
         learning.facts = replace(learning.facts, searched=batch.searched)
     learning.met |= batch.met
     learning.known_pairs |= batch.let_in
     if batch.accepted is not None and batch.accepted[0] != learning.facts.accepted:
         revision, learning.used_up = batch.accepted
-        learning.facts = replace(learning.facts, accepted=revision)
+        taken_back = rolled_back(knowledge, sorted(batch.rolled_back), learning.facts.sequence)
+        learning.facts = replace(learning.facts, accepted=revision, rolled_back=taken_back)
         provisioning.let_go(learning, batch.moves)
         learning.decide()
     if batch.sightings is not None:

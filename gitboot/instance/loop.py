@@ -153,6 +153,10 @@ class Loop:
         """Fetch, reconcile, and wait for the jobs at BMCs."""
         self._fetch_once()
         self._reconcile(wait=True)
+        for _ in range(2):  # to learn of the fetches up to now, and to judge by the records
+            candidate = self._reconciler.standing.attempt.candidate
+            if candidate is not None and candidate.awaits_records:
+                self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
         """Reconcile again and again, until `stop` or the bell's end; ``serving`` says how endpoints fare."""

@@ -241,7 +241,19 @@ def _has_lost(state: ServerState, knowledge: Knowledge) -> bool:
 
 
 def changed_by(before: Commit | None, now: Commit) -> frozenset[str]:
-    """The servers of which a commit says anything else than the one before, and those that it lacks."""
+    """The servers of which a commit says anything else than the one before, and those that it lacks.
+
+    So is a server of which other boots are withheld.
+    """
+    found = _described_otherwise(before, now)
+    if before is None or not (before.withheld or now.withheld):
+        return found
+    uuids = before.withheld.keys() | now.withheld.keys()
+    others = [uuid for uuid in uuids if before.withheld.get(uuid) != now.withheld.get(uuid)]
+    return found | before.called(others) | now.called(others)
+
+
+def _described_otherwise(before: Commit | None, now: Commit) -> frozenset[str]:
     servers, here = now.decisions.servers, now.machines
     if before is None:
         return frozenset(servers)

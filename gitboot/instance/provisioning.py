@@ -249,8 +249,26 @@ def record_boot(learning: Learning, offer: Offer, made_at: datetime, evidence: s
     if record is None or learning.settled is None:
         return
     now, what = provisioned(offer, record, _by_this_clock(made_at, at), evidence)
-    if now is not record:
+    if now is not record and offer.number <= learning.facts.rolled_back.get(offer.uuid, -1):
+        _note_overwritten(learning, offer, record, evidence, at)
+    elif now is not record:
         _note(learning, offer, now, ("Provisioned", f"{what} ({evidence})"), evidence, at)
+
+
+def _note_overwritten(learning: Learning, offer: Offer, record: Record, evidence: str, at: datetime) -> None:
+    """Record that a boot which a commit took back was made all the same: unknown never installs, a person has to look.
+
+    A mirror served it, or its evidence came late: when the commit was accepted, nothing showed that it was fetched.
+    """
+    by = f"BootImage/{offer.image}"
+    if record.overwritten_by == by:
+        return
+    now = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
+    what = f"was installed with {by}, which the accepted commit had taken back: its disk is unknown ({evidence})"
+    learning.write_record(offer.uuid, offer.server, now)
+    facts = {"server": offer.server, "evidence": evidence, "image": offer.image, "plan": offer.plan}
+    message = f"{offer.server}: {what}. Say what is installed there with gitboot records set {offer.server}"
+    learning.events.append(Event(at=at, type="TakenBackBootMade", message=message, facts=facts, warning=True))
 
 
 def record_run(learning: Learning, offer: Offer, seen: Seen, evidence: str, at: datetime, *, starts: bool) -> None:

@@ -137,7 +137,8 @@ class Reconciler:
                 current, taken = taken_in(read_back(before, self._store), self._store, self._inbox, at)
                 lap(Stage.TAKE_IN)
                 # After a start it is not known yet what is held: an approval waits until it is.
-                waiting = {BEGIN} if current.attempt.attempted is not None else {BEGIN, APPROVE}
+                is_judged = current.attempt.attempted is not None and not current.attempt.is_preliminary
+                waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
                 wanted = tuple(each for each in taken.requests if each.what not in waiting)
                 is_approval_left = any(each.what == APPROVE for each in taken.requests if each.what in waiting)
                 witnessed = taken.witnessed or is_vouched_for(current)
@@ -154,12 +155,16 @@ class Reconciler:
                 lap(Stage.LEARN)
                 write(self._store, (asked.news, learnt.news))
                 self._inbox.forget(heard)
+            if (
+                attempt.stands == current.attempt.stands and self._inbox.unread is None
+            ):  # what was fetched until it stood is learned now
+                attempt = replace(attempt, read=attempt.stands)
             now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
         except LedgerError as error:  # nothing of it counts, and what has come in waits
             now = replace(before, unwritable=str(error))
         now = replace(now, knowledge=replace(now.knowledge, claims=self._inbox.claims))
         lap(Stage.WRITE)
-        different = frozenset[str]()
+        different, may_judge = frozenset[str](), False
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
@@ -171,6 +176,10 @@ class Reconciler:
             now = self._published(now, commit, different, at)
             if wait:
                 self._target.settle()
+            now = _with_withheld_standing(now, commit)
+            candidate = now.attempt.candidate
+            may_judge = candidate is not None and candidate.awaits_records
+            may_judge = may_judge and _progress(now.attempt) != _progress(before.attempt)
             lap(Stage.PUBLISH)
             now = self._asked(now, commit, at)
             lap(Stage.ASK)
@@ -180,7 +189,9 @@ class Reconciler:
             self._bookmark.keep(self.standing, len(different), at)
         lap(Stage.REPORT)
         lap.end(Stage.RECONCILE)
-        return at if is_approval_left and self.standing.attempt.attempted is not None else due
+        # A held commit is judged by the records once it is learned what was fetched before files changed.
+        is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
+        return at if is_judged_next or may_judge else due
 
     def has_asked(self, fetched: Fetched | None) -> bool:
         """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
@@ -226,6 +237,8 @@ class Reconciler:
             moves=attempt.moves,
             let_in=attempt.let_in,
             orders=attempt.orders,
+            withheld=attempt.withheld,
+            rolled_back=attempt.rolled_back,
             caught_up=knowledge.facts.gap and is_fetched and self._accepting.is_newest(attempt),
             events=(*events, *done),
             sightings=heard.sightings,
@@ -239,7 +252,7 @@ class Reconciler:
             commit=accepted,
             requests=tuple(each for each in heard.requests if each.what == BEGIN),
             introduced=attempt.introduced,
-            changed=changed_by(settled, accepted) | unplanned,
+            changed=changed_by(settled, attempt.offered or accepted) | unplanned,
             left=left_by(settled, accepted) if knowledge.settled else None,
             begun=before.plans.begun.keys() | unplanned,
             fetched=fetches_of(self._store, heard.spooled, before.keys),
@@ -382,6 +395,19 @@ class Reconciler:
             return at + LEDGER_RETRY
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
+
+
+def _progress(attempt: Attempt) -> tuple[str | None, str | None]:
+    """Return how far a commit has come that is judged by records."""
+    return attempt.stands, attempt.read
+
+
+def _with_withheld_standing(now: Standing, commit: Commit) -> Standing:
+    """Return the standing with the commit by which install boots are withheld in what is published."""
+    attempt = now.attempt
+    if attempt.stands == attempt.evaluated or now.unwritable is not None or not now.publication.stands_for(commit):
+        return now
+    return replace(now, attempt=replace(attempt, stands=attempt.evaluated))
 
 
 def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:

@@ -23,7 +23,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
-from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling, ThreadFailure
+from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling, ThreadFailure, WithheldServer
 from gitboot.timekeeping import Keeping
 
 
@@ -91,9 +91,14 @@ class Standing:
 
     @property
     def commit(self) -> Commit | None:
-        """The accepted commit, where this instance goes by it: a Fleet may name the one ledger that acts."""
+        """The accepted commit, where this instance goes by it: a Fleet may name the one ledger that acts.
+
+        It has none of the install boots that newer commits take back.
+        """
         accepted = self.attempt.accepted
-        return accepted if accepted is not None and goes_by(self.knowledge, accepted) else None
+        if accepted is None or not goes_by(self.knowledge, accepted):
+            return None
+        return self.attempt.offered or accepted
 
     @property
     def is_unasked(self) -> bool:
@@ -118,6 +123,7 @@ class Standing:
             attempted=self.attempt.attempted,
             problems=self.attempt.problems,
             held=self.attempt.held,
+            withheld=tuple(self._withheld()),
             passed=self.attempt.passed,
             accepted=self.attempt.accepted.revision if self.attempt.accepted is not None else None,
             committed_at=self.attempt.committed_at,
@@ -141,6 +147,22 @@ class Standing:
             secret_fetches=tuple(self._secret_fetches()),
             conditions=self.conditions,
         )
+
+    def _withheld(self) -> Iterator[WithheldServer]:
+        """Yield each server of which install boots are withheld, and what it boots instead, by name."""
+        commit = self.plans.commit
+        found = commit.withheld if commit is not None else {}
+        named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
+        for name, boots in named:
+            state = self.plans.servers.get(name)
+            if state is not None and state.plan is not None:
+                boot = state.plan.boot
+                yield WithheldServer(
+                    server=name,
+                    by=tuple(sorted({each.by for each in boots})),
+                    boots=boot.image if boot is not None else None,
+                    why=str(state.plan.cause),
+                )
 
     def _secret_fetches(self) -> Iterator[dict[str, Any]]:
         """Yield who fetched which secret: of the servers that a person should look at first, then of the latest."""

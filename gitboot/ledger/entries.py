@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 from gitboot.bmc.marks import Marks
 from gitboot.errors import Orders
+from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer
+from gitboot.plan import Offer, WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 
@@ -65,6 +66,13 @@ class Heartbeat(NamedTuple):
     up: Uptime | None = None  # how long the kernel ran then
 
 
+class Withheld(NamedTuple):
+    """The install boots that newer commits do not offer, and that gitboot withholds until one of them is accepted."""
+
+    by: str  # the newest commit that was evaluated
+    servers: Mapping[SystemUuid, tuple[WithheldBoot, ...]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """What a ledger says about itself."""
@@ -96,3 +104,7 @@ class Facts:
     suspension: Suspension | None = None
     stoppage: Stoppage | None = None
     orders: Orders | None = None  # of the newest Fleet, where its commit is not accepted
+    withheld: Withheld | None = None  # None: every commit that was evaluated offers what the accepted one offers
+    # Servers whose boot an accepted commit took back, because their records showed no fetch of it: the number of that
+    # decision in the sequence. Later evidence of an older offer installs nothing.
+    rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)

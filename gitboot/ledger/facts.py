@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from gitboot.errors import Orders
 from gitboot.ledger import rows
-from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension
+from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
+from gitboot.plan import WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 
@@ -45,6 +46,11 @@ def read(store: Store) -> Facts:
             suspension=_suspension(found.get("suspension")),
             stoppage=Stoppage(**rows.json_value(found["stoppage"])) if "stoppage" in found else None,
             orders=Orders(**rows.json_value(found["orders"])) if "orders" in found else None,
+            withheld=_withheld(found.get("withheld")),
+            rolled_back={
+                parse_uuid(uuid): int(number)
+                for uuid, number in (rows.json_value(found["rolledBack"]) if "rolledBack" in found else {}).items()
+            },
         )
 
 
@@ -175,6 +181,20 @@ def order(tx: Transaction, orders: Orders | None) -> None:
     _put(tx, "orders", rows.json_of(orders._asdict()) if orders is not None else None)
 
 
+def withhold(tx: Transaction, withheld: Withheld | None) -> None:
+    """Store which install boots newer commits do not offer; None: there are no such boots."""
+    value = None
+    if withheld is not None:
+        servers = {uuid: [_boot_facts(boot) for boot in boots] for uuid, boots in sorted(withheld.servers.items())}
+        value = rows.json_of({"by": withheld.by, "servers": servers})
+    _put(tx, "withheld", value)
+
+
+def roll_back(tx: Transaction, servers: Mapping[SystemUuid, int]) -> None:
+    """Store by which decision the boots of servers were taken back that their records did not show as fetched."""
+    _put(tx, "rolledBack", rows.json_of(dict(sorted(servers.items()))) if servers else None)
+
+
 def approvals(store: Store) -> dict[str, dict[str, str]]:
     """Return by whom and why each guard was approved, by the digest of the changes."""
     found: dict[str, dict[str, str]] = {}
@@ -224,3 +244,37 @@ def _suspension(text: str | None) -> Suspension | None:
         return None
     facts = rows.json_value(text)
     return Suspension(facts["who"], facts["reason"], rows.instant(facts["until"]))
+
+
+def _boot_facts(boot: WithheldBoot) -> dict[str, Any]:
+    window = {"start": _text_or_none(boot.start), "end": _text_or_none(boot.end)}
+    return {
+        "maintenance": boot.maintenance,
+        **window,
+        "takesImageBack": boot.takes_image_back,
+        "by": boot.by,
+    }
+
+
+def _text_or_none(at: datetime | None) -> str | None:
+    return format_instant(at) if at is not None else None
+
+
+def _withheld(text: str | None) -> Withheld | None:
+    if text is None:
+        return None
+    facts = rows.json_value(text)
+    return Withheld(
+        facts["by"],
+        {parse_uuid(uuid): tuple(map(_withheld_boot, boots)) for uuid, boots in facts["servers"].items()},
+    )
+
+
+def _withheld_boot(facts: Mapping[str, Any]) -> WithheldBoot:
+    return WithheldBoot(
+        facts["maintenance"],
+        rows.instant_or_none(facts["start"]),
+        rows.instant_or_none(facts["end"]),
+        takes_image_back=facts["takesImageBack"],
+        by=facts["by"],
+    )

@@ -120,6 +120,16 @@ class HeldItem(_Model):
     digest: str
     guards: tuple[str, ...]
     lines: tuple[str, ...] = ()  # that acknowledge it in a commit's message; none where no line does
+    reinstalls: tuple[str, ...] = ()  # servers whose records do not rule out that the commit reinstalls them
+
+
+class WithheldItem(_Model):
+    """A server of which gitboot withholds an install boot, because a newer commit does not offer it."""
+
+    server: str
+    by: tuple[str, ...]  # the newer commits
+    boots: str | None  # the image that it boots now; null: its disk
+    why: str
 
 
 class Attempted(_Model):
@@ -128,6 +138,7 @@ class Attempted(_Model):
     commit: str | None
     problems: tuple[ProblemItem, ...]
     held: HeldItem | None
+    withheld: tuple[WithheldItem, ...] = ()
 
 
 class SignerItem(_Model):

@@ -58,9 +58,16 @@ function typed(text) {
   return made;
 }
 
-function held({ commit: revision, held: { digest, guards, lines } }) {
+// The servers of which install boots are withheld, and what each boots instead.
+function withheld(servers) {
+  return table("Servers without the install boot that the newer commits do not offer", ["Server", "Boots", "Not offered by", "Why"],
+    servers.map(({ server, boots, by, why }) => [server, boots ?? "its disk", by.map((each) => each.slice(0, 12)).join(", "), why]));
+}
+
+function held({ commit: revision, held: { digest, guards, lines, reinstalls } }) {
   const what = element("p");
-  what.append("It waits, and machines boot as before. Digest of what it changes: ", element("code", digest));
+  if (reinstalls?.length) what.append(`It may reinstall ${reinstalls.join(", ")}. `);
+  what.append("It waits. Install boots that it does not offer are withheld, and all other machines boot as before. Digest of what it changes: ", element("code", digest));
   const review = forge("commit", { commit: revision });
   if (review) what.append(" · ", link("look at the commit", review));
   const ways = lines?.length
@@ -375,7 +382,8 @@ async function showChanges() {
   const lately = known.map((each) =>
     [instant(each.at), commit(each.commit), each.subject || null, approvals(each).join("; ") || null, ...KINDS.map(([kind]) => String(sizeOf(each, kind)))]);
   return [
-    part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")])),
+    part("Held", ...(status.attempted?.held ? [held(status.attempted)] : [element("p", "No commit is held.")]),
+      ...(status.attempted?.withheld?.length ? [withheld(status.attempted.withheld)] : [])),
     part("Accepted last", ...(commits.length ? [legend] : [element("p", "What it changed is not known: nothing was accepted since this instance began.")]),
       ...commits.flatMap((each) => extent(known.find(({ commit: other }) => other === each) ?? { commit: each }, areas.filter((area) => area.commit === each)))),
     ...(lately.length ? [part("Lately", table("Accepted commits, the newest first, and how many servers each has changed",

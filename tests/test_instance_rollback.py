@@ -1,0 +1,245 @@
+"""A commit that takes an install boot back: what is withheld, how records decide, and what late evidence does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli.instance import request
+from gitboot.diff.guard import Limits
+from gitboot.instance.requests import APPROVE
+from gitboot.ledger import facts, requests
+from gitboot.observe.observation import Observation
+from gitboot.observe.spool import SpoolFile, line_of
+from gitboot.plan import BootPlan, Cause
+from tests.fleets import at, fleet, image, mac_of, policy, profile, server
+from tests.inprocess import Parts, in_process
+from tests.instance import Repository, eventually, running
+from tests.serving import rendered_states
+
+NOON = at("20T12:00")
+SERVERS = tuple(f"web{number:02}" for number in range(6))
+LOOSE = Limits(max_update_percent=100, max_delete_percent=100, max_small_group=100)
+OLD, BAD = "flatcar-1", "flatcar-2"
+
+
+def documents(image_name: str = OLD, *, servers: Iterable[str] = SERVERS, more: Iterable[str] = ()) -> dict[str, str]:
+    """Web servers that are installed whenever their image changes, and one that boots without a disk."""
+    live = [server("live01", "role: live")] if servers else []
+    texts = (
+        fleet("baseURL: 'http://boot.test', provisioning: {evidence: Fetched}"),
+        *(server(name, "role: web") for name in servers),
+        *live,
+        *(image(name) for name in (OLD, BAD)),
+        image("live-1", "writesDisk: false"),
+        profile("web", image_name),
+        profile("live", "live-1"),
+        policy("web", "{matchLabels: {role: web}}", often="OnImageChange"),
+        policy("live", "{matchLabels: {role: live}}", boots="live"),
+        *more,
+    )
+    return {"fleet.yaml": "---\n".join(texts)}
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    made = Repository.create(tmp_path / "git")
+    made.push(documents())
+    return made
+
+
+@pytest.fixture
+def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with approved(repository, tmp_path) as parts:
+        yield parts
+
+
+@contextmanager
+def approved(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
+    """An instance that has accepted the bad image with an approval, and offers it to all web servers."""
+    with in_process(tmp_path, repository.bare, limits=LOOSE, initial="adopt", clock=lambda: NOON) as parts:
+        turn(parts)
+        repository.push(documents(BAD))
+        turn(parts, 1)
+        held = parts.reconciler.status.held
+        assert held is not None and held.guards == ("maxReinstalls",)
+        approve(parts, held.digest)
+        turn(parts, 2)
+        assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
+        yield parts
+
+
+def turn(parts: Parts, seconds: float = 0) -> None:
+    """Fetch and reconcile once."""
+    parts.source.fetch()
+    parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+
+
+def approve(parts: Parts, digest: str) -> None:
+    given = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
+    requests.give(parts.ledger, NOON, "op", APPROVE, given)
+
+
+def planned(parts: Parts, name: str) -> BootPlan:
+    found = rendered_states(parts.reconciler.standing)[name].plan
+    assert found is not None
+    return found
+
+
+def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
+    found = planned(parts, name)
+    return found.cause, found.boot.image if found.boot is not None else None
+
+
+def fetch(parts: Parts, plan: BootPlan, seconds: float) -> None:
+    """The machine of a plan fetches its boot script from an endpoint."""
+    path = f"boot/v1/boot/{mac_of(plan.server).replace(':', '-')}/boot.ipxe"
+    at = NOON + timedelta(seconds=seconds)
+    parts.spool.mkdir(exist_ok=True)
+    spool = SpoolFile(parts.spool)
+    spool.append(line_of(Observation(server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at)))
+    spool.close()
+
+
+def scripts(folder: Path) -> str:
+    """Return all boot scripts that are published, as one text."""
+    found = (folder / "output" / "boot" / "v1" / "boot").glob("*/boot.ipxe")
+    return "\n".join(each.read_text() for each in sorted(found))
+
+
+def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_are_read(
+    parts: Parts, repository: Repository, tmp_path: Path
+) -> None:
+    assert f"{BAD}/kernel" in scripts(tmp_path)
+    revert = repository.push(documents())
+    parts.source.fetch()
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=3)) == NOON + timedelta(seconds=3)  # again at once
+    assert f"{BAD}/kernel" not in scripts(tmp_path)
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
+    stored = facts.read(parts.ledger).withheld
+    assert stored is not None and stored.by == revert and len(stored.servers) == len(SERVERS)
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=4)) == NOON + timedelta(seconds=4)
+    turn(parts, 5)
+    status = parts.reconciler.status
+    assert (status.accepted, status.held, status.withheld) == (revert, None, ())
+    assert "Held" not in {each.type for each in parts.events if each.facts.get("commit") == revert}
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.PROVISIONED, None)}
+    assert facts.read(parts.ledger).withheld is None
+
+
+def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are_not_offered_it(
+    parts: Parts, repository: Repository
+) -> None:
+    accepted, bad = parts.reconciler.status.accepted, planned(parts, "web03")
+    revert = repository.push(documents())
+    turn(parts, 3)
+    fetch(parts, bad, 3)  # just before the files changed, and recorded just after
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    status = parts.reconciler.status
+    assert status.held is not None and (status.accepted, status.held.commit) == (accepted, revert)
+    assert (status.held.guards, status.held.reinstalls) == (("maxReinstalls",), ("web03",))
+    assert [each.server for each in status.withheld] == list(SERVERS)
+    assert {each.boots for each in status.withheld} == {None}
+    (condition,) = (each for each in status.conditions if each.type == "CommitAccepted")
+    assert "servers that may be reinstalled: 1; the limit is 0 (web03)" in condition.message
+    approve(parts, status.held.digest)
+    turn(parts, 7)
+    assert parts.reconciler.status.accepted == revert
+    turn(parts, 100)
+    found = {name: boot(parts, name) for name in SERVERS}
+    assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
+
+
+def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
+    parts: Parts, repository: Repository
+) -> None:
+    bad = planned(parts, "web02")
+    revert = repository.push(documents())
+    for seconds in (3, 4, 5):
+        turn(parts, seconds)
+    assert parts.reconciler.status.accepted == revert
+    fetch(parts, bad, 2)  # by a mirror, whose log comes now
+    for seconds in (6, 200):
+        turn(parts, seconds)
+    assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
+    failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
+    assert failing["RecordsKnown"].reason == "UnknownServers"
+    (event,) = (each for each in parts.events if each.type == "TakenBackBootMade")
+    assert event.warning and event.facts["server"] == "web02"
+
+
+def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_back_is_evaluated(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        turn(parts, 4)
+        turn(parts, 5)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
+        for seconds in (6, 7):
+            parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
+        stored = facts.read(parts.ledger).withheld
+        assert stored is not None and stored.by == revert
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        repository.push(documents(BAD))  # the revert is taken back
+        for seconds in (8, 9):
+            turn(parts, seconds)
+        assert boot(parts, "web01") == (Cause.PENDING, BAD)
+        assert facts.read(parts.ledger).withheld is None
+
+
+def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:
+    before = planned(parts, "live01")
+    accepted = parts.reconciler.status.accepted
+    repository.push(documents(servers=()))
+    for seconds in (3, 4):
+        turn(parts, seconds)
+    status = parts.reconciler.status
+    assert status.held is not None and status.accepted == accepted
+    assert planned(parts, "live01").digest == before.digest and before.boot is not None
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
+
+
+def test_a_commit_that_is_invalid_withholds_nothing(parts: Parts, repository: Repository) -> None:
+    repository.push({"fleet.yaml": documents(OLD)["fleet.yaml"].replace("role: web}}", "role: }}")})
+    for seconds in (3, 4):
+        turn(parts, seconds)
+    status = parts.reconciler.status
+    assert status.held is None and status.withheld == () and status.problems
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
+
+
+def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_but_those_that_fetched_it(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The stranger approves a new image, one machine fetches it, and `git revert` follows."""
+    state = tmp_path / "state"
+    loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
+    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
+    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
+
+        def attempted() -> dict[str, Any]:
+            found: dict[str, Any] = instance.status()["attempted"]
+            return found
+
+        def held_is(commit: str) -> Callable[[], Any]:
+            return lambda: attempted()["commit"] == commit and attempted()["held"]
+
+        bad = repository.push(documents(BAD))
+        held = eventually(held_is(bad))
+        request(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        eventually(lambda: instance.status()["applied"]["commit"] == bad)
+        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
+        revert = repository.push(documents())
+        eventually(lambda: (found := held_is(revert)()) and found["reinstalls"] == ["web03"])
+        assert [each["server"] for each in attempted()["withheld"]] == list(SERVERS)
+        for path in paths.values():
+            assert f"{BAD}/kernel" not in instance.get(path).text
