@@ -96,13 +96,14 @@ def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
     return found.cause, found.boot.image if found.boot is not None else None
 
 
-def fetch(parts: Parts, plan: BootPlan, seconds: float) -> None:
-    """The machine of a plan fetches its boot script from an endpoint."""
+def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = None) -> None:
+    """The machine of a plan fetches its boot script; with ``intent``, an endpoint has written no more than that."""
     path = f"boot/v1/boot/{mac_of(plan.server).replace(':', '-')}/boot.ipxe"
     at = NOON + timedelta(seconds=seconds)
     parts.spool.mkdir(exist_ok=True)
     spool = SpoolFile(parts.spool)
-    spool.append(line_of(Observation(server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at)))
+    seen = Observation(server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at, intent=intent)
+    spool.append(line_of(seen))
     spool.close()
 
 
@@ -154,6 +155,17 @@ def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are
     turn(parts, 100)
     found = {name: boot(parts, name) for name in SERVERS}
     assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
+
+
+def test_a_server_whose_fetch_has_an_unknown_outcome_holds_the_revert(parts: Parts, repository: Repository) -> None:
+    bad = planned(parts, "web03")
+    repository.push(documents())
+    turn(parts, 3)
+    fetch(parts, bad, 3, intent="one")
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    held = parts.reconciler.status.held
+    assert held is not None and held.reinstalls == ("web03",)
 
 
 def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(

@@ -86,6 +86,8 @@ def _needs_none(old: Decision | None, new: Decision, knowledge: Knowledge) -> bo
         return False
     if overtaken_attempt(record) is not None or record.consumed_key is not None or new.uuid in knowledge.pending:
         return False
+    if any(not each.is_withheld for each in record.unknown_serves):
+        return False
     return not any(_shows(old.policy, record, each.reason, each.state) for each in knowledge.overrides_of(new.uuid))
 
 

@@ -27,6 +27,7 @@ from gitboot.plan import (
     Record,
     Run,
     UserDataFiles,
+    WithheldBoot,
     token,
 )
 from gitboot.resolve.attempts import (
@@ -197,7 +198,8 @@ class _State:
 
 def _instants(decision: Decision, record: Record | None) -> Iterator[datetime]:
     """Every instant at which something about the plan may change."""
-    for window in (*decision.maintenances, *decision.withheld):
+    windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
+    for window in windows:
         yield from (instant for instant in (window.start, window.end) if instant is not None)
     if record is not None:
         if record.grace_until is not None:
