@@ -102,7 +102,10 @@ def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = 
     at = NOON + timedelta(seconds=seconds)
     parts.spool.mkdir(exist_ok=True)
     spool = SpoolFile(parts.spool)
-    seen = Observation(server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at, intent=intent)
+    offer = plan.offer if intent is not None else None
+    seen = Observation(
+        server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=at, offer=offer, intent=intent
+    )
     spool.append(line_of(seen))
     spool.close()
 

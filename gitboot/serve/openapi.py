@@ -260,6 +260,13 @@ class SecretFetchesItem(_Model):
     others: FetchesItem | None  # by all further addresses
 
 
+class LastFetch(_Model):
+    """The last fetch of the repository that ended."""
+
+    commit: str | None  # that it found; null: none yet
+    began: datetime | None  # null: none has ended yet
+
+
 class InstanceStatus(_Document):
     """An instance at a glance."""
 
@@ -267,6 +274,7 @@ class InstanceStatus(_Document):
     attempted: Attempted
     accepted: Accepted
     applied: Applied
+    fetched: LastFetch
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
     clock: datetime | None = None  # its clock, which endpoints compare with theirs
     changes: int | None = None  # of its ledger, since there is one
