@@ -73,16 +73,19 @@ def _soft(what: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
 
 
-def limit_files(size_bytes: int | None) -> None:
-    """Let this process write no file that is larger; None: files of any size. A write then fails with EFBIG.
+@contextmanager
+def limited_files(size_bytes: int | None) -> Iterator[None]:
+    """Let this process write no file that is larger, until the block ends. None changes nothing.
 
-    Python ignores SIGXFSZ, which would end the process.
+    A write fails with EFBIG: Python ignores SIGXFSZ, which would end the process.
     """
-    hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    if size_bytes is None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    else:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size_bytes is not None:
         _limit(resource.RLIMIT_FSIZE, size_bytes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def lift() -> None:

@@ -223,6 +223,23 @@ def test_a_clone_that_has_grown_to_its_limit_takes_nothing_more(work: Work, stat
         assert source(3 * NOISE).fetch() == work.head
 
 
+def test_a_small_pack_that_is_completed_from_the_clone_takes_no_more_disk_than_it_may(
+    work: Work, state: Path, fetcher: FetchProcess
+) -> None:
+    files = {f"file{number}": os.urandom(NOISE // 10).hex() for number in range(20)}
+    first = work.commit(dict(files))
+    work.git("repack", "-q", "-a", "-d", "--depth=0")
+    with git_daemon(work.path.parent) as url:
+        limited = Source(Remote(url=f"{url}/fleet", max_bytes=3 * NOISE), state, fetcher)
+        assert limited.fetch() == first
+        second = work.commit({name: f"{text}." for name, text in files.items()})
+        work.git("repack", "-q", "-a", "-d")  # then each new file is a few bytes, as a difference from the one before
+        with pytest.raises(SourceTooLarge, match="fetch-disk"):
+            limited.fetch()
+        assert limited.latest() == first
+        assert Source(Remote(url=f"{url}/fleet"), state, fetcher).fetch() == second
+
+
 def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it_may(
     work: Work, tmp_path: Path, fetcher: FetchProcess
 ) -> None:
@@ -237,16 +254,16 @@ def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it
 def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> None:
     program = (
         "import tempfile\n"
-        "from gitboot.bounds import limit_files\n"
+        "from gitboot.bounds import limited_files\n"
         "with tempfile.TemporaryFile() as file:\n"
-        "    limit_files(1000)\n"
         "    file.write(bytes(2000))\n"
         "    try:\n"
-        "        file.flush()\n"
+        "        with limited_files(1000):\n"
+        "            file.flush()\n"
         "    except OSError as error:\n"
         "        print(error.strerror)\n"
-        "    limit_files(None)\n"
-        "    file.flush()\n"
+        "    with limited_files(None):\n"
+        "        file.flush()\n"
         "    print(file.tell())\n"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gitboot.bounds import Spent, lift, limit_files
+from gitboot.bounds import Spent, lift
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
 from gitboot.source.bringing import InThisProcess
@@ -23,7 +23,10 @@ def main(parent: str) -> None:
     while (frame := read_frame(asked)) is not None:
         try:
             ordered = order(frame)
-            _limit(spent, ordered)
+            if ordered.memory is not None:
+                spent.limit(memory=ordered.memory)
+            else:
+                lift()
             with reported(partial(write_frame, reports)):
                 answer = _report(ordered)
             write_frame(reports, answer)
@@ -31,16 +34,6 @@ def main(parent: str) -> None:
             os._exit(OUT_OF_MEMORY)  # what is half done is not trusted
         except BrokenPipeError:
             os._exit(0)  # whoever asked is gone
-
-
-def _limit(spent: Spent, ordered: Order) -> None:
-    """Limit the memory of this process, and the size of each file that it writes for a remote on another host."""
-    if ordered.memory is not None:
-        spent.limit(memory=ordered.memory)
-    else:
-        lift()
-    # A pack that arrives is also completed with objects of the clone, which are not counted as received.
-    limit_files(ordered.max_bytes if remote_of(ordered).local is None else None)
 
 
 def _report(ordered: Order) -> Report:

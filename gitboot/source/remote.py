@@ -16,6 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import pygit2
 from pygit2.enums import CredentialType
 
+from gitboot.bounds import limited_files
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_whole
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
@@ -211,8 +212,10 @@ class Conversation:
 
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs. Raises `SourceTooLarge` if the clone would take more disk than it may."""
-        with self._translated():
-            self._callbacks.room = self._room()
+        room = self._room()
+        # A pack that arrives is completed with objects of the clone, which are not counted as received.
+        with self._translated(), limited_files(room):
+            self._callbacks.room = room
             self._callbacks.transfer = steps().begin_download(self._remote.timeout_s)
             self._link.fetch(list(refspecs), callbacks=self._callbacks)
             note_work()
@@ -254,7 +257,7 @@ class Conversation:
         except (pygit2.AuthError, pygit2.CertificateError) as error:
             raise SourceRefused(f"{self._remote.url}: {words(error)}") from error
         except pygit2.GitError as error:
-            if _FILE_TOO_LARGE in str(error):
+            if self._callbacks.room is not None and _FILE_TOO_LARGE in str(error):
                 raise _too_large(self._remote) from error
             kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
             raise kind(f"{self._remote.url}: {words(error)}") from error
@@ -262,7 +265,7 @@ class Conversation:
 
 # libgit2 distinguishes these from other faults by their words only.
 _REFUSED: Final = re.compile("failed to authenticate SSH session|unexpected http status code: 403")
-_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # of RLIMIT_FSIZE, which `gitboot.source.__main__` sets
+_FILE_TOO_LARGE: Final = os.strerror(errno.EFBIG)  # by `limited_files`
 
 
 def _too_large(remote: Remote) -> SourceTooLarge:
