@@ -435,7 +435,7 @@ class UnknownServe(NamedTuple):
     that were withheld, a record keeps the newest: a tree that still shows an intent knows no more than that ledger.
     """
 
-    intent: str  # the intent's id; "" if it was withheld, and both lines were read
+    intent: str  # the intent's id; "" if it was withheld, and both lines were read; "more" for all beyond a number
     key: str  # of the boot, as `boot_key` or a maintenance's run has it
     seen: Seen  # the request
     is_withheld: bool = False

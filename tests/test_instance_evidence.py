@@ -154,6 +154,33 @@ def test_finding_s5_a_client_that_fetches_a_boot_all_the_time_waits_once_for_the
     assert rows == 2
 
 
+def test_finding_c6_a_bmc_rules_out_an_intent_without_an_outcome(site: Site) -> None:
+    site.see_marks_move()
+    decide(site, "Fetched")
+    plan = passes(site)
+    assert plan is not None
+    intent = Observation(
+        server="web01",
+        path="boot/ignition/m",
+        digest=plan.digest,
+        offer=plan.offer,
+        client="10.0.0.99",
+        at=site.bench.now,
+        intent="one",
+    )
+    site.bench.observe(intent)
+    anew = passes(site)
+    assert site.bench.told("FetchIgnored", "Provisioned") == ["FetchIgnored"]
+    assert anew is not None and anew.offered > plan.offered, "an endpoint serves it anew"
+    site.wait(61)
+    later = passes(site)
+    assert shown(later) == TO_INSTALL
+    site.boot()
+    site.bench.fetch(later)
+    passes(site)
+    assert provisioned(site) == ["Fetched"]
+
+
 @pytest.mark.parametrize("which", ["before", "after"])
 def test_the_machine_may_be_given_what_was_published_before_another_clients_fetch_was_taken_back(
     site: Site, which: str

@@ -131,6 +131,19 @@ def test_intents_that_were_withheld_before_they_came_fill_no_record(bench: Bench
     assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
 
 
+@pytest.mark.parametrize("intents", [100])
+def test_a_client_that_asks_all_the_time_fills_no_record_and_gives_no_boot_back(bench: Bench, intents: int) -> None:
+    plan = bench.plan()
+    for number in range(intents):
+        line(bench, plan, intent=str(number))
+    bench.plan()
+    assert bench.record is not None and 0 < len(bench.record.unknown_serves) < intents
+    for number in range(intents - 1):
+        line(bench, plan, WITHHELD, intent=str(number))
+    bench.wait(minutes=2)
+    assert shown(bench.plan()) == UNKNOWN, "the last one was perhaps served"
+
+
 def test_a_person_offers_a_boot_of_unknown_outcome_again(bench: Bench) -> None:
     line(bench, before := bench.plan())
     bench.wait(minutes=2)

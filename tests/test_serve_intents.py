@@ -24,7 +24,7 @@ from gitboot.serve.connection import RECEIVED
 from tests import plain
 from tests.bench import Bench
 from tests.failing_disk import fill, small_disk
-from tests.fleets import fleet, server
+from tests.fleets import fleet, image, policy, profile, server, uuid_of
 from tests.instance import Repository, eventually, running
 from tests.postgresqls import PostgresServer
 from tests.serving import ENTRY, LOOKUPS, ONCE, PROXY, TEMPLATES, Site, connect, get, planned, site
@@ -200,6 +200,24 @@ def test_finding_c6_user_data_that_a_client_breaks_off_is_no_evidence(here: Site
     assert sorted((each.outcome or "") for each in found) == ["", "", "served"]
     broken_off, whole = (each.intent for each in found if each.outcome is None)
     assert {each.intent for each in found if each.outcome is not None} == {whole} != {broken_off}
+
+
+def test_finding_c6_curl_of_user_data_by_a_uuid_makes_no_server_provisioned(tmp_path: Path) -> None:
+    documents = (
+        *(ONCE[0], server("web01", "role: web", "provision: 1")),
+        image("flatcar-1", "userData: Ignition/3.4, configFrom: SystemUUID", "uki"),
+        profile("web", "flatcar-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+        policy("web", often="Once", spec="override: None"),
+    )
+    repository = Repository.create(tmp_path / "git")
+    repository.push({"fleet.yaml": "---\n".join(documents), "t": TEMPLATES["t"]})
+    with running(repository.bare, tmp_path, "--check-assets", "off", records="fresh") as instance:
+        eventually(lambda: instance.status()["records"] == {"Pending": 1})
+        url = f"{instance.url}/ignition/{uuid_of('web01')}"
+        assert plain.get(url, headers={"user-agent": "curl/8.5.0"}).status_code == 200
+        eventually(lambda: "SecretFetched" in [each["type"] for each in instance.events])  # the instance has read it
+        assert instance.status()["records"] == {"Pending": 1}
+    assert "Provisioned" not in [each["type"] for each in instance.events]
 
 
 def test_user_data_that_was_served_while_the_log_was_full_is_recorded_later(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from gitboot.cli import cli
 from gitboot.model.scalars import Digest, format_instant
-from gitboot.observe.observation import Observation
+from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.spool import Spool, forget, forgotten_next, take
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
@@ -478,6 +478,38 @@ def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
         assert asked_by_dhcp(url) == [404, 404]
         here.now += timedelta(minutes=10)
         assert get(f"{url}/ignition/{UUID}", headers={"user-agent": "Ignition/2.15"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("agent", "outcome"),
+    [
+        ("curl/8.5.0", None),
+        ("Wget/1.21", None),
+        ("Ignition/2.15.0", Outcome.SERVED),
+        ("Go-http-client/1.1", Outcome.SERVED),  # Talos
+        ("a system", Outcome.SERVED),
+    ],
+)
+def test_finding_c6_user_data_that_a_tool_asks_for_by_a_uuid_is_no_evidence(
+    here: Site, agent: str, outcome: Outcome | None
+) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(trusted_proxies=PROXY) as url:
+        for _ in range(2):
+            headers = {"user-agent": agent, "x-forwarded-for": ADDRESS}
+            assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+    found = take(here.spool, {}).observations
+    assert [each.path for each in found if each.outcome is None] == [f"boot/ignition/{UUID}"] * 2
+    assert {each.outcome for each in found} == {None, outcome}
+
+
+def test_a_tool_by_which_a_system_that_was_booted_asks_for_its_data_is_evidence(here: Site) -> None:
+    here.publish(direct("uki", config="SystemUUID"))
+    with here.serve(trusted_proxies=PROXY) as url:
+        assert GIVEN in get(url + ENTRY).text
+        headers = {"user-agent": "curl/8.5.0", "x-forwarded-for": ADDRESS}
+        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+        assert [each.path for each in here.observed()] == [f"boot{ENTRY}", f"boot/ignition/{UUID}"]
 
 
 def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be_recorded(here: Site) -> None:

@@ -56,6 +56,7 @@ class Reading:
     state: ServerState | None  # None: its machine has left the fleet; what it fetched before that still counts
     observed: Observed
     judges: frozenset[int]
+    intents: frozenset[str] = frozenset()  # whose outcome was unknown when it was asked for
     number: int = 0  # of the newest decision when it was asked for
     is_own: bool = True  # whether it shows no other machine
 
@@ -194,6 +195,7 @@ def awaits_progress(knowledge: Knowledge, state: ServerState, kind: fleet.Eviden
 def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
     """Note what a reading proves; return whether a fetch was judged by it."""
     judged = False
+    _rule_out_serves(learning, reading, at)
     for pending in learning.pending_of(reading.uuid):
         if pending.id in reading.judges:
             judged |= _judge(learning, pending, reading, kind, at)
@@ -209,11 +211,8 @@ def judge(learning: Learning, reading: Reading, kind: fleet.Evidence, at: dateti
 def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.Evidence, at: datetime) -> bool:
     observation, offer, seen = pending.observation, pending.offer, reading.observed
     records = learning.overrides_of(reading.uuid)
-    if any(_rules_out(record, observation, seen) for record in records):
-        client = observation.client
-        message = f"{offer.server}: {client} fetched {observation.path}, but the override still stands: another client"
-        facts = {"server": offer.server, "client": client}
-        learning.events.append(Event(at=at, type="FetchIgnored", message=message, facts=facts))
+    if any(_rules_out(record, observation.at, seen) for record in records):
+        learning.events.append(_ignored(offer.server, observation.path, observation.client, at))
         record_taken_back(learning, offer, observation)
         learning.judge(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
@@ -226,6 +225,30 @@ def _judge(learning: Learning, pending: Pending, reading: Reading, kind: fleet.E
     else:
         return False
     return True
+
+
+def _rule_out_serves(learning: Learning, reading: Reading, at: datetime) -> None:
+    """Drop the intents without an outcome by clients that cannot be the machine, and offer its boot anew."""
+    record, state = learning.record(reading.uuid), reading.state
+    if record is None or state is None:
+        return
+    overrides = learning.overrides_of(reading.uuid)
+    ruled_out = [
+        each
+        for each in record.unknown_serves
+        if each.intent in reading.intents and any(_rules_out(its, each.seen.at, reading.observed) for its in overrides)
+    ]
+    if not ruled_out:
+        return
+    kept = tuple(each for each in record.unknown_serves if each not in ruled_out)
+    name, number = state.decision.server, learning.decide()
+    learning.write_record(reading.uuid, name, replace(record, unknown_serves=kept, taken_back=number))
+    learning.events += (_ignored(name, each.seen.path, each.seen.client, at) for each in ruled_out)
+
+
+def _ignored(server: str, path: str, client: str, at: datetime) -> Event:
+    message = f"{server}: {client} fetched {path}, but the override still stands: another client"
+    return Event(at=at, type="FetchIgnored", message=message, facts={"server": server, "client": client})
 
 
 def _judge_off(learning: Learning, state: ServerState, seen: Observed, at: datetime) -> None:
@@ -286,13 +309,13 @@ def _was_consumed(record: OverrideRecord, seen: Observed) -> bool:
     return record.state is State.CONSUMED or (lost and seen.marks.reset_since(record.marks) is Reset.SEEN)
 
 
-def _rules_out(record: OverrideRecord, observation: Observation, seen: Observed) -> bool:
-    """Whether the machine cannot have fetched it: its override was set before, stands, and it has not reset since.
+def _rules_out(record: OverrideRecord, fetched_at: datetime, seen: Observed) -> bool:
+    """Whether the machine cannot have fetched something: its override was set before, stands, and it did not reset.
 
     A machine that was coming up when it was set, or of which no reset is known, may have booted from the network by its
     own boot order, past the override.
     """
-    was_before = _is_set_once(record) and record.at <= observation.at
+    was_before = _is_set_once(record) and record.at <= fetched_at
     has_not_reset = marks_beside(seen, record).reset_since(record.marks) is Reset.RULED_OUT
     return was_before and stands(record.override, seen) and has_not_reset
 

@@ -10,6 +10,8 @@ from gitboot.plan import Failure, InstallAttempt, Offer, Record, Seen, UnknownSe
 from gitboot.resolve.attempts import has_shown_all, image_reason, last_attempt
 from gitboot.resolve.instant import is_made
 
+_MOST_OPEN: Final = 32  # intents of one server whose outcome is unknown: a client can ask all the time
+_MORE: Final = "more"  # in place of the ids of all others: no line gives these back
 _MOST_EARLY: Final = 32  # withheld intents of one server that have not come yet, and mostly never come
 
 
@@ -23,7 +25,11 @@ def perhaps_served(offer: Offer, record: Record, intent: str, seen: Seen) -> Rec
         return _given_back(offer, record, intent, seen)
     if known is not None or is_past(offer, record) or _is_made(offer, record):
         return record
-    return replace(record, unknown_serves=(*record.unknown_serves, UnknownServe(intent, offer.key, seen)))
+    count = sum(not each.is_withheld for each in record.unknown_serves)
+    if count >= _MOST_OPEN:
+        return record
+    perhaps = UnknownServe(intent if count < _MOST_OPEN - 1 else _MORE, offer.key, seen)
+    return replace(record, unknown_serves=(*record.unknown_serves, perhaps))
 
 
 def withheld(offer: Offer, record: Record, intent: str, seen: Seen, *, is_early: bool) -> Record:

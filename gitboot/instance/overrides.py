@@ -90,6 +90,7 @@ class Appointment:
     granted: bool = False  # whether a job is under way that may switch it
     held: bool = False  # whether the last that might has not
     judges: frozenset[int] = frozenset()  # the observations that were pending when it was asked last
+    intents: frozenset[str] = frozenset()  # the intents whose outcome was unknown then
 
     @property
     def is_fine(self) -> bool:
@@ -367,6 +368,8 @@ def jobs(
             due.append(ask)
         elif any(each.id not in before.judges for each in knowledge.pending.get(ask.uuid, ())):
             due.append(ask)  # something was fetched since it was asked last
+        elif _has_new_intent(ask.uuid, knowledge, before):
+            due.append(ask)  # something was perhaps served since then
         elif ask.uuid in schedule.going and not before.granted:
             due.append(ask)  # its turn has come
     schedule = schedule.with_appointments(
@@ -430,8 +433,19 @@ def submitted(
             due=at + (ONCE_READ_EVERY if _is_urgent(job, schedule.asks[job.uuid].power) else READ_EVERY),
             granted=job.switching is not None and job.switching.now,
             judges=frozenset(each.id for each in knowledge.pending.get(job.uuid, ())),
+            intents=_open_intents(knowledge.recorded(job.uuid)),
         )
     return replace(schedule.with_appointments(changed), refused=schedule.refused | refused)
+
+
+def _open_intents(record: Record | None) -> frozenset[str]:
+    serves = record.unknown_serves if record is not None else ()
+    return frozenset(each.intent for each in serves if not each.is_withheld)
+
+
+def _has_new_intent(uuid: SystemUuid, knowledge: Knowledge, before: Appointment | None) -> bool:
+    """Whether a BMC is to be read because an intent, whose outcome is unknown, came since it was asked last."""
+    return not _open_intents(knowledge.recorded(uuid)) <= (before.intents if before is not None else frozenset())
 
 
 def unasked(schedule: Schedule, knowledge: Knowledge) -> frozenset[SystemUuid]:
@@ -620,7 +634,8 @@ def _job(ask: Ask, knowledge: Knowledge, schedule: Schedule) -> Job:
         wanted=ask.wanted,
         records=ask.records,
         site=ask.site,
-        only_read=wants_reading(knowledge.pending.get(ask.uuid, ())),
+        only_read=wants_reading(knowledge.pending.get(ask.uuid, ()))
+        or _has_new_intent(ask.uuid, knowledge, schedule.appointments.get(ask.uuid)),
         with_clock=ask.judged_by_marks,
         keeps=ask.keeps,
         serial=ask.serial,

@@ -471,6 +471,7 @@ def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
                 state=state if state is not None and state.decision.uuid == each.uuid else None,
                 observed=each.observed,
                 judges=appointment.judges if appointment is not None else frozenset(),
+                intents=appointment.intents if appointment is not None else frozenset(),
                 number=before.knowledge.facts.sequence,
                 is_own=not isinstance(each.identified, Another | IdentityChanged),
             )

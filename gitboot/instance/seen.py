@@ -13,8 +13,7 @@ from gitboot import files
 from gitboot.errors import LockedByAnother, UsageError
 from gitboot.observe.asked import unknown_left
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
-from gitboot.serve.described import without_document
-from gitboot.serve.tree import PublishedTree
+from gitboot.serve.tree import PublishedTree, without_document
 from gitboot.status import Event
 
 UNKNOWN: Final = "unknown.json"

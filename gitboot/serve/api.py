@@ -23,9 +23,8 @@ from gitboot.errors import UsageError
 from gitboot.observe.undescribed import UnknownMachines
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import PublishedServer, parse, server_of, state_path, turn_of
-from gitboot.serve.described import shown_unknown
 from gitboot.serve.reply import NOT_FOUND, NOT_YET
-from gitboot.serve.tree import PublishedTree, Signature, signature
+from gitboot.serve.tree import PublishedTree, Signature, shown_unknown, signature
 from gitboot.text import printable_lines
 
 ROOT: Final = "/api/v1"

@@ -15,6 +15,7 @@ from gitboot.serve.tree import PublishedTree
 
 # As they name themselves in User-Agent, from its beginning.
 _LOADERS: Final = re.compile(r"(?:iPXE|gPXE|GRUB|UefiHttpBoot|Syslinux|PXELINUX|U-Boot|petitboot)\b", re.IGNORECASE)
+_SYSTEMS: Final = re.compile("Ignition/|Cloud-Init/|Go-http-client/")  # the last is Talos
 _TOOLS: Final = re.compile(
     r"(?:curl|Wget|aria2|HTTPie|xh|Mozilla|Opera|Lynx|Links|w3m|ELinks|Safari|python-|Python|aiohttp|okhttp|Java|"
     r"Go-http-client|libwww|lwp-|Ruby|Faraday|axios|node|undici|PostmanRuntime|insomnia|ApacheBench|hey|k6|wrk|"
@@ -33,6 +34,10 @@ class Census:
 
     def _read(self, terms: Terms) -> None:
         self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
+
+    def may_boot(self, client: str | None, agent: str) -> bool:
+        """Return whether user data that is asked for by a UUID, before any boot, may be of the machine's own system."""
+        return bool(_SYSTEMS.match(agent)) or self.why_not(client, agent, Role.ENTRY) is None
 
     def why_not(self, client: str | None, agent: str, role: Role) -> str | None:
         """Return why a fetch does not count; None: it counts."""

@@ -19,12 +19,11 @@ from gitboot.remedies import BMC, REMEDIES
 from gitboot.serve import catalogue
 from gitboot.serve.catalogue import Family
 from gitboot.serve.certificate import Certificate
-from gitboot.serve.described import shown_unknown
 from gitboot.serve.limits import Limits
 from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.operators import Stranger
 from gitboot.serve.recording import Recorder
-from gitboot.serve.tree import PublishedTree
+from gitboot.serve.tree import PublishedTree, shown_unknown
 
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
 

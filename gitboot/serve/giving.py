@@ -185,6 +185,8 @@ class Giving:
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
             is_recorded = asking.only_looks or await self._recorded(asked, asking)
+            if (given is None or given.first.is_start) and not self._census.may_boot(asking.client, asking.agent):
+                self.conclude(asking, None)  # perhaps it is not the machine: no boot was served, and a tool asks
             return None if is_recorded or self._why_not_counted(asked, asking) is not None else _NOT_RECORDED
         if self._is_older(recorder):
             return _OLDER_TREE

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -14,10 +15,12 @@ from typing import Any, Final, NamedTuple
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
 from gitboot.observe.stopped import Words, folders, with_stop
+from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.publish.index import parse_shard, shard_path
-from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, Head, UnknownFormat, parse_head, parse_listing
+from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.remedies import remedy
 from gitboot.render import terms
+from gitboot.render.paths import Kind, identity_of
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.serve.clocks import ComparedClock
@@ -224,3 +227,25 @@ def _parse_status(data: bytes) -> dict[str, Any]:
 def status_file(facts: Mapping[str, Any]) -> bytes:
     """What the instance leaves for endpoints."""
     return canonical(facts) + b"\n"
+
+
+def without_document(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
+    """The machine, with whose document has it as far as one does; None: a document has its UUID, or all that it says.
+
+    What cannot be told just now counts as known.
+    """
+    try:
+        found = {each: tree.find(each) for each in machine.identities}
+    except (Moving, ValueError):
+        return None
+    by_uuid = machine.uuid is not None and found[identity_of(Kind.UUID, machine.uuid)] is not None
+    server = next((each.state.server for each in found.values() if each is not None), None)
+    if by_uuid or (server is not None and machine.uuid is None):
+        return None
+    return replace(machine, server=server)
+
+
+def shown_unknown(tree: PublishedTree) -> UnknownMachines | None:
+    """The machines that no document describes, as the instance has left them; None: it has left nothing."""
+    found = tree.read(UNKNOWN)
+    return parse_unknown(found.content) if found is not None else None

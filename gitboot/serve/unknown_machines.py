@@ -11,11 +11,10 @@ from gitboot.observe.components import MOST_BYTES, parse_sent
 from gitboot.observe.undescribed import UnknownMachine, inventoried, network_of, unknown_of
 from gitboot.render.paths import Role
 from gitboot.serve.counting import Census
-from gitboot.serve.described import without_document
 from gitboot.serve.giving import Asking
 from gitboot.serve.limits import ReadBody
 from gitboot.serve.reply import HEARD, NOT_FOUND, NOT_NOW, TOO_OFTEN, Reply, refused
-from gitboot.serve.tree import PublishedTree
+from gitboot.serve.tree import PublishedTree, without_document
 
 INVENTORY_PATH: Final = "/v1/inventory"
 MOST_OF_ONE: Final = 60  # a minute, of one network address: a rack that is booted behind one
