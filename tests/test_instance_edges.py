@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from gitboot.errors import SourceError
 from gitboot.ledger import requests
 from gitboot.load import Revision
 from gitboot.model.scalars import parse_uuid
-from gitboot.observe.observation import Observation
+from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
@@ -85,6 +85,27 @@ def test_e12_a_wipe_leaves_unknown_what_is_installed(bench: Bench, often: str) -
     bench.plan()
     assert bench.record is not None
     assert (bench.record.overwritten_by, bench.record.provision) == (None, 2)
+
+
+@pytest.mark.parametrize(("outcome", "overwritten_by"), [(None, "wipe"), (Outcome.WITHHELD, None)])
+def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_installed(
+    bench: Bench, outcome: Outcome | None, overwritten_by: str | None
+) -> None:
+    """Its endpoint was killed before it recorded an outcome. No offer is used up, so a machine gets it again."""
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    bench.decide(*seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Always", boots="bios")))
+    plan = bench.plan()
+    assert plan is not None and plan.offer is None
+    path = "boot/v1/boot/m/boot.ipxe"
+    intent = Observation(
+        server=plan.server, path=path, digest=plan.digest, client="10.0.0.7", at=bench.now, intent="one"
+    )
+    bench.observe(intent)
+    if outcome is not None:
+        bench.observe(replace(intent, outcome=outcome))
+    bench.plan()
+    assert bench.record is not None and bench.record.overwritten_by == overwritten_by
 
 
 def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None:

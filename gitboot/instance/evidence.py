@@ -79,12 +79,18 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
     ids = {fetch.observation.intent for fetch in intended}
     for fetch in with_outcomes(here, lambda each: each.observation):
         observation = fetch.observation
-        if not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD:
+        is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
+        if is_known or (observation.is_open_intent and _may_overwrite(fetch.offer)):
             _take(learning, fetch, commit, spec.evidence, at)
             if observation.outcome is Outcome.SERVED:
                 record_served(learning, fetch.offer)
         elif observation.offer is not None:  # it uses a boot up; user data and secrets use none up
             record_intent(learning, fetch.offer, observation, at, is_early=observation.intent not in ids)
+
+
+def _may_overwrite(offer: Offer) -> bool:
+    """Whether a boot that is served at each request writes disks: it leaves them unknown, perhaps served or surely."""
+    return offer.phase is Phase.MAINTENANCE and offer.writes_disk and not offer.once
 
 
 def _take(learning: Learning, fetch: Fetch, commit: Commit, kind: fleet.Evidence, at: datetime) -> None:
