@@ -32,6 +32,7 @@ from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import (
     AddressRefused,
     BmcAdapter,
+    BmcTooSlow,
     CertificateChanged,
     Reach,
     RedirectedElsewhere,
@@ -272,6 +273,8 @@ def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorE
             return BmcNotTrusted(f"{request}: {cause}")
         if isinstance(cause, RedirectedElsewhere | CertificateChanged):
             return BmcRejected(f"{request}: {cause}")
+        if isinstance(cause, BmcTooSlow):
+            return BmcUnreachable(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
             return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
     return MEANING[type(error)](f"{request}: {_detail(str(error))}")

@@ -84,7 +84,7 @@ def scan(
 
 def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
     try:
-        with connect(address) as bmc:
+        with connect(address) as bmc, bmc.reach.watched():
             if not _answers(bmc):
                 return Probe(address=address)
             return Probe(address=address, found=tuple(_machines(address, bmc)))

@@ -8,6 +8,7 @@ whatever address a name has at that moment.
 from __future__ import annotations
 
 import hashlib
+import math
 import ssl
 import time
 from collections.abc import Callable, Iterator
@@ -34,12 +35,17 @@ from gitboot.http_client import (
     look_up,
 )
 
+JOB_S: Final = 300.0  # for all requests of a job: 30 requests of 10 s each
 MAX_BODY_BYTES = 1024 * 1024  # the largest ComputerSystem seen has 60 KB
 _CHUNK_BYTES = 64 * 1024
 
 
 class RedirectedElsewhere(RequestException):
-    """A BMC that sends its client to another place, or a PATCH to any other place."""
+    """A redirect that gitboot does not follow: to another host, port or scheme, or from a write to a GET."""
+
+
+class BmcTooSlow(RequestException):
+    """The requests of one job took longer than all of them may take."""
 
 
 class BodyTooLarge(RequestException):
@@ -65,6 +71,8 @@ class Reach:
     certificate: str | None = None  # the fingerprint that is pinned; None: none is
     seen: str | None = None  # that of the first connection, where no authority verifies it
     waited_s: float | None = None  # until the last answer began; None: the last request had none
+    total_s: float = JOB_S  # for all requests of a job, which `watched` begins
+    ends_s: float | None = None  # when that time is over, by the monotonic clock
 
     def addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
         """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed, and OSError."""
@@ -77,9 +85,23 @@ class Reach:
 
     @contextmanager
     def watched(self) -> Iterator[Callable[[], Sign]]:
-        """A block of requests; what they tell of the way there, once it has ended."""
+        """A block of requests, with a deadline for all of them; what they tell of the way there, once it has ended.
+
+        A BMC may answer each request just in time, and name any number of resources to read.
+        """
         before, self.waited_s = self.waited_s, None
-        yield lambda: Sign(waited_s=self.waited_s, is_lost=self.waited_s is None and before is not None)
+        self.ends_s = time.monotonic() + self.total_s
+        try:
+            yield lambda: Sign(waited_s=self.waited_s, is_lost=self.waited_s is None and before is not None)
+        finally:
+            self.ends_s = None
+
+    def left_s(self) -> float:
+        """Return how many seconds the next request may take. Raises `BmcTooSlow` if the time of the job is over."""
+        left_s = math.inf if self.ends_s is None else self.ends_s - time.monotonic()
+        if left_s <= 0:
+            raise BmcTooSlow(f"its answers to a job took more than {self.total_s:g} s in all")
+        return left_s
 
     def check_certificate(self, certificate: bytes, *, is_verified: bool) -> None:
         """Raise `CertificateChanged` where it is none that is named, or, where nobody has verified it, another."""
@@ -140,7 +162,11 @@ class BmcAdapter(HTTPAdapter):
         limits = self._limits(request, *kwargs["timeout"])
         with limited(limits):
             limits.begin_answer()
-            response = super().send(request, *args, **kwargs)
+            try:
+                response = super().send(request, *args, **kwargs)
+            except RequestException:
+                self._reach.left_s()  # says so if the time of the job is why
+                raise
             try:
                 _refuse_redirect(request, response)
                 limits.begin_body(MAX_BODY_BYTES)
@@ -157,7 +183,7 @@ class BmcAdapter(HTTPAdapter):
         redirected, self._redirected = self._redirected, None
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
-        return RequestLimits(deadline_s=connect_s + answer_s, connect_s=connect_s)
+        return RequestLimits(deadline_s=min(connect_s + answer_s, self._reach.left_s()), connect_s=connect_s)
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
