@@ -12,7 +12,8 @@ import pytest
 
 from gitboot.bmc.discrepancies import compare
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.inventory import FoundNic, FoundServer, document_for, name_for
+from gitboot.bmc.inventory import FoundNic, FoundServer, document_for, found_server, name_for
+from gitboot.bmc.payload import Resource, manager_path
 from gitboot.bmc.scan import MOST_ADDRESSES, addresses
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
@@ -279,6 +280,23 @@ def test_a_redirect_is_not_followed_with_a_password(rack: Rack, website: Threadi
     assert done.code == Exit.PARTIAL
     assert "redirected to" in " ".join(done.out.split())
     assert len(website.authorizations) == seen  # type: ignore[attr-defined]
+
+
+def test_values_of_other_types_than_redfish_has_count_as_not_shown() -> None:
+    nics: list[dict[str, object]] = [
+        {"PermanentMACAddress": 7, "MACAddress": "52:54:00:aa:00:01"},
+        {"MACAddress": ["52:54:00:aa:00:02"]},
+    ]
+    found = found_server(
+        "https://bmc.test",
+        Resource(url="https://bmc.test/redfish/v1/Systems/1", body={"UUID": 7, "Links": [], "Manufacturer": {}}),
+        alone=True,
+        nics=[Resource(url=f"https://bmc.test/nic/{n}", body=body) for n, body in enumerate(nics)],
+        processor=Resource(url="https://bmc.test/cpu", body={"InstructionSet": ["x86-64"]}),
+    )
+    assert ([nic.mac for nic in found.nics], found.architecture) == (["52-54-00-aa-00-01"], None)
+    strange: list[object] = [[], {"ManagedBy": {}}, {"ManagedBy": ["a"]}, None]
+    assert {manager_path({"Links": each}) for each in strange} == {None}
 
 
 def test_an_architecture_that_is_not_shown_is_marked_for_a_look() -> None:

@@ -87,7 +87,7 @@ def found_server(
     """Put together what the resources of one system say; what is not shown stays empty."""
     body = system.body
     architectures = (
-        [processor.body.get(name) for name in ("InstructionSet", "ProcessorArchitecture")] if processor else []
+        [_line(processor.body.get(name)) for name in ("InstructionSet", "ProcessorArchitecture")] if processor else []
     )
     return FoundServer(
         address=address,
@@ -111,7 +111,7 @@ def _nics(resources: Iterable[Resource]) -> tuple[FoundNic, ...]:
         if each.link("Links", "HostInterface") is not None:
             continue
         try:
-            mac = parse_lookup_mac(each.body.get("PermanentMACAddress") or each.body.get("MACAddress") or "")
+            mac = parse_lookup_mac(_line(each.body.get("PermanentMACAddress")) or _line(each.body.get("MACAddress")))
         except Malformed:
             continue
         found.setdefault(mac, FoundNic(name=_line(each.body.get("Id")), mac=mac))

@@ -109,7 +109,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         settings=takes_overrides.path,
         etag=takes_overrides.etag,
         bmc=quirks.name,
-        manager=_manager(system.body),
+        manager=manager_path(system.body),
         reset_action=_text(_at(system.body, (*_RESET, "target"))),
         reset_types=_texts(_at(system.body, (*_RESET, "ResetType@Redfish.AllowableValues"))),
         reset_info=_text(_at(system.body, (*_RESET, "@Redfish.ActionInfo"))),
@@ -183,8 +183,8 @@ def _uuid(value: object) -> SystemUuid | None:
         return None
 
 
-def _manager(system: Mapping[str, Any]) -> str | None:
-    """The path of the Manager that manages the system; the first, where there are several."""
+def manager_path(system: Mapping[str, Any]) -> str | None:
+    """Return the path of the Manager of a ComputerSystem; the first one, if it has several; None: it shows none."""
     managers = _at(system, ("Links", "ManagedBy"))
     first = managers[0] if isinstance(managers, list) and managers else None
     return _text(_mapping(first).get("@odata.id"))

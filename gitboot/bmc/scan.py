@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gitboot.bmc.inventory import FoundServer, found_server
+from gitboot.bmc.payload import manager_path
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
 
 if TYPE_CHECKING:
@@ -105,13 +106,12 @@ def _machines(address: str, bmc: BmcConnection) -> Iterator[FoundServer]:
     systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
     for path in systems:
         system = bmc.read(path)
-        managers = system.body.get("Links", {}).get("ManagedBy") or [{}]
         yield found_server(
             address,
             system,
             alone=len(systems) == 1,
             nics=_all(bmc, system.link("EthernetInterfaces")),
-            manager=_perhaps(bmc, managers[0].get("@odata.id")),
+            manager=_perhaps(bmc, manager_path(system.body)),
             processor=next(_all(bmc, system.link("Processors")), None),
         )
 
