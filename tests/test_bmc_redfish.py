@@ -441,11 +441,19 @@ def test_a_busy_bmc_may_say_for_how_long(serve: Serve, open_bmc: Open, retry_aft
         pytest.param(GENERIC, Status(status=428), BmcRejected, "428 no", "Disabled", id="428"),
         pytest.param(
             GENERIC,
-            Redirect(location="/redfish/v1/", status=307),
+            Redirect(location="http://192.0.2.1/redfish/v1/Systems/1", status=307),
             BmcRejected,
-            "redirected",
+            "307: redirected to http://192.0.2.1/redfish/v1/Systems/1",
             "Disabled",
-            id="307",
+            id="307 to another host",
+        ),
+        pytest.param(
+            GENERIC,
+            Redirect(location="/redfish/v1/Systems/1", status=303),
+            BmcRejected,
+            "303: redirected to /redfish/v1/Systems/1",
+            "Disabled",
+            id="303, which would be read",
         ),
         pytest.param(
             GENERIC,

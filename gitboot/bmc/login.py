@@ -1,17 +1,18 @@
-"""How a BMC knows who asks: user name and password with each request, or a session once it is asked again and again.
+"""Authentication at a BMC: basic authentication, and a session for a connection that is used again.
 
-A session is opened for a connection that is kept, by a password that the BMC has taken before: so a wrong one is tried
-once, and a command that reads a BMC once leaves nothing behind there.
+gitboot opens a session only with a password that the BMC has just accepted, or if basic authentication is off. So a
+wrong password is tried once, and a command that reads a BMC once leaves no session there.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from requests import Response
@@ -19,87 +20,140 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.access import Credentials
+from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 
-_SESSIONS: Final = "/redfish/v1/SessionService/Sessions"  # DSP0266 13.3.4.2: without a slash at its end, and to all
+SESSIONS: Final = "/redfish/v1/SessionService/Sessions"  # DSP0266 13.3.4.2: without a slash at its end, and to all
 _TOKEN: Final = "X-Auth-Token"  # noqa: S105 - the header's name
-_NOT_AGAIN_FOR_S: Final = 3600  # where a session could not be opened, or was of no use
+_NOT_AGAIN_FOR_S: Final = 3600  # after a session could not be opened, or its token was not accepted
 _LOGOUT_S: Final = 2
+# Every client may read these, so an answer proves nothing about the password (DSP0266, 13.3.1).
+_PUBLIC: Final = frozenset({"/redfish", "/redfish/v1", "/redfish/v1/$metadata", "/redfish/v1/odata"})
+
+Door: TypeAlias = Callable[[str, str], AbstractContextManager[object]]
+_NoSession: TypeAlias = BmcBusy | BmcUnreachable | BmcRejected
 
 
 @dataclass(slots=True)
 class _Session:
     path: str
-    was_used: bool = False
+    was_used: bool = False  # whether the BMC has accepted its token
 
 
 class Login:
-    """Who asks over one connection; for one thread at a time."""
+    """Authentication of one connection; for one thread at a time."""
 
-    def __init__(self, connector: Connector, credentials: Credentials) -> None:
-        self._connector, self._credentials = connector, credentials
+    def __init__(self, connector: Connector, credentials: Credentials, door: Door) -> None:
+        """``door`` takes a method and a path, and raises what a request in its block came to as an error of gitboot."""
+        self._connector, self._credentials, self._door = connector, credentials, door
         self._session: _Session | None = None
-        self._is_let_in = self._has_tried_a_session = False
+        self._is_let_in = False  # whether the BMC has accepted the last login, as far as an answer can prove that
+        self._refuses_password = False  # whether the last request by basic authentication got a 401
+        self._has_tried_a_session = False  # after such a 401, in vain
+        self.no_session: str | None = None  # why; to be shown beside the 401
         self.challenge = ""  # WWW-Authenticate of the last answer
-        self._not_before_s = 0.0  # no session is opened; by the monotonic clock
-        self.keeps = False  # whether a session is worth its while
+        self._not_before_s = 0.0  # no session is opened before; by the monotonic clock
+        self.keeps = False  # whether the connection is used often enough for a session
         self._by_password()
 
-    def ask(self, send: Callable[[], Response]) -> Response:
-        """Send a request; once more, by the password, where the BMC has ended the session."""
+    def ask(self, path: str, send: Callable[[], Response]) -> Response:
+        """Send a request; after a 401, log in by the other way, and send it again.
+
+        Raises what ``send`` raises, and `BmcBusy` or `BmcUnreachable` if basic authentication is off, and the BMC
+        opens no session now.
+        """
         if self.keeps and self._session is None and self._is_let_in and time.monotonic() >= self._not_before_s:
             self._open()
-        try:
-            response = send()
-        except exceptions.AccessError as error:
-            if error.status_code != HTTPStatus.UNAUTHORIZED or not self._has_another_way():
-                raise
-            response = send()
-        if self._session is not None:
-            self._session.was_used = True
-        self._is_let_in = True
+        elif self._session is None and self._refuses_password and not self._has_tried_a_session:
+            self._open_instead()
+        while True:
+            try:
+                response = send()
+            except exceptions.AccessError as error:
+                if error.status_code != HTTPStatus.UNAUTHORIZED or not self._logs_in_otherwise():
+                    raise
+            else:
+                break
+        if path.rstrip("/") not in _PUBLIC:
+            self._is_let_in, self._has_tried_a_session, self.no_session = True, False, None
+            if self._session is not None:
+                self._session.was_used = True
+            else:
+                self._refuses_password = False
         return response
 
-    def _has_another_way(self) -> bool:
-        """After a refusal: the password, where a session has ended; a session, where basic authentication may be off.
+    def _logs_in_otherwise(self) -> bool:
+        """After a 401, return whether there is another way to log in, which the next request uses.
 
-        That is tried once: a BMC that says nothing of what it takes counts a wrong password twice.
+        The ways are: the password, if the BMC ended a session; a session, if basic authentication may be off. gitboot
+        tries the latter once: a BMC without a challenge counts a wrong password twice. If the challenge names basic
+        authentication, the next request tries a session (`_open_instead`).
         """
         if self._session is not None:
-            if not self._session.was_used:
-                self._put_off()
+            was_used = self._session.was_used
             self._by_password()
+            if self._refuses_password:
+                if was_used:
+                    return self._opens()
+                self._has_tried_a_session = True
+                self.no_session = "the BMC refuses the token of the session that it opened"
+                return False
+            if not was_used:
+                self._put_off()
             return True
-        if self._is_let_in or self._has_tried_a_session or "basic" in self.challenge.lower():
-            return False
-        self._has_tried_a_session = True
-        self._open()
-        return self._session is not None
+        self._refuses_password, self._is_let_in = True, False
+        return not self._has_tried_a_session and "basic" not in self.challenge.lower() and self._opens()
+
+    def _opens(self) -> bool:
+        """Open a session, without which there is no way in. Raise the reason if that may be over soon."""
+        failure = self._open()
+        if isinstance(failure, BmcBusy | BmcUnreachable):
+            raise failure
+        self._has_tried_a_session = failure is not None
+        self.no_session = str(failure) if failure is not None else None
+        return failure is None
+
+    def _open_instead(self) -> None:
+        """Open a session instead of sending the password that the BMC refused before, or raise why there is none.
+
+        Some BMCs name basic authentication in their challenge also if it is off. This login takes the place of the
+        request by password, so that a wrong password still counts once.
+        """
+        failure = self._open()
+        if failure is not None:
+            self._has_tried_a_session = isinstance(failure, BmcRejected)
+            self.no_session = str(failure)
+            raise failure
 
     def log_out(self) -> None:
-        """End the session there; one that cannot be ended ends by itself, when nobody has used it for long enough."""
+        """End the session at the BMC. A session that cannot be ended times out there."""
         if self._session is not None:
-            with suppress(exceptions.SushyError):
+            with suppress(GitbootError), self._door("DELETE", self._session.path):
                 self._connector.delete(self._session.path, timeout=_LOGOUT_S)
             self._by_password()
 
-    def _open(self) -> None:
-        """Where there is no session to be had, the password goes on being sent; what is unreachable raises."""
+    def _open(self) -> _NoSession | None:
+        """Open a session; return why there is none, after which gitboot goes on sending the password."""
         asked = {"UserName": self._credentials.username, "Password": self._credentials.password}
         self._connector._session.auth = None
         try:
-            answer = self._connector.post(_SESSIONS, data=asked)
-        except exceptions.HTTPError:  # 503: none is free; 404, 405, 501: there are none
-            answer = Response()
-        except exceptions.SushyError:
-            self._by_password()
-            raise
-        token, path = answer.headers.get(_TOKEN), urlsplit(answer.headers.get("Location", "")).path
-        if token and path.startswith("/redfish/"):  # else it could not be used, or not be ended
-            self._connector._session.headers[_TOKEN] = token
-            self._session = _Session(path)
-        else:
-            self._put_off()
-            self._by_password()
+            with self._door("POST", SESSIONS):
+                answer = self._connector.post(SESSIONS, data=asked)
+            token, path = answer.headers.get(_TOKEN), _session_path(answer)
+            if token and path:  # otherwise it could not be used, or not be ended
+                self._connector._session.headers[_TOKEN] = token
+                self._session = _Session(path)
+                return None
+            failure: _NoSession = BmcRejected(
+                f"POST {answer.url}: {answer.status_code} without "
+                f"{'a place of the session' if token else f'the header {_TOKEN}'}"
+            )
+        except (BmcBusy, BmcUnreachable, BmcRejected) as error:
+            failure = error
+        finally:
+            if self._session is None:
+                self._by_password()
+        self._put_off()
+        return failure
 
     def _put_off(self) -> None:
         self._not_before_s = time.monotonic() + _NOT_AGAIN_FOR_S
@@ -107,5 +161,38 @@ class Login:
     def _by_password(self) -> None:
         self._session = None
         self._connector._session.headers.pop(_TOKEN, None)
-        # As bytes: requests would take text for Latin-1, and fail where it is more.
+        # As bytes: requests would take text for Latin-1, and fail if it has other characters.
         self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
+
+
+def _session_path(answer: Response) -> str | None:
+    """Return the path of a session that was opened, at this BMC; None if the answer does not show it.
+
+    DSP0266 13.3.4.2 requires Location, as a path or a URL. Some BMCs send it without the beginning of its path
+    (DMTF/python-redfish-library issue 73) or not at all (pull request 177 of the same, openbmc/openbmc issue 3353),
+    and show @odata.id in the body.
+    """
+    location = answer.headers.get("Location", "")
+    for path in (_path_of(location), _path_of(_shown_id(answer.content))):
+        if path.startswith("/redfish/"):
+            return path
+    name = _path_of(location).rstrip("/").rpartition("/")[2]
+    return f"{SESSIONS}/{name}" if name else None
+
+
+def _path_of(link: str) -> str:
+    """Return the path of a URL or of a path; "" if it is neither."""
+    try:
+        return urlsplit(link).path
+    except ValueError:
+        return ""
+
+
+def _shown_id(content: bytes) -> str:
+    """Return ``@odata.id`` of a resource in JSON; "" if it shows none."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        return ""
+    shown = body.get("@odata.id") if isinstance(body, dict) else None
+    return shown if isinstance(shown, str) else ""

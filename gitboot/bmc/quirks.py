@@ -155,7 +155,8 @@ NOT_NOW = (
 
 
 def quirks_of(path: str, system: Mapping[str, Any]) -> Quirks:
-    """Find the row for a ComputerSystem; the first that fits."""
+    """Return the first row that fits a ComputerSystem, whether its path ends in a slash or not."""
+    path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
     for row in QUIRKS:
         if manufacturer.startswith(row.manufacturers) or path in row.systems:

@@ -16,6 +16,7 @@ from datetime import datetime
 from http import HTTPStatus
 from typing import Any, Self
 
+from urllib.parse import urljoin, urlsplit
 from requests import PreparedRequest, Request, Response
 from requests.exceptions import RequestException
 from sushy import exceptions
@@ -32,16 +33,17 @@ from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import (
     AddressRefused,
     BmcAdapter,
-    BmcTooSlow,
+    MAX_REDIRECTS,
     CertificateChanged,
     Reach,
     RedirectedElsewhere,
     tls_context,
+    BmcTooSlow,
 )
+    origin_of,
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 
 _ROOT = "/redfish/v1/"
-_MAX_REDIRECTS = 3  # within the BMC: a missing slash, a version
 _LONGEST_RETRY_AFTER_S = 3600
 _LONGEST_DETAIL = 300
 
@@ -106,12 +108,12 @@ class BmcConnection:
             default_request_timeout=read_timeout_s,
             connect_timeout=connect_timeout_s,
         )
-        self.login = Login(self._connector, credentials)
+        self.login = Login(self._connector, credentials, self._door)
         self.media = RedfishDrives(self.read, self._send)
         self.firmware = RedfishFirmware(self.read, self._send)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
-        session.max_redirects = _MAX_REDIRECTS
+        session.max_redirects = MAX_REDIRECTS
         session.headers["Connection"] = "keep-alive"
         self.reach = reach or Reach()
         adapter = BmcAdapter(tls, self.reach)
@@ -173,8 +175,8 @@ class BmcConnection:
         path = seen.reset_action
         if path is None:
             raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
-        with self._door("POST", path):
-            self.login.ask(lambda: self._connector.post(path, data={"ResetType": type}))
+        with self._door("POST", path) as own:
+            self.login.ask(own, lambda: self._connector.post(own, data={"ResetType": type}))
 
     def _settings_with_override(self, system: Resource) -> Resource | None:
         """Read the Settings resource, if overrides live there: iDRAC 10, AMI, BlueField."""
@@ -189,33 +191,35 @@ class BmcConnection:
 
     def read(self, path: str) -> Resource:
         """Read any resource."""
-        with self._door("GET", path):
-            response = self.login.ask(lambda: self._connector.get(path))
+        with self._door("GET", path) as own:
+            response = self.login.ask(own, lambda: self._connector.get(own))
         return _resource(response)
 
     def _send(self, method: str, path: str, body: Mapping[str, Any], etag: str | None) -> None:
         send = self._connector.patch if method == "PATCH" else self._connector.post
-        with self._door(method, path):
+        with self._door(method, path) as own:
             try:
                 headers = {"If-Match": etag} if etag else None
-                self.login.ask(lambda: send(path, data=body, headers=headers))
+                self.login.ask(own, lambda: send(own, data=body, headers=headers))
             except exceptions.HTTPError as error:
                 if error.status_code != 412 or etag is None or not _is_misread(etag, lambda: self.read(path).etag):
                     raise
                 other = {"If-Match": _other_spelling(etag)}
-                self.login.ask(lambda: send(path, data=body, headers=other))
+                self.login.ask(own, lambda: send(own, data=body, headers=other))
 
     def _note_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
         self.login.challenge = response.headers.get("WWW-Authenticate", "")
 
     @contextmanager
-    def _door(self, method: str, path: str) -> Iterator[None]:
+    def _door(self, method: str, link: str) -> Iterator[str]:
+        """Yield the path to which a link leads at this BMC, and raise what requests come to as errors of gitboot."""
+        path = self._own_path(link)
+        if path is None:
+            raise BmcRejected(f"{method} {self._address}{link}: not a path on this BMC")
         request = f"{method} {self._address}{path}"
-        if not path.startswith("/") or path.startswith("//"):
-            raise BmcRejected(f"{request}: not a path on this BMC")
         try:
-            yield
+            yield path
         except exceptions.SushyError as error:
             if isinstance(error, exceptions.HTTPError):
                 raise self._answered(error, request) from error
@@ -228,7 +232,10 @@ class BmcConnection:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
-            return BmcRejected(f"{request}: {status}: the BMC refuses the user name or password of credentials{name}")
+            what = f"the BMC refuses the user name or password of credentials{name}"
+            if (why := self.login.no_session) is not None:
+                what += f" by basic authentication, and opens no session: {why}"
+            return BmcRejected(f"{request}: {status}: {what}")
         said = json.dumps(error.body) if error.body else ""
         message = f"{request}: {status} {_detail(error.detail or said or 'without a reason')}"
         if status == HTTPStatus.PRECONDITION_FAILED:
@@ -273,8 +280,6 @@ def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorE
             return BmcNotTrusted(f"{request}: {cause}")
         if isinstance(cause, RedirectedElsewhere | CertificateChanged):
             return BmcRejected(f"{request}: {cause}")
-        if isinstance(cause, BmcTooSlow):
-            return BmcUnreachable(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
             return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
     return MEANING[type(error)](f"{request}: {_detail(str(error))}")
@@ -325,4 +330,6 @@ def _seconds(retry_after: str | None) -> int | None:
     """Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
     if retry_after is None or not retry_after.isdecimal():
         return None
+        if isinstance(cause, BmcTooSlow):
+            return BmcUnreachable(f"{request}: {cause}")
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)

@@ -8,6 +8,7 @@ whatever address a name has at that moment.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import ssl
 import time
@@ -21,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 
 from requests import PreparedRequest, Response
 from requests.adapters import HTTPAdapter
-from requests.exceptions import RequestException
+from requests.exceptions import RequestException, TooManyRedirects
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
@@ -127,6 +128,9 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
 
 
 _ONLY_READ: Final = ("GET", "HEAD")
+_SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
+_JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
+MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
 
 
 class BmcAdapter(HTTPAdapter):
@@ -156,10 +160,26 @@ class BmcAdapter(HTTPAdapter):
         """Leave the connection alone: what is trusted stands in the TLS context."""
 
     def send(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Response:
-        """Send a request, and read the whole answer by its deadline: the connect and read timeouts added up."""
+        """Send a request, and read the whole answer by its deadline: the connect and read timeouts added up.
+
+        A write that the BMC redirects to another of its own paths is repeated there, with its method and body.
+        """
+        limits = self._limits(request, *kwargs["timeout"])
+        for _ in range(MAX_REDIRECTS + 1):
+            response = self._send_once(request, limits, *args, **kwargs)
+            if not response.is_redirect:
+                return response
+            target = _target(request, response)
+            if request.method in _ONLY_READ:  # requests follows this one
+                self._redirected = target, limits
+                return response
+            request = request.copy()
+            request.url = target
+        raise TooManyRedirects(f"Exceeded {MAX_REDIRECTS} redirects.", request=request, response=response)
+
+    def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _ONLY_READ:
             self._reach.fence()
-        limits = self._limits(request, *kwargs["timeout"])
         with limited(limits):
             limits.begin_answer()
             try:
@@ -171,11 +191,10 @@ class BmcAdapter(HTTPAdapter):
                 _refuse_redirect(request, response)
                 limits.begin_body(MAX_BODY_BYTES)
                 _read_whole(response)
+                _drop_strange_error(response)
             except BaseException:
                 response.close()
                 raise
-        if response.is_redirect:
-            self._redirected = _target(request, response), limits
         return response
 
     def _limits(self, request: PreparedRequest, connect_s: float, answer_s: float) -> RequestLimits:
@@ -187,16 +206,17 @@ class BmcAdapter(HTTPAdapter):
 
 
 def _refuse_redirect(request: PreparedRequest, response: Response) -> None:
+    """Raise `RedirectedElsewhere` for a redirect to another origin, and for one that would turn a write into a GET."""
     if not response.is_redirect:
         return
     try:
-        same_place = _origin(_target(request, response)) == _origin(request.url or "")
+        is_own = origin_of(_target(request, response)) == origin_of(request.url or "")
     except ValueError:
-        same_place = False
-    # requests would repeat a redirected PATCH as a GET, and call that a success.
-    if not same_place or request.method != "GET":
+        is_own = False
+    if not is_own or (request.method not in _ONLY_READ and response.status_code == _SEE_OTHER):
         location = response.headers["Location"][:200]
-        raise RedirectedElsewhere(f"redirected to {location}", request=request, response=response)
+        message = f"{response.status_code}: redirected to {location}, where gitboot does not follow"
+        raise RedirectedElsewhere(message, request=request, response=response)
 
 
 def _target(request: PreparedRequest, response: Response) -> str:
@@ -205,9 +225,10 @@ def _target(request: PreparedRequest, response: Response) -> str:
     return urljoin(request.url or "", location)
 
 
-def _origin(url: str) -> tuple[str, str | None, int | None]:
+def origin_of(url: str) -> tuple[str, str | None, int | None]:
+    """Return scheme, host and port of a URL (RFC 6454, 4). Raises ValueError."""
     parts = urlsplit(url)
-    return parts.scheme, parts.hostname, parts.port
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _read_whole(response: Response) -> None:
@@ -219,6 +240,25 @@ def _read_whole(response: Response) -> None:
     # Where requests itself keeps a body that it has read.
     response._content = bytes(body)
     response.encoding = "utf-8"  # Redfish, DSP0266 6.5; guessing it from garbage takes seconds
+
+
+def _drop_strange_error(response: Response) -> None:
+    """Empty the body of an error that gitboot judges by its status, if sushy could not read that body.
+
+    sushy expects the shape of DSP0266 8.6, and raises AttributeError or TypeError for other JSON.
+    """
+    if response.status_code not in _JUDGED_BY_STATUS:
+        return
+    try:
+        error = json.loads(response.content).get("error", {})
+        info = error.get("@Message.ExtendedInfo") or [{}]
+        is_strange = not all(isinstance(each, dict) for each in ([info] if isinstance(info, dict) else info))
+    except (AttributeError, TypeError, RecursionError):
+        is_strange = True
+    except ValueError:  # no JSON, which sushy expects
+        return
+    if is_strange:
+        response._content = b""
 
 
 class _Reaching(LimitedConnection):

@@ -27,7 +27,10 @@ class Service:
         credentials: Mapping[str, str] | None = None,  # user name to password; None: anyone may do anything
         session_timeout_s: float = 1800,
         most_sessions: int = 8,
+        takes_basic: bool = True,  # whether basic authentication is on
+        redirects_logins: int | None = None,  # by which status, to the same path with a slash at its end
     ) -> None:
+        self.takes_basic, self.redirects_logins = takes_basic, redirects_logins
         self.machines = machines
         self.sessions = Sessions(credentials, self._now, timeout_s=session_timeout_s, most=most_sessions)
         self.requests: list[Request] = []
@@ -49,7 +52,7 @@ class Service:
             method=method,
             path=path,
             headers={name: value for name, value in headers.items() if name not in _CREDENTIALS},
-            body=b"" if path == SESSIONS else body,
+            body=b"" if path.rstrip("/") == SESSIONS else body,
             at=machine.now if machine else datetime.now(UTC),
             in_post=machine.in_post if machine else False,
         )
@@ -66,9 +69,12 @@ class Service:
             return Answer(status=200, body=sample("root"))
         content = _parsed(body)
         if (method, path) == ("POST", SESSIONS):
+            if self.redirects_logins is not None and request.path == SESSIONS:  # old Supermicro
+                return Answer(status=self.redirects_logins, headers={"Location": f"{SESSIONS}/"})
             return self.sessions.log_in(content)
-        if not self.sessions.permits(headers):
-            return Answer(status=401, body=sample("session_error"), headers=CHALLENGE)
+        if not self.sessions.permits(headers if self.takes_basic else _without_basic(headers)):
+            challenge = CHALLENGE if self.takes_basic else {}
+            return Answer(status=401, body=sample("session_error"), headers=challenge)
         if (answer := self.sessions.answer(method, path)) is not None:
             return answer
         if (method, path) == ("GET", _SYSTEMS):
@@ -89,6 +95,10 @@ class Service:
     def _systems(self) -> Json:
         members = [{"@odata.id": machine.path} for machine in self.machines]
         return sample("system_collection") | {"Members": members, "Members@odata.count": len(members)}
+
+
+def _without_basic(headers: Mapping[str, str]) -> Mapping[str, str]:
+    return {name: value for name, value in headers.items() if name != "Authorization"}
 
 
 def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
