@@ -28,7 +28,7 @@ INSTALL = replace(
     ),
     is_first=True,
 )
-WITHOUT_ETAGS = replace(GENERIC, etag=False)
+WITHOUT_ETAGS = replace(GENERIC, etag_header="", etag_body="")
 # Of one job: what is read and recorded; without ETags, what is read once more; the request; and what is read back.
 PARTS = {GENERIC: 3, WITHOUT_ETAGS: 4}
 
@@ -71,18 +71,18 @@ class Contender:
         with BmcConnection(
             job.bmc.address, Credentials(username=USER, password=PASSWORD), system=job.bmc.system
         ) as bmc:
-            read, send, is_first = bmc.observe, bmc._send, iter([True])
+            read, send, is_first = bmc.observe, bmc._connector.patch, iter([True])
 
             def reading() -> object:
                 if not next(is_first, False):
                     self._pause()
                 return read()
 
-            def sending(*request: object) -> None:
+            def sending(*request: object, **more: object) -> object:
                 self._pause()
-                send(*request)  # type: ignore[arg-type]
+                return send(*request, **more)
 
-            bmc.observe, bmc._send = reading, sending  # type: ignore[assignment,method-assign]
+            bmc.observe, bmc._connector.patch = reading, sending  # type: ignore[assignment,method-assign]
             bring_about(bmc, job, self._write, lambda: self.rack.now)
         self.is_done = True
         self._waits.release()

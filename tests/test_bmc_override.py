@@ -475,15 +475,15 @@ def test_what_stands(override: Override, seen: Override, standing: bool) -> None
 
 
 def _resource(path: str | None, body: dict[str, Any]) -> Resource:
-    return Resource(url=f"http://bmc{path}", body=body, etag=body["@odata.etag"])
+    return Resource(url=f"http://bmc{path}", body=body, etags=(body["@odata.etag"],))
 
 
 def _read(machine: Machine) -> Observed:
-    system = Resource(url=f"http://bmc{machine.path}", body=machine.system(), etag=None)
+    system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = machine.settings() if machine.settings_path else {}
     if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
         return payload.observe(system, None)
-    return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings, etag=None))
+    return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings))
 
 
 @dataclass
@@ -514,7 +514,7 @@ class _Instance:
         return observed
 
     def with_clock(self, observed: Observed) -> Observed:
-        manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager(), etag=None)
+        manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager())
         return replace(observed, marks=payload.read_clock(observed.marks, manager, self.machine.now))
 
     def run(self, crash: str = "") -> Step:

@@ -299,7 +299,7 @@ def test_a_change_by_someone_else_is_not_written_over(serve: Serve, open_bmc: Op
 
 
 def test_an_etag_that_a_bmc_wants_without_its_quotes_is_given_so(serve: Serve, open_bmc: Open) -> None:
-    machine = Machine(profile=replace(GENERIC, if_match_required=True, if_match_unquoted=True))
+    machine = Machine(profile=replace(GENERIC, if_match_required=True, if_match="{}"))
     bmc = open_bmc(serve(machine))
     seen = bmc.observe()
     assert stands(ONCE, _set(bmc, ONCE))
@@ -438,7 +438,6 @@ def test_a_busy_bmc_may_say_for_how_long(serve: Serve, open_bmc: Open, retry_aft
         pytest.param(GENERIC, Hang(), BmcUnreachable, "timed out", "Disabled", id="hangs"),
         pytest.param(GENERIC, Status(status=500), BmcUnreachable, "500", "Disabled", id="500"),
         pytest.param(GENERIC, Status(status=400), BmcRejected, "400 no", "Disabled", id="400"),
-        pytest.param(GENERIC, Status(status=428), BmcRejected, "428 no", "Disabled", id="428"),
         pytest.param(
             GENERIC,
             Redirect(location="http://192.0.2.1/redfish/v1/Systems/1", status=307),
@@ -561,7 +560,7 @@ def test_a_placeholder_is_no_mark() -> None:
         "LastResetTime": "1970-01-01T00:00:00+00:00",
         "BootProgress": {"LastStateTime": ""},
     }
-    seen = observe(Resource(url=f"http://bmc{machine.path}", body=system, etag=None), None)
+    seen = observe(Resource(url=f"http://bmc{machine.path}", body=system), None)
     assert (seen.marks.last_reset_time, seen.marks.boot_progress_time) == (None, None)
 
 
@@ -572,7 +571,7 @@ def test_virtual_media_boot_as_a_usb_cd_only_where_there_is_one(targets: list[st
     machine = Machine(profile=SUPERMICRO_X11)
     body = machine.system()
     body["Boot"]["BootSourceOverrideTarget@Redfish.AllowableValues"] = targets
-    system = Resource(url=f"http://bmc{machine.path}", body=body, etag=None)
+    system = Resource(url=f"http://bmc{machine.path}", body=body)
     assert observe(system, None).boots_cd_as is target
 
 
@@ -676,7 +675,7 @@ KEYS = ("Boot", "BootProgress", "LastResetTime", "Manufacturer", "PowerState", "
 @given(profile=st.sampled_from(list(PROFILES.values())), garbage=st.dictionaries(st.sampled_from(KEYS), JSON))
 def test_no_payload_can_crash_the_reader(profile: Profile, garbage: dict[str, Any]) -> None:
     machine = Machine(profile=profile)
-    system = Resource(url=f"http://bmc{machine.path}", body=machine.system() | garbage, etag=None)
+    system = Resource(url=f"http://bmc{machine.path}", body=machine.system() | garbage)
     system.link("@Redfish.Settings", "SettingsObject")
     try:
         observe(system, None)
@@ -706,7 +705,7 @@ def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, A
     expected = replace(
         Shown(uuid=SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732"), serial="SN1", sku="0B2D"), **instead
     )
-    assert observe(Resource(url="http://bmc/x", body=body, etag=None), None).shown == expected, case
+    assert observe(Resource(url="http://bmc/x", body=body), None).shown == expected, case
 
 
 @for_each(
@@ -722,7 +721,7 @@ def test_who_a_system_is_is_read_with_its_override(case: str, given: dict[str, A
     ],
 )
 def test_the_clock_of_a_manager(manager: dict[str, Any], bmc_time: str | None, ahead: int | None) -> None:
-    resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"}, etag=None)
+    resource = Resource(url="http://bmc/m", body=manager | {"LastResetTime": "2026-11-01T00:00:00Z"})
     marks = read_clock(Marks(), resource, STARTED)
     assert (marks.bmc_time, marks.bmc_ahead_s) == (bmc_time, ahead)
     assert marks.manager_reset_time == ("2026-11-01T00:00:00Z" if bmc_time else None)

@@ -60,7 +60,7 @@ def test_what_real_bmcs_sent_is_understood(
 ) -> None:
     sent = json.loads((PAYLOADS / f"{name}.json").read_text())
     system, below = (
-        Resource(url=f"https://bmc{body['@odata.id']}", body=body, etag=None) if body else None
+        Resource(url=f"https://bmc{body['@odata.id']}", body=body) if body else None
         for body in (sent["system"], sent.get("settings"))
     )
     assert system is not None
@@ -75,8 +75,8 @@ def test_what_real_bmcs_sent_is_understood(
 @pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
 def test_what_real_firmware_keeps_is_read_and_the_double_has_no_attribute_that_it_has_not(name: str) -> None:
     sent = json.loads((PAYLOADS / f"{name}.json").read_text())
-    seen = observe(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"], etag=None), None)
-    bios = Resource(url=f"https://bmc{seen.bios}", body=sent["bios"], etag=None)
+    seen = observe(Resource(url=f"https://bmc{sent['system']['@odata.id']}", body=sent["system"]), None)
+    bios = Resource(url=f"https://bmc{seen.bios}", body=sent["bios"])
     row = quirks.row_of(seen)
     assert seen.keeps_uri and row.firmware_uri is not None
     assert row.firmware_uri.read(bios.attributes) == "", "nobody has written any there"

@@ -1010,7 +1010,7 @@ def test_of_two_instances_that_were_told_that_nothing_is_installed_one_sets_a_bm
 def test_of_two_instances_the_one_that_the_fleet_names_sets_a_bmc(
     make_site: MakeSite, tmp_path: Path, said: str
 ) -> None:
-    site = make_site(initial=said, profile=replace(GENERIC, etag=False))
+    site = make_site(initial=said, profile=replace(GENERIC, etag_header="", etag_body=""))
     (tmp_path / "other").mkdir()
     with Bench(tmp_path / "other", credentials=tmp_path, initial=said, named=False) as other:
         named, site.bench.commits.ledger = site.bench.commits.ledger, None

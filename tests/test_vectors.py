@@ -546,10 +546,10 @@ def override(case: Case) -> None:
 
 def observed(machine: Machine) -> Observed:
     """What is read of a machine, from the resource that takes its overrides."""
-    system = Resource(url=f"http://bmc{machine.path}", body=machine.system(), etag=None)
+    system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = None
     if machine.settings_path and "BootSourceOverrideTarget" in machine.settings()["Boot"]:
-        settings = Resource(url=f"http://bmc{machine.settings_path}", body=machine.settings(), etag=None)
+        settings = Resource(url=f"http://bmc{machine.settings_path}", body=machine.settings())
     return observe(system, settings)
 
 
@@ -673,7 +673,7 @@ def list_systems(case: Case) -> None:
         target = system["overrideTarget"]  # metal-operator's library reads a property that is absent as ""
         body = {"Boot": {"BootSourceOverrideTarget": target} if target else {}}
         try:
-            observe(Resource(url=f"http://bmc{system['uri']}", body=body, etag=None), None)
+            observe(Resource(url=f"http://bmc{system['uri']}", body=body), None)
         except BmcRejected:
             continue
         usable.append(system["uri"])

@@ -8,17 +8,16 @@ from typing import Any
 
 from gitboot.bmc.media import EJECTION, MediaSlot, insertion
 from gitboot.bmc.override import Observed
-from gitboot.bmc.payload import Resource, slot_of
+from gitboot.bmc.payload import Patch, Resource, slot_of
 
 
 class RedfishDrives:
     """What `BmcConnection` reads and sends of virtual media; it raises as that does."""
 
     def __init__(
-        self, read: Callable[[str], Resource], send: Callable[[str, str, Mapping[str, Any], str | None], None]
+        self, read: Callable[[str], Resource], post: Callable[[str, Mapping[str, Any]], None], patch: Patch
     ) -> None:
-        self._read = read
-        self._send = send  # method, path, body, ETag
+        self._read, self._post, self._patch = read, post, patch
 
     def with_slots(self, seen: Observed) -> Observed:
         """Read the system's own, or where it has none its Manager's, as they were before Redfish 2020.4."""
@@ -38,6 +37,6 @@ class RedfishDrives:
 
     def _change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
         if action is None:
-            self._send("PATCH", slot.path, body, slot.etag)
+            self._patch(slot.path, body, slot.etags, lambda: slot_of(self._read(slot.path)) != slot)
         else:
-            self._send("POST", action, body, None)
+            self._post(action, body)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gitboot.bmc.override import Observed
-from gitboot.bmc.payload import Resource, starts_only_signed
+from gitboot.bmc.payload import Patch, Resource, starts_only_signed
 from gitboot.bmc.quirks import FirmwareUri, row_of
 from gitboot.errors import BmcRejected
 
@@ -17,10 +17,8 @@ _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 class RedfishFirmware:
     """What `BmcConnection` reads and writes of a system's firmware settings; it raises as that does."""
 
-    def __init__(
-        self, read: Callable[[str], Resource], send: Callable[[str, str, Mapping[str, Any], str | None], None]
-    ) -> None:
-        self._read, self._send = read, send
+    def __init__(self, read: Callable[[str], Resource], patch: Patch) -> None:
+        self._read, self._patch = read, patch
         self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # as it was read, and at which marks
 
     def with_secure_boot(self, seen: Observed) -> Observed:
@@ -65,7 +63,12 @@ class RedfishFirmware:
         if all(pending.attributes.get(name) == value for name, value in attributes.items()):
             return False
         body = (_AT_RESET if bios.settings_at_reset else {}) | {"Attributes": attributes}
-        self._send("PATCH", path, body, pending.etag)
+
+        def has_changed() -> bool:
+            now = self._read(path)
+            return (now.etags, now.attributes) != (pending.etags, pending.attributes)
+
+        self._patch(path, body, pending.etags, has_changed)
         return True
 
 

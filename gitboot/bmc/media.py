@@ -30,7 +30,7 @@ class MediaSlot:
     insert: str | None = None  # the target of its InsertMedia; None: the resource itself takes a PATCH
     eject: str | None = None
     protocols: frozenset[str] = frozenset()  # that InsertMedia says it takes as TransferProtocolType
-    etag: str | None = None
+    etags: tuple[str, ...] = ()
 
     @property
     def is_free(self) -> bool:

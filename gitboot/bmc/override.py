@@ -98,7 +98,7 @@ class Observed:
     continuous_http: bool = True  # UefiHttp may be Continuous without changing the boot order for good
     boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
-    etag: str | None = None  # of that resource
+    etags: tuple[str, ...] = ()  # of that resource
     bmc: str = ""  # the row of `gitboot.bmc.quirks` that applies
     manager: str | None = None  # the path of the Manager, which has the clock
     reset_action: str | None = None  # where ComputerSystem.Reset is asked for

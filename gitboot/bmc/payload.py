@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
@@ -43,7 +43,7 @@ class Resource:
 
     url: str  # where it was found, after a redirect
     body: Mapping[str, Any]
-    etag: str | None
+    etags: tuple[str, ...] = ()  # of the header and of the body, as `read_etags` returns them
 
     @property
     def path(self) -> str:
@@ -77,6 +77,15 @@ class Resource:
         return tuple(path for path in paths if isinstance(path, str))
 
 
+class Patch(Protocol):
+    """How a part of `BmcConnection` sends a PATCH. Raises what `BmcConnection.set_override` raises."""
+
+    def __call__(
+        self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
+    ) -> None:
+        """``has_changed`` reads the resource again, and compares it with what the PATCH rests on."""
+
+
 def observe(system: Resource, settings: Resource | None) -> Observed:
     """Tell what a system shows; ``settings`` is its Settings resource, if that takes its overrides.
 
@@ -107,7 +116,7 @@ def observe(system: Resource, settings: Resource | None) -> Observed:
         continuous_http=quirks.continuous_http,
         boots_cd_as=_boots_cd_as(quirks, boot),
         settings=takes_overrides.path,
-        etag=takes_overrides.etag,
+        etags=takes_overrides.etags,
         bmc=quirks.name,
         manager=manager_path(system.body),
         reset_action=_text(_at(system.body, (*_RESET, "target"))),
@@ -153,7 +162,7 @@ def slot_of(resource: Resource) -> MediaSlot:
         insert=_text(insert.get("target")),
         eject=_text(eject.get("target")),
         protocols=_texts(insert.get("TransferProtocolType@Redfish.AllowableValues")),
-        etag=resource.etag,
+        etags=resource.etags,
     )
 
 

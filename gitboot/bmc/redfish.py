@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Self
-
 from urllib.parse import urljoin, urlsplit
+
 from requests import PreparedRequest, Request, Response
 from requests.exceptions import RequestException
 from sushy import exceptions
@@ -24,6 +25,7 @@ from sushy.connector import Connector
 
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.drives import RedfishDrives
+from gitboot.bmc.etags import if_match_values, is_conditional, read_etags
 from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
 from gitboot.bmc.override import Observed, Override, has_changed
@@ -31,16 +33,16 @@ from gitboot.bmc.payload import Resource, observe, read_clock, reset_types
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.transport import (
+    MAX_REDIRECTS,
     AddressRefused,
     BmcAdapter,
-    MAX_REDIRECTS,
+    BmcTooSlow,
     CertificateChanged,
     Reach,
     RedirectedElsewhere,
-    tls_context,
-    BmcTooSlow,
-)
     origin_of,
+    tls_context,
+)
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 
 _ROOT = "/redfish/v1/"
@@ -73,6 +75,8 @@ MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] =
 }
 
 _BUSY = frozenset({409, 423, 429, 503})
+# 428: what some BMCs answer to an If-Match that they cannot read (community.general pull request 6434).
+_PRECONDITION = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
 _NEVER = frozenset({501, 505})
 
 
@@ -109,8 +113,8 @@ class BmcConnection:
             connect_timeout=connect_timeout_s,
         )
         self.login = Login(self._connector, credentials, self._door)
-        self.media = RedfishDrives(self.read, self._send)
-        self.firmware = RedfishFirmware(self.read, self._send)
+        self.media = RedfishDrives(self.read, self._post, self._patch)
+        self.firmware = RedfishFirmware(self.read, self._patch)
         session = self._connector._session
         session.trust_env = False  # REQUESTS_CA_BUNDLE, ~/.netrc, proxies: none of them is meant for a BMC
         session.max_redirects = MAX_REDIRECTS
@@ -152,14 +156,17 @@ class BmcConnection:
     def set_override(self, wanted: Override, seen: Observed) -> None:
         """Write what differs from ``seen``, unless the BMC has changed since: then `BmcChanged`.
 
-        One without ETags is read once more: what happens between that and the request is not seen. ``wanted`` is to
-        be fitted to the BMC before. That the BMC accepted it does not say that it keeps it.
+        ``wanted`` has to fit the BMC. The BMC may accept it, and still not keep it.
         """
         boot = boot_patch(wanted, seen)
-        if boot:
-            if seen.etag is None and has_changed(seen, self.observe()):
-                raise BmcChanged(f"PATCH {self._address}{seen.settings}: the BMC has changed since it was read")
-            self._send("PATCH", seen.settings, {"Boot": boot}, seen.etag)
+        if not boot:
+            return
+
+        def is_changed() -> bool:
+            now = self.observe()
+            return now.etags != seen.etags or has_changed(seen, now)
+
+        self._patch(seen.settings, {"Boot": boot}, seen.etags, is_changed)
 
     def with_reset_types(self, seen: Observed) -> Observed:
         """Read what the system's ActionInfo allows, too, in one more request, where the system itself does not say."""
@@ -175,8 +182,7 @@ class BmcConnection:
         path = seen.reset_action
         if path is None:
             raise BmcRejected(f"{self._address}{seen.system} shows no action ComputerSystem.Reset")
-        with self._door("POST", path) as own:
-            self.login.ask(own, lambda: self._connector.post(own, data={"ResetType": type}))
+        self._post(path, {"ResetType": type})
 
     def _settings_with_override(self, system: Resource) -> Resource | None:
         """Read the Settings resource, if overrides live there: iDRAC 10, AMI, BlueField."""
@@ -193,19 +199,45 @@ class BmcConnection:
         """Read any resource."""
         with self._door("GET", path) as own:
             response = self.login.ask(own, lambda: self._connector.get(own))
-        return _resource(response)
+            return _resource(response)
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any], etag: str | None) -> None:
-        send = self._connector.patch if method == "PATCH" else self._connector.post
-        with self._door(method, path) as own:
-            try:
-                headers = {"If-Match": etag} if etag else None
-                self.login.ask(own, lambda: send(own, data=body, headers=headers))
-            except exceptions.HTTPError as error:
-                if error.status_code != 412 or etag is None or not _is_misread(etag, lambda: self.read(path).etag):
-                    raise
-                other = {"If-Match": _other_spelling(etag)}
-                self.login.ask(own, lambda: send(own, data=body, headers=other))
+    def _post(self, path: str, body: Mapping[str, Any]) -> None:
+        with self._door("POST", path) as own:
+            self.login.ask(own, lambda: self._connector.post(own, data=body))
+
+    def _patch(
+        self, path: str, body: Mapping[str, Any], etags: tuple[str, ...], has_changed: Callable[[], bool]
+    ) -> None:
+        """Send a PATCH with each form of the ETag in turn, until the BMC accepts one.
+
+        A refused precondition changed nothing, so the next form cannot repeat a change. gitboot reads the BMC again
+        after the first refusal, and right before each request that the BMC would accept after any change.
+        Raises `BmcChanged` if the resource has changed, or if the BMC refuses every form.
+        """
+        refused: list[str] = []
+        answer = ""
+        with self._door("PATCH", path) as own:
+            for if_match in if_match_values(etags):
+                if (len(refused) == 1 or not is_conditional(if_match)) and has_changed():
+                    raise self._changed(own, answer, "the BMC has changed since it was read", refused)
+                headers = {"If-Match": if_match} if if_match is not None else None
+                send = partial(self._connector.patch, own, data=body, headers=headers)
+                try:
+                    self.login.ask(own, send)
+                except exceptions.HTTPError as error:
+                    if error.status_code not in _PRECONDITION:
+                        raise
+                    refused.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
+                    answer = f"{error.status_code} {_reason(error)}"
+                else:
+                    return
+            raise self._changed(own, answer, "the BMC has not changed, and refuses each form of its ETag", refused)
+
+    def _changed(self, path: str, answer: str, what: str, refused: Sequence[str]) -> BmcChanged:
+        said = f"{answer}; " if answer else ""
+        sent = f" (refused: {', '.join(refused)})" if refused else ""
+        retry_after_s = _seconds(self._retry_after) if refused else None
+        return BmcChanged(f"PATCH {self._address}{path}: {said}{what}{sent}", retry_after_s=retry_after_s)
 
     def _note_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
@@ -228,6 +260,17 @@ class BmcConnection:
             # sushy takes for granted that the body of an error is shaped as Redfish says.
             raise BmcUnreachable(f"{request}: an error that is not Redfish's") from error
 
+    def _own_path(self, link: str) -> str | None:
+        """Return the path of a link to this BMC, which may be a whole URL; None for a link to another place."""
+        if link.startswith("/") and not link.startswith("//"):
+            return link
+        try:
+            target = urlsplit(urljoin(f"{self._address}/", link))
+            is_own = "//" in link and origin_of(target.geturl()) == origin_of(self._address)
+        except ValueError:
+            return None
+        return target._replace(scheme="", netloc="").geturl() if is_own and target.path else None
+
     def _answered(self, error: exceptions.HTTPError, request: str) -> TryAgain | OperatorError:
         status = error.status_code
         if status == HTTPStatus.UNAUTHORIZED:
@@ -237,7 +280,7 @@ class BmcConnection:
                 what += f" by basic authentication, and opens no session: {why}"
             return BmcRejected(f"{request}: {status}: {what}")
         said = json.dumps(error.body) if error.body else ""
-        message = f"{request}: {status} {_detail(error.detail or said or 'without a reason')}"
+        message = f"{request}: {status} {_reason(error)}"
         if status == HTTPStatus.PRECONDITION_FAILED:
             return BmcChanged(message, retry_after_s=_seconds(self._retry_after))
         if status in _BUSY or any(f'{reason}"' in said for reason in NOT_NOW):
@@ -280,6 +323,8 @@ def _meaning(error: exceptions.SushyError, request: str) -> TryAgain | OperatorE
             return BmcNotTrusted(f"{request}: {cause}")
         if isinstance(cause, RedirectedElsewhere | CertificateChanged):
             return BmcRejected(f"{request}: {cause}")
+        if isinstance(cause, BmcTooSlow):
+            return BmcUnreachable(f"{request}: {cause}")
         if isinstance(cause, OSError) and cause.strerror:  # what the system said, without the layers above it
             return MEANING[type(error)](f"{request}: {_detail(cause.strerror)}")
     return MEANING[type(error)](f"{request}: {_detail(str(error))}")
@@ -292,26 +337,9 @@ def _resource(response: Response) -> Resource:
         raise BmcUnreachable(f"GET {response.url}: not JSON") from error
     if not isinstance(body, dict):
         raise BmcUnreachable(f"GET {response.url}: not a JSON object")
-    etag = response.headers.get("ETag") or body.get("@odata.etag")
-    return Resource(url=response.url, body=body, etag=etag if isinstance(etag, str) else None)
-
-
-def _is_misread(etag: str, asked_again: Callable[[], str | None]) -> bool:
-    """Whether a BMC that refused an ETag may have refused how it is written, and not that it has changed since.
-
-    One that has two quotes is asked for again: who takes it without them may take no notice of one that it cannot
-    read, and write over somebody's change.
-    """
-    return etag.startswith("W/") or (_other_spelling(etag) != etag and asked_again() == etag)
-
-
-def _other_spelling(etag: str) -> str:
-    """How some BMCs want back an ETag that they have given.
-
-    RFC 9110 compares If-Match strongly, and refuses weak ones. Others compare it with what is between the quotes
-    (stmcginnis/gofish pull request 275, ansible-collections/community.general pull request 3296).
-    """
-    return etag.removeprefix("W/") if etag.startswith("W/") else etag.strip('"')
+    return Resource(
+        url=response.url, body=body, etags=read_etags(response.headers.get("ETag"), body.get("@odata.etag"))
+    )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
@@ -319,6 +347,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__ or cause.__context__
+
+
+def _reason(error: exceptions.HTTPError) -> str:
+    """Return why a BMC refused a request, in its own words."""
+    return _detail(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 
 def _detail(text: str) -> str:
@@ -330,6 +363,4 @@ def _seconds(retry_after: str | None) -> int | None:
     """Retry-After in seconds; BMCs send no dates, which RFC 9110 allows too."""
     if retry_after is None or not retry_after.isdecimal():
         return None
-        if isinstance(cause, BmcTooSlow):
-            return BmcUnreachable(f"{request}: {cause}")
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)

@@ -278,7 +278,7 @@ class Machine:
     def system(self) -> Json:
         """The ComputerSystem resource."""
         with self._lock:
-            return self._tagged(self._system())
+            return self.tagged(self._system())
 
     def settings(self) -> Json:
         """Its Settings resource."""
@@ -286,7 +286,7 @@ class Machine:
             body = sample(self.profile.settings_sample) | {"@odata.id": self.settings_path}
             if self.profile.overrides is not Overrides.SYSTEM:
                 body["Boot"] = {**_without_override(body["Boot"]), **self._boot(self.override)}
-            return self._tagged(body)
+            return self.tagged(body)
 
     def patch(self, path: str, body: Any, if_match: str | None) -> Answer:
         """Apply a PATCH whole, or refuse it whole."""
@@ -297,7 +297,7 @@ class Machine:
             if not isinstance(boot, dict):
                 return refusal(400, "Base.1.18.MalformedJSON", "expected an object with Boot")
             refused = (
-                self._precondition(resource.get("@odata.etag"), if_match)
+                self.precondition(resource, if_match)
                 or self._not_in_post(boot)
                 or self._not_here(boot, to_settings)
                 or self._not_so(boot)
@@ -439,20 +439,24 @@ class Machine:
             boot[HTTP_BOOT_URI] = override[HTTP_BOOT_URI]
         return boot
 
-    def _tagged(self, body: Json) -> Json:
-        if not self.profile.etag:
-            return body
-        digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()[:8]
-        return body | {"@odata.etag": f'W/"{digest}"' if self.profile.weak_etag else f'"{digest}"'}
+    def etag(self, body: Json, form: str) -> str:
+        """The ETag of a resource, written in one form."""
+        shown = {name: value for name, value in body.items() if name != "@odata.etag"}
+        return form.replace("{}", hashlib.sha256(json.dumps(shown).encode()).hexdigest()[:8])
 
-    def _precondition(self, etag: str | None, if_match: str | None) -> Answer | None:
-        if etag is None or if_match is None:
+    def tagged(self, body: Json) -> Json:
+        """A resource with its ``@odata.etag``, if this BMC shows one."""
+        form = self.profile.etag_body
+        return body | {"@odata.etag": self.etag(body, form)} if form else body
+
+    def precondition(self, body: Json, if_match: str | None) -> Answer | None:
+        """The refusal of a write to a resource by its If-Match; None: it may be written."""
+        has_etag = self.profile.etag_header or self.profile.etag_body
+        if if_match is None:
             if self.profile.if_match_required:
                 return refusal(428, "Base.1.18.PreconditionRequired", "the request needs If-Match")
             return None
-        weak = if_match.startswith("W/") and self.profile.if_match_strong
-        expected = etag.strip('"') if self.profile.if_match_unquoted else etag.removeprefix("W/")
-        if weak or if_match.removeprefix("W/") != expected:
+        if has_etag and if_match not in self.etag(body, self.profile.if_match).split():
             return refusal(412, "Base.1.18.PreconditionFailed", "the ETag did not match")
         return None
 

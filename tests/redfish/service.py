@@ -86,7 +86,7 @@ class Service:
                 return Answer(status=200, body=managed.manager())
         for owner in self.machines:
             if path.startswith(owner.media_path):
-                return _of_drives(owner, method, path, content)
+                return _of_drives(owner, request, content)
         machine = self.machine_at(path)
         if machine is None:
             return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
@@ -115,8 +115,11 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
         case "GET", machine.bios.path if machine.bios.attributes:
             return Answer(status=200, body=machine.bios.resource())
         case "GET", machine.bios.settings_path if machine.bios.attributes:
-            return Answer(status=200, body=machine.bios.settings())
+            return _shown(machine, machine.tagged(machine.bios.settings()))
         case "PATCH", machine.bios.settings_path if machine.bios.attributes:
+            shown = machine.tagged(machine.bios.settings())
+            if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
+                return refused
             if (why := machine.bios.refuses(content)) is not None:
                 return refusal(400, "Base.1.18.PropertyNotWritable", why)
             return Answer(status=200)
@@ -129,7 +132,8 @@ def _of_machine(machine: Machine, request: Request, content: Any) -> Answer:
     return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
 
 
-def _of_drives(machine: Machine, method: str, path: str, content: Any) -> Answer:
+def _of_drives(machine: Machine, request: Request, content: Any) -> Answer:
+    method, path = request.method, request.path.rstrip("/")
     if (method, path) == ("GET", machine.media_path):
         members = [{"@odata.id": drive.path} for drive in machine.drives]
         body = sample("virtual_media_collection") | {"@odata.id": path, "Members": members}
@@ -138,7 +142,11 @@ def _of_drives(machine: Machine, method: str, path: str, content: Any) -> Answer
     if drive is None:
         return refusal(404, "Base.1.18.ResourceMissingAtURI", f"there is no {path}")
     if method == "GET":
-        return Answer(status=200, body=drive.resource())
+        return _shown(machine, machine.tagged(drive.resource()))
+    if method == "PATCH":
+        shown = machine.tagged(drive.resource())
+        if (refused := machine.precondition(shown, request.headers.get("If-Match"))) is not None:
+            return refused
     if (why := drive.refuses(method, path, content)) is not None:
         return refusal(400, "Base.1.18.ActionParameterNotSupported", why)
     return Answer(status=204)
@@ -153,8 +161,8 @@ def _reset(machine: Machine, content: Any) -> Answer:
 
 
 def _shown(machine: Machine, body: Json) -> Answer:
-    headers = {"ETag": body["@odata.etag"]} if "@odata.etag" in body and machine.profile.etag_in_header else {}
-    return Answer(status=200, body=body, headers=headers)
+    form = machine.profile.etag_header
+    return Answer(status=200, body=body, headers={"ETag": machine.etag(body, form)} if form else {})
 
 
 def _parsed(body: bytes) -> Any:
