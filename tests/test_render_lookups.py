@@ -7,9 +7,10 @@ from typing import Final
 import pytest
 
 from gitboot.model.fleet import Output
+from gitboot.model.scalars import parse_mac
 from gitboot.plan import Record
 from gitboot.render import paths
-from gitboot.render.formats import RENDERERS, server_files
+from gitboot.render.formats import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of
 from gitboot.resolve import plan
 from tests.fleets import at, decided, fleet, image, maintenance, policy, profile, server
@@ -92,3 +93,13 @@ def test_finding_r16_a_restricted_server_gets_404_where_unknown_machines_do() ->
     for state in restricted:
         assert set(answers(state, "NotFound").values()) == {"404"}, state
         assert set(answers(state, "LocalDisk").values()) == {"its disk"}, state
+
+
+@pytest.mark.parametrize(("unknown", "answered"), [("NotFound", "404"), ("LocalDisk", "its disk")])
+def test_finding_r16_an_interface_that_may_not_boot_answers_like_the_others(unknown: str, answered: str) -> None:
+    spec = f"baseURL: 'http://boot.test', outputs: [{OUTPUTS}], unknownServers: {unknown}, serving: {{restrict: true}}"
+    decisions = decided(
+        fleet(spec), server("web01", "role: web"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web")
+    )
+    found = tombstones(decisions.outputs, decisions.servers["web01"], (parse_mac("52:54:00:00:00:01"),))
+    assert bool(found) == (answered == "its disk")

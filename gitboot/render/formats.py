@@ -84,7 +84,12 @@ def _is_boot_script(path: str) -> bool:
 
 
 def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacAddress, ...]) -> dict[str, File]:
-    """The files of interfaces that a server may not boot from; no plan changes them, and fetching one says nothing."""
+    """Return the files of interfaces that a server may not boot from. No plan changes them, and a fetch proves nothing.
+
+    A restricted server has no such files: these lookups answer 404, too.
+    """
+    if decision.restrict:
+        return {}
     return {path: file for output, render in TOMBSTONES if output in outputs for path, file in render(decision, idle)}
 
 
