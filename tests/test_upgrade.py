@@ -164,6 +164,10 @@ class Taken:
         with closing(sqlite3.connect(self.folder / "state/ledger.sqlite")) as ledger:
             return dict(ledger.execute("SELECT server, provision FROM records"))
 
+    def is_served(self) -> bool:
+        """Return whether the endpoint has recorded that a client received a boot."""
+        return any('"outcome":"served"' in each.read_text() for each in (self.folder / "spool").glob("*.jsonl"))
+
     def end_grace(self) -> None:
         """Let the minute pass in which a machine may fetch its boot script again."""
         with closing(sqlite3.connect(self.folder / "state/ledger.sqlite", isolation_level=None)) as ledger:
@@ -268,6 +272,7 @@ def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
     with taken.endpoint() as endpoint:
         taken.machines["web02"].run_through()
         assert make.installs(endpoint.get(make.entry("web02")).text)
+        eventually(taken.is_served)
     assert taken.once().code == 0
     assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
     taken.end_grace()
