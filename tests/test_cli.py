@@ -706,6 +706,22 @@ def test_timeline_shows_every_change_without_a_commit(gitboot: Run, fleet: Path)
     assert yaml.safe_load(gitboot(*arguments, "-o", "yaml").out)["items"] == items
 
 
+def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_counts_as_served(
+    gitboot: Run, fleet: Path, tmp_path: Path
+) -> None:
+    fetched = datetime(2026, 11, 20, 11, 50, tzinfo=UTC)
+    attempt = plan.InstallAttempt(key="provision/1", number=1, boots=(plan.Seen(fetched, "boot.ipxe", "10.0.0.7"),))
+    record = Record(provision=1, evidence="Fetched", provisioned_at=fetched, attempts=(attempt,))
+    (tmp_path / "records.json").write_bytes(exported({parse_uuid(uuid_of("web01")): record}))
+    arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", tmp_path / "records.json")
+    items = gitboot(*arguments, "-o", "json").json["items"]
+    shown = {item["from"]: item["installing"] for item in items}
+    assert shown[NOON]["state"] == "Served"
+    assert [each for each, installing in shown.items() if each >= "2026-11-20T12:20:00Z" and installing] == []
+    assert "2026-11-20T12:20:00Z" in shown
+    assert gitboot(*arguments).out.count("completion is not reported") == sum(1 for each in shown.values() if each)
+
+
 def test_explain_lists_the_fields_of_a_kind_each_with_its_type_and_description(gitboot: Run) -> None:
     listed = gitboot("explain", "Server").rows
     assert ["spec.firmware", "UEFI · BIOS", "required: How the machine's firmware boots."] in listed

@@ -124,10 +124,15 @@ def test_e7_entries_whose_kernels_are_nowhere_are_no_installations(tmp_path: Pat
 
 
 def installing(instance: Instance, name: str) -> tuple[str, str] | None:
-    """Return the state and the last step of an installation, on which the API and the status agree."""
-    one = instance.get(f"/api/v1/servers/{name}").json()["installing"]
-    (listed,) = [each for each in instance.get("/api/v1/servers").json()["items"] if each["name"] == name]
-    assert listed["installing"] == one
+    """Return the state and the last step of an installation, once the API's document and its list agree."""
+
+    def seen() -> list[Any]:
+        items = instance.get("/api/v1/servers").json()["items"]
+        listed = next(each["installing"] for each in items if each["name"] == name)
+        one = instance.get(f"/api/v1/servers/{name}").json()["installing"]
+        return [one] if listed == one else []
+
+    (one,) = eventually(seen)
     return (one["state"], one["step"]) if one is not None else None
 
 

@@ -481,7 +481,7 @@ def test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when(web01
     web01.wait(minutes=29, seconds=59)
     web01.reconcile()
     waits = "web01 (Installing since 2026-11-20T12:00:00Z; last step: boot fetched at 2026-11-20T12:00:00Z)"
-    assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion yet: {waits}")
+    assert web01.condition("BootsProven") == (True, "Installing", f"no evidence of completion: {waits}")
     assert web01.due == NOON + timedelta(minutes=30)
     web01.wait(seconds=1)
     web01.reconcile()

@@ -31,6 +31,7 @@ from gitboot.cli.planning import (
 )
 from gitboot.errors import UsageError
 from gitboot.model.scalars import format_instant
+from gitboot.plan import Decision, Record
 from gitboot.text import printable_lines
 
 
@@ -122,8 +123,9 @@ def _write_plans(
 
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
-    """Write the plan of one server now and after each transition up to and including ``until``."""
-    from gitboot.resolve import plan, transition
+    """Write what one server boots now and after each change up to and including ``until``."""
+    from gitboot.resolve import plan
+    from gitboot.resolve.install_progress import progress_of
 
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
@@ -134,7 +136,7 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
     items: list[dict[str, Any]] = []
     instant: datetime | None = fleet.at
     while instant is not None and instant <= until:
-        found = plan(decision, instant, record)
+        found, progress = plan(decision, instant, record), progress_of(record, instant)
         items.append(
             {
                 "from": format_instant(instant),
@@ -143,15 +145,26 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
                 "maintenance": found.maintenance if found else None,
                 "policy": found.policy if found else None,
                 "why": found.cause if found else "no policy selects the server, and no maintenance is active",
+                "installing": progress.facts() if progress is not None else None,
             }
         )
-        instant = transition(decision, instant, record)
+        instant = _next_change(decision, instant, record)
     for output in outputs:
         if output.format == "text":
             output.write(_timeline_as_table(items))
         else:
             found_items = document(server=server, items=items)
             output.write(found_items if output.format == "json" else _as_yaml(found_items))
+
+
+def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
+    """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
+    from gitboot.resolve import transition
+    from gitboot.resolve.install_progress import progress_of
+
+    progress = progress_of(record, instant)
+    ends = progress.until if progress is not None else None
+    return min(filter(None, (transition(decision, instant, record), ends)), default=None)
 
 
 def _as_yaml(text: str) -> str:
@@ -163,7 +176,7 @@ def _as_yaml(text: str) -> str:
 
 
 def _as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.table import source, table, wrapped
+    from gitboot.cli.table import source, table
 
     rows = [
         (
@@ -176,8 +189,14 @@ def _as_table(items: list[dict[str, Any]]) -> str:
         )
         for item in items
     ]
-    below = [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
-    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=below)
+    return table(("SERVER", "PHASE", "BOOTS", "METHOD", "BY", "NEXT CHANGE"), rows, below=_installations(items))
+
+
+def _installations(items: list[dict[str, Any]]) -> list[str]:
+    """Return the line about the installation of each item, which is empty if no installation is under way."""
+    from gitboot.cli.table import wrapped
+
+    return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 
 def _timeline_as_table(items: list[dict[str, Any]]) -> str:
@@ -193,4 +212,4 @@ def _timeline_as_table(items: list[dict[str, Any]]) -> str:
         )
         for item in items
     ]
-    return table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows)
+    return table(("FROM", "PHASE", "BOOTS", "BY", "WHY"), rows, below=_installations(items))

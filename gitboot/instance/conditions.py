@@ -470,11 +470,11 @@ def _of_the_boots(standing: Standing, at: datetime) -> Condition:
     """Whether every boot that is made once came, or may still come, to the end that it was made for."""
     found = _unproven(standing, at)
     if not found:
-        installing = standing.plans.installing.items()
-        waiting = {name: str(each) for name, each in installing if each.state is InstallState.INSTALLING}
-        if waiting:
-            message = f"no evidence of completion yet: {_each(waiting)}"
-            return _condition("BootsProven", True, "Installing", message, at)
+        installing = standing.plans.installing
+        for state in (InstallState.INSTALLING, InstallState.SERVED):
+            if waiting := {name: str(each) for name, each in installing.items() if each.state is state}:
+                message = f"no evidence of completion: {_each(waiting)}"
+                return _condition("BootsProven", True, state, message, at)
         return _condition("BootsProven", True, "Proven", "no boot waits for evidence", at)
     message = "; ".join(f"{_UNPROVEN[reason]}: {_each(servers)}" for reason, servers in found.items())
     return _condition(

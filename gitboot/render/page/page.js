@@ -102,10 +102,10 @@ function notes(status) {
   }
   found.push(...failing(conditions ?? []));
   const { installations = [], installing = {} } = status;
-  const atWork = Object.values(installing).reduce((sum, each) => sum + each, 0);
-  if (atWork) {
+  const count = Object.values(installing).reduce((sum, each) => sum + each, 0);
+  if (count) {
     const first = installations.slice(0, 5).map((each) => element("p", `${each.server}: ${each.message}`));
-    found.push(note("busy", "Installing", `${atWork} ${atWork === 1 ? "server is" : "servers are"} at an installation`, ...first));
+    found.push(note("busy", "Installing", `${count} ${count === 1 ? "server" : "servers"} without evidence of completion`, ...first));
   }
   if (progress) found.push(note("busy", progress.work, progress.message));
   if (!found.length) {
@@ -151,8 +151,8 @@ function showStatus() {
 // What differs once servers may boot something else; null: no instance says so, and the fleet is read each time.
 function version(status) {
   if (!status?.at) return null;
-  const { applied, changes, installs, nextTransition, phases, records } = status;
-  return JSON.stringify([applied, changes, installs, nextTransition, phases, records]);
+  const { applied, changes, installing, installs, nextTransition, phases, records } = status;
+  return JSON.stringify([applied, changes, installing, installs, nextTransition, phases, records]);
 }
 
 async function readFleet() {
