@@ -121,6 +121,10 @@ class InvalidRepository(GitbootError):
         super().__init__("\n".join(map(str, self.problems)))
 
 
+class NotEvaluated(InvalidRepository):
+    """A commit whose evaluation ran out of time or was killed. It may be valid: a later evaluation may end."""
+
+
 class OperatorError(GitbootError):
     """A fault that stays until a person changes something."""
 

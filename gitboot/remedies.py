@@ -45,6 +45,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
+        "NotEvaluated": "gitboot validate STATE/repository.git --rev COMMIT  # on a machine with less to do",
         "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},

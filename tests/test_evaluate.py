@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,8 +27,10 @@ from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.sections import Table
 from gitboot.source import Reader, Remote, Source
+from gitboot.status import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server
+from tests.inprocess import in_process
 from tests.instance import Repository, alive, evaluators, eventually, running
 from tests.kept import believing, from_bytes, to_bytes
 from tests.preloaded import Command, captured, nursery
@@ -380,6 +383,54 @@ def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
 
 
 # With an instance around it
+
+
+def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
+    tmp_path: Path, repository: Repository
+) -> None:
+    start = datetime(2026, 11, 20, 12, tzinfo=UTC)
+    with in_process(tmp_path, repository.bare, apart=True, clock=lambda: start) as parts:
+
+        def commit_accepted(at: datetime) -> Condition:
+            parts.reconciler.reconcile(at)
+            return next(each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+
+        def is_accepted(revision: str, at: datetime) -> bool:
+            parts.reconciler.reconcile(at)
+            return parts.reconciler.status.accepted == revision
+
+        def not_evaluated(at: datetime, again: str) -> Condition | None:
+            for process in evaluators(os.getpid()):
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(process, signal.SIGKILL)
+            found = commit_accepted(at)
+            return found if found.reason == "NotEvaluated" and f"again at {again}" in found.message else None
+
+        parts.source.fetch()
+        first = newest(parts.source)
+        eventually(lambda: is_accepted(first, start))
+        repository.push({"many.yaml": many(FEW)})
+        parts.source.fetch()
+        found = eventually(lambda: not_evaluated(start, "2026-11-20T12:01:00Z"))
+        assert "killed twice" in found.message
+        assert parts.reconciler.reconcile(start) == start + timedelta(minutes=1)
+        assert [each.type for each in parts.events].count("Refused") == 1
+
+        again = start + timedelta(minutes=1)
+        eventually(lambda: not_evaluated(again, "2026-11-20T12:03:00Z"))
+        assert parts.reconciler.reconcile(again) == again + timedelta(minutes=2), "each wait is twice as long"
+        assert [each.type for each in parts.events].count("Refused") == 1
+
+        newest_commit = repository.push({"many.yaml": "", "web02.yaml": server("web02", "role: web")})
+        parts.source.fetch()
+        eventually(lambda: is_accepted(newest_commit, again))
+        assert parts.reconciler.status.problems == ()
+
+        repository.push({"many.yaml": many(FEW)})
+        parts.source.fetch()
+        eventually(lambda: not_evaluated(again, "2026-11-20T12:02:00Z"))
+        later = again + timedelta(minutes=1)
+        eventually(lambda: commit_accepted(later).reason == "GuardTripped")  # valid, with many first boots
 
 
 def test_an_instance_goes_on_while_it_refuses_what_takes_too_much(tmp_path: Path, repository: Repository) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import is_not
 from typing import Final, Protocol
 
 from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
-from gitboot.errors import CorruptClone, InvalidRepository, OperatorError, Orders, SourceError, TryAgain
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.facts import facts as as_facts
 from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
@@ -22,7 +22,7 @@ from gitboot.instance.stops import released
 from gitboot.ledger.entries import Withheld
 from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.phrases import count, more, some
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
@@ -115,6 +115,8 @@ class Attempt:
     acknowledged: tuple[Heeded, ...] = ()  # on the way to the accepted one since the start
     changed: tuple[ChangedArea, ...] = ()  # likewise
     keys: str = ""  # what is another since the attempted one was judged, where keys are
+    retry_at: datetime | None = None  # when gitboot evaluates again what was not evaluated to its end; None: nothing
+    retries: int = 0  # evaluations of it that did not end
     withheld: Withheld | None = None  # install boots of the accepted commit that newer commits do not offer
     offered: Commit | None = None  # the accepted commit without these boots
     evaluated: Revision | None = None  # the newest commit by which they were found
@@ -150,6 +152,9 @@ class Attempt:
             reinstalls=self.candidate.reinstalls if is_reinstalling else (),
         )
 
+
+_FIRST_RETRY: Final = timedelta(minutes=1)  # after an evaluation that did not end; each next wait is twice as long
+_LONGEST_RETRY: Final = timedelta(minutes=30)
 
 _Step = Callable[[Attempt, Knowledge, list[Event], datetime], Attempt]
 
@@ -190,6 +195,7 @@ class Accepting:
         self._published = published  # the commit that the tree was made of before this start
         self._kept = kept  # one that was accepted before it, of which nothing has to be found out
         self._merges = _MergesBetween(source)
+        self._is_retrying = False  # whether commits are evaluated again whose evaluation did not end
         self._has_searched = False  # whether since the start
         self._judged_by_records: Candidate | None = None  # the last one
         self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
@@ -266,15 +272,19 @@ class Accepting:
         has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
         reads_records = attempt.read == latest
         has_news |= reads_records and self._has_new_records(attempt, knowledge)
-        before = attempt.withheld
-        if latest == attempt.attempted and not (attempt.is_behind and has_news):
+        before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
+        if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
+            self._judging.forget_unevaluated()
+            self._is_retrying = True
+        if latest == attempt.attempted and not (attempt.is_behind and (has_news or self._is_retrying)):
             return attempt
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
             found = self._judging.judge(ahead, knowledge, attempt.met, reads_records=reads_records)
         except Unfinished:
             return attempt
-        self._records_read = _records_of(knowledge)
+        self._records_read, self._is_retrying = _records_of(knowledge), False
+        attempt = replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
             withheld = self._withheld(before, attempt.accepted, found.valid, latest)
             return replace(attempt, orders=found.latest_orders, waiting=latest, withheld=withheld, evaluated=latest)
@@ -295,6 +305,8 @@ class Accepting:
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
         withheld = self._withheld(before, attempt.accepted, found.newer, latest)
         attempt = replace(attempt, withheld=withheld, evaluated=latest)
+        if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
+            attempt = _postponed(attempt, retries, at)
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
@@ -378,12 +390,17 @@ class Accepting:
         """After a start: go on with what was accepted before; the guards have judged it then."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
+        if attempt.retry_at is not None and at < attempt.retry_at:
+            return attempt
         kept = self._kept if self._kept is not None and self._source.has(self._kept.revision) else None
         if kept is not None and kept.revision == before:
             commit = kept
         else:
             try:
                 evaluated = self._evaluation.evaluate(before, kept)
+            except NotEvaluated as error:
+                attempt = _refused(_postponed(attempt, attempt.retries, at), before, error, events, at)
+                return replace(attempt, attempted=None)
             except InvalidRepository as error:
                 return _refused(attempt, before, error, events, at)
             if evaluated is None:
@@ -463,10 +480,19 @@ def _signed(signatures: CommitSignatures | None, since: Revision | None, ahead: 
     return replace(ahead, merges=merges, untrusted=untrusted)
 
 
+def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:
+    """Return the attempt after one more evaluation that did not end; ``retries`` of them did not end before."""
+    wait = min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY)
+    return replace(attempt, retry_at=at + wait, retries=retries + 1)
+
+
 def _refused(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
+    is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
     attempt = replace(attempt, attempted=revision, problems=error.problems, candidate=None)
+    if is_known:  # one more evaluation that did not end
+        return attempt
     facts = {"commit": revision, "problems": [str(problem) for problem in error.problems]}
     events.append(Event(at=at, type="Refused", message=refused_message(attempt), facts=facts, warning=True))
     return attempt
@@ -536,7 +562,10 @@ def accepted_message(commit: Commit, signer: Signer | None = None) -> str:
 def refused_message(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
     rest = more(len(attempt.problems) - 1, "problem")
-    return f"{(attempt.attempted or '')[:12]} is invalid: {first}{rest and f' {rest}'}"
+    which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
+    if attempt.retry_at is None:
+        return f"{which} is invalid: {first}{rest and f' {rest}'}"
+    return f"{which} is not evaluated: {first}; gitboot evaluates it again at {format_instant(attempt.retry_at)}"
 
 
 _AFTER_GAP: Final = (

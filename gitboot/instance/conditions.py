@@ -154,10 +154,10 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition("CommitAccepted", False, "GuardTripped", held_message(attempt.candidate), at)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
         yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer), at)
-    elif attempt.attempted is not None:
-        is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
-        message = refused_message(attempt)
-        yield _condition("CommitAccepted", False, "Untrusted" if is_untrusted else "Invalid", message, at)
+    elif attempt.attempted is not None or attempt.retry_at is not None:
+        reason = "Untrusted" if attempt.problems[0].code is Code.UNTRUSTED else "Invalid"
+        reason = "NotEvaluated" if attempt.retry_at is not None else reason
+        yield _condition("CommitAccepted", False, reason, refused_message(attempt), at)
 
 
 def _of_identities(attempt: Attempt, at: datetime) -> Iterator[Condition]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from gitboot.errors import CorruptClone, InvalidRepository, SourceError
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Compact
 from gitboot.evaluate.limits import Allowance, exceeded
@@ -60,7 +60,8 @@ class Evaluation:
         """What ``revision`` says, and what it changes against ``base``; without one all of it is new.
 
         None while that, or what was asked before, is still being evaluated: ask again. Raises `InvalidRepository` with
-        all that speaks against it, and `SourceError` where it cannot be read.
+        all that speaks against it, `NotEvaluated` if the evaluation did not end, and `SourceError` where it cannot be
+        read. After the last two, the next call evaluates it again.
         """
         asked = self._asked
         if asked is None or (asked.answer.done() and not asked.is_of(revision, base)):
@@ -71,10 +72,11 @@ class Evaluation:
             return asked.answer.result()
         except _Killed as error:
             if asked.is_again:
-                raise InvalidRepository([exceeded(str(error))]) from None
+                self._asked = None
+                raise NotEvaluated([exceeded(str(error))]) from None
             self._ask(revision, base, is_again=True)  # perhaps it is no fault of the commit
             return self.evaluate(revision, base)
-        except SourceError:
+        except (SourceError, NotEvaluated):
             self._asked = None  # the next time may do better
             raise
 
@@ -187,7 +189,7 @@ class _Frames:
         """How the process ended, as an error."""
         status = self._process.wait()
         if self._late:
-            return InvalidRepository([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
+            return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
         if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts where it can have no memory

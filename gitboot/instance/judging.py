@@ -11,7 +11,7 @@ from gitboot.bmc.access import Pair, pair_of
 from gitboot.diff.guard import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, Way, introduced, way
-from gitboot.errors import InvalidRepository, Orders
+from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
@@ -84,6 +84,7 @@ class Advance:
     invalid: InvalidRepository | None = None  # why the newest says nothing
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
+    is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
 
     @property
     def newer(self) -> tuple[Commit, ...]:
@@ -108,6 +109,10 @@ class _Walk:
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
     invalid: InvalidRepository | None = None  # why the newest says nothing
+
+    @property
+    def is_incomplete(self) -> bool:
+        return any(isinstance(each, NotEvaluated) for each in self.faults.values())
 
     def orders_after(self, reached: int) -> Orders | None:
         """Those of the newest Fleet that is well formed, unless it is accepted."""
@@ -162,7 +167,12 @@ class Judging:
         walk = self._walked(ahead, knowledge)
         commits, given = walk.commits, approvals(knowledge)
         if not walk.legs:
-            return Advance(invalid=walk.invalid, orders=walk.orders_after(0), passed=tuple(_passed(ahead, walk, None)))
+            return Advance(
+                invalid=walk.invalid,
+                orders=walk.orders_after(0),
+                passed=tuple(_passed(ahead, walk, None)),
+                is_incomplete=walk.is_incomplete,
+            )
         shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
 
         def judged(old: int, new: int) -> Verdict:
@@ -207,7 +217,12 @@ class Judging:
             invalid=walk.invalid,
             orders=walk.orders_after(found.reached),
             passed=tuple(_passed(ahead, walk, found)),
+            is_incomplete=walk.is_incomplete,
         )
+
+    def forget_unevaluated(self) -> None:
+        """Evaluate the commits again whose evaluation did not end."""
+        self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
     def _walked(self, ahead: Ahead, knowledge: Knowledge) -> _Walk:
         """Every commit, each beside the valid one before it."""
