@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
@@ -33,11 +34,12 @@ from gitboot.ledger import (
     requests,
     secret_fetches,
 )
+from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.database import Database
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
-from gitboot.ledger.postgresql import PostgresRenewing, arguments
+from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
 from gitboot.ledger.store import Transaction
 from gitboot.ledger.tables import POSTGRESQL_MIGRATIONS, VERSION
 from gitboot.model.scalars import SystemUuid
@@ -357,6 +359,55 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
         assert (records.read(ledger), facts.read(ledger).accepted) == ({WEB01: Record()}, "one")
         with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
             put(ledger, idle)
+
+
+def test_finding_c2_a_call_that_gets_no_answer_ends_at_its_deadline(path: Path) -> None:
+    """The server works at it for an hour, and its own `statement_timeout` is another setting."""
+    with open_ledger(path) as ledger:
+        database = ledger.database
+        assert isinstance(database, PostgresDatabase)
+        with database._connection.answering_within(0.5), pytest.raises(LedgerError, match="no answer within 0 s"):
+            ledger.rows("SELECT pg_sleep(3600)")
+        assert ledger.is_failing
+        assert facts.read(ledger).accepted is None, "the next call has a new connection"
+        assert not ledger.is_failing
+
+
+def test_all_calls_of_a_transaction_have_one_deadline_and_rows_prolong_it(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        database = ledger.database
+        assert isinstance(database, PostgresDatabase)
+        database.begin()
+        until_s = database._connection._until_s
+        database.many.insert("events", ("at", "type", "message", "facts"), [("", "", "", "")] * 700)
+        assert database._connection._until_s == pytest.approx(until_s + 7)
+        database._connection.limit_transaction(0)
+        with pytest.raises(psycopg.OperationalError, match="no answer"):
+            database.execute("SELECT pg_sleep(3600)")
+        database.rollback()
+        assert database._connection.closed, "what it came to is unknown"
+
+
+def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_depends_on_it(
+    own: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server waits for a standby that there is not, and commits once nobody asks for that standby any more."""
+    path = own.ledger(tmp_path)
+    with open_ledger(path) as ledger:
+        monkeypatch.setattr(postgresql_ledger, "LOCK_S", 5.0)
+        own.sql("ALTER SYSTEM SET synchronous_standby_names = 'none_such'")
+        own.sql("SELECT pg_reload_conf()")
+        try:
+            eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
+            with pytest.raises(LedgerError, match="no answer within 5 s"):
+                put(ledger, facts.accept, "one")
+            assert ledger.is_suspect
+        finally:
+            own.sql("ALTER SYSTEM RESET synchronous_standby_names")
+            own.sql("SELECT pg_reload_conf()")
+        eventually(lambda: "SyncRep" not in own.sql("SELECT wait_event FROM pg_stat_activity"))
+        ledger.read_back()
+        assert facts.read(ledger).accepted == "one"
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])

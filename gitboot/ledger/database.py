@@ -78,6 +78,9 @@ class Database(ABC):
     def may_have_lost(self, error: BaseException) -> bool:
         """Whether a write failed in such a way that nobody knows what is durable."""
 
+    def probe(self) -> None:  # noqa: B027 - a file answers at once, or hangs with its disk
+        """Ask for an answer that a database gives at once. Raises one of `errors`."""
+
     @abstractmethod
     def reopen(self) -> None:
         """Open it anew, from what is durable. Raises as `open` does."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from gitboot.ledger.database import ManyRows, Row
+from gitboot.ledger.database import ManyRows
 
 if TYPE_CHECKING:
-    import psycopg
+    from gitboot.ledger.limited_connection import LimitedConnection
 
 _AT_ONCE: Final = 500
 _COLUMNS: Final = (
@@ -22,32 +22,38 @@ _COLUMNS: Final = (
 class PostgresRows(ManyRows):
     """By the connection that there is, whose cursors put parameters into the query themselves."""
 
-    def __init__(self, live: Callable[[], psycopg.Connection[Row]]) -> None:
+    def __init__(self, live: Callable[[], LimitedConnection]) -> None:
         self._live = live
         self._columns: dict[str, list[str]] = {}
         self._names: dict[str, str] = {}  # of statements that a connection has prepared
-        self._of: psycopg.Connection[Row] | None = None  # that connection
+        self._of: LimitedConnection | None = None  # that connection
 
     def each(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         for found in _some(map(storable, rows)):
             each = f"EXECUTE {self._prepared(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
-            self._live().execute(each * len(found), list(chain.from_iterable(found)))
+            self._allowing(found).execute(each * len(found), list(chain.from_iterable(found)))
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(columns)
         for found in _some(map(storable, rows)):
             new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_those(table)}"  # noqa: S608
-            self._live().execute(new, (_json(columns, found),))
+            self._allowing(found).execute(new, (_json(columns, found),))
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         for found in _some(map(storable, rows)):
-            self._live().execute(_deleting(table, keys), (_json(keys, found),))
+            self._allowing(found).execute(_deleting(table, keys), (_json(keys, found),))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         last = {row[: len(keys)]: row for row in map(storable, rows)}  # as one replaces the other
         for found in _some(last.values()):
             gone, new = _deleting(table, keys), f"INSERT INTO {table} SELECT * FROM {_those(table)}"  # noqa: S608
-            self._live().execute(f"{gone}; {new}", (_json(keys, found), _json(self._columns_of(table), found)))
+            self._allowing(found).execute(f"{gone}; {new}", (_json(keys, found), _json(self._columns_of(table), found)))
+
+    def _allowing(self, rows: Sequence[object]) -> LimitedConnection:
+        """Return the connection, whose transaction may take longer by these rows."""
+        connection = self._live()
+        connection.allow_rows(len(rows))
+        return connection
 
     def _prepared(self, statement: str, count: int) -> str:
         """The name of a statement with so many parameters, which the connection plans once."""

@@ -8,6 +8,7 @@ applies there), nor while its client takes no more of an answer. So who has the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -29,6 +30,14 @@ try:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import TransactionStatus
+
+    from gitboot.ledger.limited_connection import (
+        ANSWER_S,
+        LEISURE_S,
+        LOCK_S,
+        TRANSACTION_S,
+        LimitedConnection,
+    )
 except ImportError:
     raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
 
@@ -38,7 +47,7 @@ _LOST_AFTER_MS: Final = 10_000  # without an acknowledgement of what was sent
 _OLDEST: Final = 130000
 # Who is paused within a transaction holds nobody up for longer than this; what is committed is on the disk.
 _SETTINGS: Final = (
-    "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=60s -c idle_in_transaction_session_timeout=5s"
+    "-c synchronous_commit=on -c lock_timeout=10s -c statement_timeout=30s -c idle_in_transaction_session_timeout=5s"
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
     " -c client_min_messages=warning -c default_transaction_isolation=read\\ committed"
 )
@@ -58,6 +67,7 @@ _OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp(
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _BRANCH: Final = "SELECT value FROM facts WHERE name = 'branch'"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
+_SHORT_S: Final = 6.0  # for a call on such a connection
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 
 
@@ -77,6 +87,7 @@ class PostgresDatabase(Database):
         for table in NUMBERED
     )
 
+    _commit_s = LOCK_S  # within which the transaction that there is has to be durable
     _renewed_s = 0.0  # by the transaction that there is: when that was asked for
 
     def __init__(self, address: PostgresAddress, *, synchronous: bool = True, reads_only: bool = False) -> None:
@@ -99,32 +110,51 @@ class PostgresDatabase(Database):
 
     def begin(self, *, at_leisure: bool = False) -> None:
         connection = self._live()
-        connection.execute("BEGIN")
-        connection.execute(_ONE_WRITER)
-        if self.lease is not None:
-            self._renewed_s = _renew(connection, self.lease)
-        elif not self.takes_any:
-            check_is_used(self)
+        connection.limit_transaction(math.inf if at_leisure else TRANSACTION_S)
+        self._commit_s = LEISURE_S if at_leisure else LOCK_S
+        with connection.answering_within(ANSWER_S):
+            connection.execute("BEGIN")
+        with connection.answering_within(LOCK_S):
+            connection.execute(_ONE_WRITER)
+            if self.lease is not None:
+                self._renewed_s = _renew(connection, self.lease)
+            elif not self.takes_any:
+                check_is_used(self)
         if at_leisure:
-            connection.execute("SET LOCAL idle_in_transaction_session_timeout = '10min'")
+            connection.limit_calls(LEISURE_S)
+            connection.execute(
+                "SET LOCAL idle_in_transaction_session_timeout = '10min'; SET LOCAL statement_timeout = '10min'"
+            )
 
     def commit(self) -> None:
-        """After a long transaction the lease is renewed once more: while that went on, nobody else could."""
+        """After a long transaction the lease is renewed once more: while that went on, nobody else could.
+
+        A commit that got no answer may be durable: `may_have_lost`.
+        """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
-        self._connection.execute("COMMIT")
+        with self._connection.answering_within(self._commit_s):
+            self._connection.execute("COMMIT")
+        self._connection.end_transaction()
         if self.lease is not None:
             self.lease.renewed(self._renewed_s)
 
     def rollback(self) -> None:
         if self._connection.closed or self._connection.broken:
             return
+        self._connection.end_transaction()
         if self._connection.info.transaction_status != TransactionStatus.IDLE:
-            self._connection.execute("ROLLBACK")
+            with self._connection.answering_within(ANSWER_S):
+                self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
         """Where the connection was lost, the answer to a COMMIT may have been."""
         return isinstance(error, psycopg.Error) and (self._connection.closed or self._connection.broken)
+
+    def probe(self) -> None:
+        connection = self._live()
+        with connection.answering_within(ANSWER_S):
+            connection.execute("SELECT 1")
 
     def reopen(self) -> None:
         self._connection.close()
@@ -133,7 +163,7 @@ class PostgresDatabase(Database):
 
     def close(self) -> None:
         if self.lease is not None and not self.lease.is_lost:
-            with suppress(psycopg.Error):  # it runs out by itself
+            with suppress(psycopg.Error), self._connection.answering_within(ANSWER_S):  # it runs out by itself
                 self._connection.execute(_GIVE_BACK, self.lease.lease._asdict())
         self._connection.close()
 
@@ -159,13 +189,13 @@ class PostgresDatabase(Database):
             return LedgerError(f"{self.name}: the ledger cannot be read ({told})")
         return LedgerError(f"{self.name}: the ledger cannot be read ({told}); restore it from a backup")
 
-    def _live(self) -> psycopg.Connection[Row]:
+    def _live(self) -> LimitedConnection:
         if self._connection.closed or self._connection.broken:
             self._connection = self._open()
         return self._connection
 
 
-def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> psycopg.Connection[Row]:
+def _opened(address: PostgresAddress, *, synchronous: bool, reads_only: bool) -> LimitedConnection:
     connection = _connected(address, "any" if reads_only else "read-write")
     try:
         _check(connection, address.name, synchronous=synchronous)
@@ -236,16 +266,17 @@ def _renew(connection: psycopg.Connection[Row], held: HeldLease) -> float:
     return asked_s
 
 
-def connected(address: PostgresAddress) -> psycopg.Connection[Row]:
+def connected(address: PostgresAddress) -> LimitedConnection:
     """A connection for short transactions, to a ledger that is there; raises `psycopg.Error` and `LedgerError`."""
     connection = _connected(address, "read-write")
+    connection.limit_calls(_SHORT_S)
     connection.execute(_SHORT)
     return connection
 
 
-def _connected(address: PostgresAddress, to: str) -> psycopg.Connection[Row]:
+def _connected(address: PostgresAddress, to: str) -> LimitedConnection:
     asked = {"target_session_attrs": to, **arguments(address)}
-    return psycopg.connect(**asked, autocommit=True, cursor_factory=psycopg.ClientCursor)
+    return LimitedConnection.connect(**asked, autocommit=True, cursor_factory=psycopg.ClientCursor)
 
 
 def _password(file: Path) -> str:
@@ -266,7 +297,7 @@ class PostgresRenewing:
 
     def __init__(self, address: PostgresAddress) -> None:
         self.name, self._address = address.name, address
-        self._connection: psycopg.Connection[Row] | None = None
+        self._connection: LimitedConnection | None = None
 
     def renew(self, held: HeldLease) -> None:
         used_before = self._connection is not None
@@ -313,7 +344,7 @@ class PostgresRenewing:
             return None
         return str(found[0]) if found is not None else None
 
-    def _live(self) -> psycopg.Connection[Row]:
+    def _live(self) -> LimitedConnection:
         if self._connection is None:
             self._connection = connected(self._address)
         return self._connection

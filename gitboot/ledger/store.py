@@ -86,6 +86,8 @@ class Store:
     def __init__(self, database: Database, path: Path) -> None:
         self.database, self.path = database, path
         self._lock = threading.Lock()
+        self.is_failing = False  # whether the last read or write failed
+        self._failures = 0  # writes that failed
         self.is_suspect = False  # whether a write has failed: nothing counts as written until it was read back
         self._written: tuple[str, int] | None = None  # the identity, and the changes that were last synced
         self._held: tuple[str, int] | None = None  # the same as they were read last
@@ -109,9 +111,16 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Transaction]:
-        """One transaction; all of it is durable when the block ends, or none."""
+        """One transaction; all of it is durable when the block ends, or none.
+
+        If another write fails while this one waits for it, this one fails too: many writers would otherwise wait for a
+        database that hangs one after the other.
+        """
+        failures = self._failures
         with self._lock:
             changes, database = None, self.database
+            if failures != self._failures:
+                raise LedgerError(f"{database.name}: the ledger cannot be written (the write before this one failed)")
             try:
                 tx = Transaction(database)
                 yield tx
@@ -122,6 +131,8 @@ class Store:
                 database.commit()
             except BaseException as error:
                 self.is_suspect |= database.may_have_lost(error)
+                if isinstance(error, (*database.errors, LedgerError)):
+                    self.is_failing, self._failures = True, self._failures + 1
                 with suppress(*database.errors):  # the first error says more
                     database.rollback()
                 if isinstance(error, database.errors):
@@ -129,6 +140,7 @@ class Store:
                         f"{self.database.name}: the ledger cannot be written ({in_one_line(error)})"
                     ) from error
                 raise
+            self.is_failing = False
             if changes is not None:
                 self._written = changes
                 self.write_mark(*changes)
@@ -144,9 +156,25 @@ class Store:
         _refuse_older(self.database.name, self._written, self._read_progress())
         self.is_suspect = False
 
+    def probe(self) -> None:
+        """Raise `LedgerError` if a database on another host gives no answer within seconds."""
+        with self._lock:
+            try:
+                with self.reading():
+                    self.database.probe()
+            except LedgerError:
+                self.is_failing = True
+                raise
+
     def rows(self, query: str, *parameters: Any) -> list[Row]:
-        with self._lock, self.reading():
-            return self.database.execute(query, parameters)
+        try:
+            with self._lock, self.reading():
+                found = self.database.execute(query, parameters)
+        except LedgerError:
+            self.is_failing = True
+            raise
+        self.is_failing = False
+        return found
 
     def reading(self) -> AbstractContextManager[None]:
         """A block in which rows that gitboot would not have written are a damaged ledger."""
@@ -162,6 +190,8 @@ class Store:
     @property
     def progress(self) -> tuple[str, int]:
         """The identity, and the number of changes that it holds; while it cannot be read, that it held last."""
+        if self.is_failing and self._held is not None:
+            return self._held  # without waiting for it again
         try:
             self._held = self._read_progress()
         except LedgerError:
