@@ -59,6 +59,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "PowerWaves": {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
     "ProxiesNamed": {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
     "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},
+    "Reconciling": {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # a disk or a database that hangs"},
     "RecordsKnown": {
         "DamagedLedger": _ADOPT,
         "ForeignLedger": _ADOPT,

@@ -277,6 +277,48 @@ UNPROVEN: list[tuple[str, Wanted | None, Observed, tuple[OverrideRecord, ...], s
 ]
 
 
+@for_each(
+    ("minutes_left", "record", "seen", "step"),
+    [
+        (1, _record(CONFIRMED), _seen(OFF, SINCE), "Confirm Consumed"),
+        (1, _record(CONFIRMED), _seen(OFF), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED), _seen(OFF, SINCE), "Confirm Lost"),
+        (0, _record(CONFIRMED), _seen(OFF), "Confirm Lost"),
+        (0, _record(RECORDED), _seen(OFF, SINCE), "Confirm Lost"),
+        (0, _record(CONFIRMED), _seen(ONCE, SINCE), "Confirm Lost"),  # somebody else's: a reset has consumed gitboot's
+        (0, _record(WITHDRAWING), _seen(OFF), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED, CONTINUOUS), _seen(OFF, SINCE), "Confirm Withdrawn"),
+        (0, _record(CONFIRMED), _seen(ONCE), WITHDRAW),
+    ],
+)
+def test_from_the_time_in_its_record_on_an_override_that_is_gone_proves_no_boot(
+    minutes_left: int, record: OverrideRecord, seen: Observed, step: str
+) -> None:
+    """From then on this instance, or another, may have cleared it without a write to the ledger."""
+    ended = replace(record, clears_from=NOW + timedelta(minutes=minutes_left))
+    assert _word(_step(None, seen, (MOVED, ended))) == step
+
+
+@for_each(
+    ("state", "minutes_left", "needs_no_ledger"),
+    [
+        (WITHDRAWING, 0, True),
+        (WITHDRAWN, 0, True),
+        (LOST, 0, True),
+        (WITHDRAWING, 1, False),
+        (RECORDED, 0, False),
+        (CONFIRMED, 0, False),
+        (State.INSERTED, 0, False),
+    ],
+)
+def test_only_the_end_of_an_override_needs_no_ledger_and_only_from_the_time_in_its_record_on(
+    state: State, minutes_left: int, needs_no_ledger: bool
+) -> None:
+    record = replace(_record(state), clears_from=NOW + timedelta(minutes=minutes_left))
+    assert record.ends_unrecorded(NOW) is needs_no_ledger
+    assert not _record(state).ends_unrecorded(NOW), "an override that an earlier version has set needs the ledger"
+
+
 @for_each(("wanted", "observed", "records", "step"), [row[1:] for row in UNPROVEN], ids=[row[0] for row in UNPROVEN])
 def test_marks_that_have_never_moved_prove_nothing_by_standing_still(
     wanted: Wanted | None, observed: Observed, records: tuple[OverrideRecord, ...], step: str

@@ -24,6 +24,7 @@ from click.testing import CliRunner
 
 from gitboot.cli import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
+from gitboot.instance.build import _kept as kept
 from gitboot.ledger import events, evidence, facts, records
 from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
@@ -227,6 +228,20 @@ def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_i
                 keeper.check()
             with pytest.raises(LeaseLost, match="another instance acts"):
                 ledger.database.lease.check()
+
+
+def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(path: Path) -> None:
+    with held(path, ONE) as (ledger, _), kept(ledger, lambda: None) as (_, fence, ending_fence):
+        lease = ledger.database.lease
+        assert lease is not None
+        ending_fence()
+        ledger.is_failing = True  # as after a call that got no answer
+        ending_fence()
+        lease.until_s = now_s()
+        with pytest.raises(LeaseLost, match="another instance may act"):
+            ending_fence()
+        with pytest.raises(LeaseLost, match="another instance may act"):
+            fence()
 
 
 def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:

@@ -114,7 +114,11 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
     schema = address.url.rpartition("%3D")[2]
     later = [table for since, table in NEW_TABLES.items() if since > version]
     dropped = "".join(f"DROP TABLE {schema}.{table}; " for table in later)
-    dropped += f"ALTER TABLE {schema}.records DROP COLUMN unknown_serves; "  # which version 8 has first
+    dropped += "".join(
+        f"ALTER TABLE {schema}.{table} DROP COLUMN {column}; "
+        for since, (table, column) in NEW_COLUMNS.items()
+        if since > version
+    )
     postgres_server.sql(f"{dropped}UPDATE {schema}.ledger_version SET number = {version}")
     before = described(path)
     assert [before.rows[table] for table in later] == [0] * len(later)
@@ -127,6 +131,7 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
 
 # By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
 NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements"}
+NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
 
 
 def test_rows_that_gitboot_would_not_have_written_are_refused(path: Path) -> None:

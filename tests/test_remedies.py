@@ -16,6 +16,7 @@ from gitboot.bmc.override import OperatorCondition
 from gitboot.cli import cli
 from gitboot.cli.configuration import Setting
 from gitboot.errors import GitbootError
+from gitboot.instance.conditions import _UNPROVEN as UNPROVEN
 from gitboot.remedies import ANY, BMC, REMEDIES, remedy, with_state
 from tests.cases import for_each
 
@@ -70,9 +71,13 @@ def _states() -> set[tuple[str, str]]:
         holds = isinstance(status, ast.Constant) and status.value is True
         if holds or isinstance(type, ast.JoinedStr):  # which is a BMC's
             continue
-        (named,) = _texts(type)
-        reasons = _doubts() if isinstance(reason, ast.Starred) and named == "RecordsKnown" else _texts(reason)
-        found |= {(named, each) for each in reasons if each != "Running"}
+        (name,) = _texts(type)
+        reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsKnown" else _texts(reason)
+        reasons = set(UNPROVEN) if name == "BootsProven" else reasons  # it takes the first that applies
+        found |= {(name, each) for each in reasons if each != "Running"}
+    for call in _calls("gitboot/instance/reconcile.py", "Condition"):
+        named = {each.arg: each.value for each in call.keywords if each.arg is not None}
+        found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
     for call in _calls("gitboot/serve/tree.py", "_note"):
         found |= {("TreeRead", each) for each in _texts(call.args[1]) if each != "Read"}
     return found

@@ -26,7 +26,7 @@ def broken(row: str) -> pytest.MarkDecorator:
     ("table", "first"),  # the first life of a search is one that finds the fault on 2fefe59
     [
         ("recording", 8),
-        pytest.param("windows", 1, marks=broken("C2")),
+        ("windows", 1),
         pytest.param("identities", 0, marks=broken("C4")),
         pytest.param("mirrors", 7, marks=broken("M4")),
     ],
@@ -94,10 +94,6 @@ STORIES: Final[dict[str, tuple[str, bool, tuple[Step, ...]]]] = {
     ),
 }
 BROKEN: Final = {
-    "a repair ends while the disk is full": "C2",
-    "a repair ends while the ledger is locked": "C2",
-    "a wipe ends while the disk is full": "C2",
-    "a wipe ends while the ledger is locked": "C2",
     "a server that waits gets the address in the second commit": "C4",
     "a new server gets the address in the second commit": "C4",
 }

@@ -165,10 +165,12 @@ def bring_about(
                     bmc.media.insert(slot, url)
                 case Eject(record=record, slot=slot) if bmc.media is not None:
                     keep(record)
-                    bmc.media.eject(slot)
+                    with bmc.reach.ending():
+                        bmc.media.eject(slot)
                 case Withdraw(record=record):
                     keep(record)
-                    bmc.set_override(OFF, seen)
+                    with bmc.reach.ending():
+                        bmc.set_override(OFF, seen)
     except BmcBusy as error:
         return done(Outcome.WAITING, str(error), retry_after_s=error.retry_after_s)
     except LedgerError as error:  # what cannot be written down is not done

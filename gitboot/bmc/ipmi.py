@@ -109,7 +109,7 @@ class IpmiConnection:
             return
         if has_changed(seen, self.observe()):
             raise BmcChanged(f"{self._address}: the BMC has changed since it was read")
-        self.reach.fence()
+        self.reach.check_fence()
         _, written = self._ask(_KEEP_VALID, (*_SET, 0x05, *_flags(wanted)))  # not every BMC knows the first
         _answered(written)
 
@@ -119,7 +119,7 @@ class IpmiConnection:
 
     def reset(self, type: ResetType, seen: Observed) -> None:
         """Ask for a Chassis Control command, once."""
-        self.reach.fence()
+        self.reach.check_fence()
         (done,) = self._ask((*_CHASSIS_CONTROL, _CONTROLS[type]))
         _answered(done)
 

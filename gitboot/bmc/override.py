@@ -153,6 +153,7 @@ class Wanted:
     by_uri_alone: bool = False  # no loader can start what it boots: an ISO
     own_loaders: str | None = None  # where gitboot's loaders lie, if its URI is that of one; None: of something else
     until: datetime | None = None  # from when on the plan may want something else
+    ends: datetime | None = None  # from when on the plan wants something else, unless a commit changes that
     only_off: bool = False  # set while the machine is off, and never while it runs
     is_first: bool = False  # a person said that no server is installed, and nothing was seen of this one since
     may_set: bool = True  # else what stands is looked after, and nothing is set or inserted, not even once more
@@ -179,6 +180,21 @@ class OverrideRecord:
     writes_disk: bool = True
     medium: Medium | None = None  # what was inserted for it
     data_medium: Medium | None = None  # and with its user data
+    clears_from: datetime | None = None  # from when on gitboot may clear it without a write to the ledger; None: never
+
+    def may_be_cleared_unrecorded(self, at: datetime) -> bool:
+        """Whether gitboot may have cleared it without a write to the ledger: then its absence proves no boot."""
+        return self.clears_from is not None and at >= self.clears_from and self.state is not State.WITHDRAWING
+
+    def ends_unrecorded(self, at: datetime) -> bool:
+        """Whether this record only ends something, and so needs no write to the ledger before it is carried out."""
+        is_ending = self.state in (State.WITHDRAWING, State.WITHDRAWN, State.CONSUMED, State.LOST)
+        return is_ending and self.clears_from is not None and at >= self.clears_from
+
+    def is_ended_by(self, noted: OverrideRecord) -> bool:
+        """Whether a withdrawal that was noted beside the ledger is of this override, as it was set last."""
+        is_same = (self.reason, self.override, self.plan_digest) == (noted.reason, noted.override, noted.plan_digest)
+        return self.state.is_open and is_same and self.clears_from == noted.clears_from and self.at <= noted.at
 
     @property
     def media(self) -> tuple[Medium, ...]:
@@ -471,7 +487,7 @@ def _let_go(record: OverrideRecord, observed: Observed, at: datetime, moving: fr
     if _was_not_replaced(record, observed):
         record = replace(record, override=record.replaces or record.override, replaces=None, state=State.CONFIRMED)
     if _is_someone_elses(record, observed):
-        return Confirm(record=replace(record, state=_consumed(record)))
+        return Confirm(record=replace(record, state=_consumed(record, at)))
     if not stands(record.override, observed):
         if record.state is State.RECORDED and _is_within(_TO_BE_SET, record, at):
             return Wait(why=_not_shown(record, observed))
@@ -550,18 +566,22 @@ def _is_someone_elses(record: OverrideRecord, observed: Observed) -> bool:
     )
 
 
-def _consumed(record: OverrideRecord) -> State:
-    return State.CONSUMED if record.state is State.CONFIRMED else State.LOST
+def _consumed(record: OverrideRecord, at: datetime) -> State:
+    is_proven = record.state is State.CONFIRMED and not record.may_be_cleared_unrecorded(at)
+    return State.CONSUMED if is_proven else State.LOST
 
 
 def _what_became_of(record: OverrideRecord, observed: Observed, at: datetime, moving: frozenset[str]) -> State:
     """Tell how an override that no longer stands has ended.
 
     Marks that stand still prove for a boot that writes a disk only what they are known to do: to move. But no
-    machine shuts down and boots within the moment that a withdrawal takes.
+    machine shuts down and boots within the moment that a withdrawal takes. From `OverrideRecord.clears_from` on, this
+    or another instance may have cleared a one-time override without a record of that: then nothing proves a boot.
     """
     if record.override.enabled is Enabled.CONTINUOUS:
         return State.WITHDRAWN
+    if record.may_be_cleared_unrecorded(at):
+        return State.LOST
     withdrawn_now = record.state is State.WITHDRAWING and _is_within(_TO_BE_CLEARED, record, at)
     known = moving if record.writes_disk and not withdrawn_now else None
     match observed.marks.reset_since(record.marks, moving=known):
@@ -600,15 +620,18 @@ def _bring_about(
     if not stands(record.override, observed):
         return _bring_back(wanted, record, override, observed, at, moving)
     if _is_someone_elses(record, observed):
-        return Confirm(record=replace(record, state=_consumed(record)))
+        return Confirm(record=replace(record, state=_consumed(record, at)))
     if (step := _with_media(wanted, record, override, observed, at)) is not None:
         return step
     if record.override != override:
         return _set(wanted, record, override, observed, at, corrections=_recent(record, at), replaces=record.override)
-    if record.state is State.CONFIRMED and not (observed.marks.settled and observed.marks.may_follow(record.marks)):
-        return Leave()
+    may_mark = observed.marks.settled and observed.marks.may_follow(record.marks)
+    if record.state is State.CONFIRMED and not may_mark:
+        moved = replace(record, clears_from=wanted.ends)
+        return Leave() if moved == record else Confirm(record=moved)
     marks = marks_beside(observed, record)  # also where the machine has come up since: it has not consumed it
-    return Confirm(record=replace(record, state=State.CONFIRMED, marks=marks, replaces=None))
+    confirmed = replace(record, state=State.CONFIRMED, marks=marks, replaces=None, clears_from=wanted.ends)
+    return Confirm(record=confirmed)
 
 
 def _bring_back(
@@ -686,6 +709,7 @@ def _record(
         writes_disk=wanted.writes_disk,
         medium=before.medium if before is not None else None,
         data_medium=before.data_medium if before is not None else None,
+        clears_from=wanted.ends,
     )
 
 

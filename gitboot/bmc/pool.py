@@ -42,6 +42,7 @@ class Connections:
 
     directory: CredentialDirectory
     fence: Callable[[], None] = lambda: None  # raises where nothing may be changed any more
+    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
     _kept: dict[SystemUuid, tuple[_Access, Driver]] = field(init=False, default_factory=dict)
     _used_s: dict[SystemUuid, float] = field(init=False, default_factory=dict)  # when last, in that order
     _using: threading.Lock = field(init=False, default_factory=threading.Lock)  # guards that
@@ -83,6 +84,7 @@ class Connections:
             named=tuple(each for each in (vouched, bmc.fingerprint) if each is not None),
             is_vouched_for=vouched is not None,
             fence=self.fence,
+            ending_fence=self.ending_fence,
         )
         if bmc.by_ipmi:
             return IpmiConnection(bmc.address, found.credentials, reach=reach)
@@ -146,6 +148,7 @@ class BmcPool:
     per_site: int = MOST_OF_SITE
     on_finished: Callable[[], None] = lambda: None
     fence: Callable[[], None] = lambda: None  # raises where another instance may change them
+    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
     _crew: Crew[SystemUuid, Result] = field(init=False)
     _credentials: CredentialDirectory = field(init=False)
     _connections: Connections = field(init=False)
@@ -154,7 +157,7 @@ class BmcPool:
     def __post_init__(self) -> None:
         self._crew = Crew(self.parallel, self.per_site, on_ended=self.on_finished)
         self._credentials = CredentialDirectory(self.credentials)
-        self._connections = Connections(self._credentials, self.fence)
+        self._connections = Connections(self._credentials, self.fence, self.ending_fence)
         self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, jobs: Iterable[Job]) -> frozenset[SystemUuid]:

@@ -69,11 +69,27 @@ class Reach:
     named: tuple[str, ...] = ()  # fingerprints that it has to have, each of them, whoever has signed it
     is_vouched_for: bool = False  # the instance itself names one, and that is enough
     fence: Callable[[], None] = lambda: None  # raises, right before it is asked for, where nothing may be changed
+    ending_fence: Callable[[], None] | None = None  # the same for what only ends something; None: `fence`
     certificate: str | None = None  # the fingerprint that is pinned; None: none is
     seen: str | None = None  # that of the first connection, where no authority verifies it
     waited_s: float | None = None  # until the last answer began; None: the last request had none
     total_s: float = JOB_S  # for all requests of a job, which `watched` begins
     ends_s: float | None = None  # when that time is over, by the monotonic clock
+    is_ending: bool = False  # whether what is asked for now only ends something
+
+    def check_fence(self, *, changes_nothing: bool = False) -> None:
+        """Raise `LedgerError` if another instance may act at this BMC."""
+        lenient = self.ending_fence if self.is_ending or changes_nothing else None
+        (lenient or self.fence)()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """A block in which requests only end something: they need no answer from the ledger's database."""
+        self.is_ending = True
+        try:
+            yield
+        finally:
+            self.is_ending = False
 
     def addresses(self, host: str, port: int, limits: RequestLimits) -> list[str]:
         """The addresses of a host, as they are now; raises `AddressRefused` where none is allowed, and OSError."""
@@ -131,6 +147,7 @@ _ONLY_READ: Final = ("GET", "HEAD")
 _SEE_OTHER: Final = 303  # RFC 9110, 15.4.4: what answers a write is to be read there
 _JUDGED_BY_STATUS: Final = frozenset({401, 412, 428})
 MAX_REDIRECTS: Final = 3  # within the BMC: a missing slash, a version
+_SESSIONS: Final = "/SessionService/Sessions"  # DSP0266 13.3.4.2: who is logged in, and nothing of the machine
 
 
 class BmcAdapter(HTTPAdapter):
@@ -179,7 +196,7 @@ class BmcAdapter(HTTPAdapter):
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _ONLY_READ:
-            self._reach.fence()
+            self._reach.check_fence(changes_nothing=_SESSIONS in (request.url or ""))
         with limited(limits):
             limits.begin_answer()
             try:

@@ -54,6 +54,7 @@ from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
+from gitboot.instance.withdrawals import NotedWithdrawals
 from gitboot.ledger import events, facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
@@ -85,7 +86,7 @@ from gitboot.source.keys import SignatureKeys
 from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
 from gitboot.source.upstream import Upstream
-from gitboot.status import Event, Status
+from gitboot.status import Condition, Event, Status
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.targets.follower import Followers
 from gitboot.timekeeping import Uptime
@@ -145,8 +146,12 @@ def pool_of(
     dry_run: bool,
     *,
     fence: Callable[[], None] = _nobody_else,
+    ending_fence: Callable[[], None] | None = None,
 ) -> Bmcs:
-    """Whoever carries out jobs at real BMCs; ``fence`` raises where another instance may do so."""
+    """Whoever carries out jobs at real BMCs; ``fence`` raises where another instance may do so.
+
+    ``ending_fence`` does so for requests that only end something; None: ``fence`` does.
+    """
     return BmcPool(
         credentials=settings.credentials,
         write=write,
@@ -156,6 +161,7 @@ def pool_of(
         per_site=settings.per_site,
         on_finished=wake,
         fence=fence,
+        ending_fence=ending_fence,
     )
 
 
@@ -171,11 +177,13 @@ def assembled(
     wake: Callable[[], None] = lambda: None,
     bmcs_of: MakeBmcs | None = None,
     report: Callable[[Status, datetime], None] = lambda _, __: None,
+    stalled: Callable[[Condition], None] = lambda _: None,
     uptime: Callable[[], Uptime] = uptime,
     laps: Laps | None = None,
     listener: WorkListener | None = None,
     shared: RecordedFetches | None = None,
     fence: Fence = _nobody_else,
+    ending_fence: Fence | None = None,
     read: Knowledge | None = None,
 ) -> Iterator[Instance]:
     """An instance over an open ledger; its jobs at BMCs have ended when the block ends.
@@ -187,8 +195,14 @@ def assembled(
     held = store.database.lease
     spool = SharedSpool(shared, held.lease) if shared is not None and held is not None else None
     former = settings.state / state.SPOOL
-    inbox = Inbox(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool, former)
-    bmcs = (bmcs_of or partial(pool_of, fence=fence))(settings.bmc, inbox.record, clock, wake, dry_run)
+    noted = None if dry_run else settings.state / state.WITHDRAWALS
+    inbox = Inbox(
+        *(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool, former),
+        withdrawals=NotedWithdrawals(noted, facts.read(store).identity),
+        clock=clock,
+    )
+    make_bmcs = bmcs_of or partial(pool_of, fence=fence, ending_fence=ending_fence)
+    bmcs = make_bmcs(settings.bmc, inbox.record, clock, wake, dry_run)
     looked_around(
         store,
         observes=outside.observes,
@@ -231,7 +245,9 @@ def assembled(
         store=store,
         target=Followed(outside.target, outside.followers),
         bmcs=bmcs,
-        outlet=Outlet(tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener()),
+        outlet=Outlet(
+            tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener(), stalled=stalled
+        ),
         bookmark=outside.bookmark,
     )
     try:
@@ -274,10 +290,11 @@ def running(
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
-        shared, fence = stack.enter_context(_kept(store, lost))
+        shared, fence, ending_fence = stack.enter_context(_kept(store, lost))
         ledger = facts.read(store).identity
         left = state.LeftStatus(settings.state, clock)
-        listener = WorkListener(partial(_told_how_far, left, tell, clock))
+        laps = Laps()
+        listener = WorkListener(partial(_told_how_far, left, tell, clock), progress=laps.note_progress)
         heir_of, told = (lambda: facts.read(store).heir_of), listener.of(Work.PUBLISH)
         modes = output_modes(store, settings.output, settings.output_group)
         opened = Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told, modes=modes)
@@ -285,7 +302,7 @@ def running(
         owner = tree.stamp.ledger if tree.stamp is not None else None
         records = records_in(settings.output)
         _doubt_without_marks(store, settings, owner)
-        laps, record = Laps(), BranchInLedger(store, tell, clock)
+        record = BranchInLedger(store, tell, clock)
         if evaluation_of is None:
             evaluation = Evaluation(
                 settings.state,
@@ -332,11 +349,13 @@ def running(
                 clock=clock,
                 wake=wake,
                 report=partial(_reported, settings, tree, left, store, source, judged, unknown, tell),
+                stalled=left.add,
                 uptime=uptime,
                 laps=laps,
                 listener=listener,
                 shared=shared,
                 fence=fence,
+                ending_fence=ending_fence,
                 read=read,
             )
         )
@@ -354,16 +373,20 @@ def _tell_of_taking_over(store: Store, tell: Tell, at: datetime) -> None:
 
 
 @contextmanager
-def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetches | None, Fence]]:
-    """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart."""
+def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
+    """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart.
+
+    The second fence is for what only ends something: while the ledger's database gives no answer, the lease that it
+    confirmed last is enough, until that runs out.
+    """
     held, address = store.database.lease, address_beside(store.path)
     if held is None or address is None:
-        yield None, _nobody_else
+        yield None, _nobody_else, _nobody_else
         return
     from gitboot.ledger.postgresql import PostgresRenewing
 
     with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
-        yield shared, keeper.check
+        yield shared, keeper.check, lambda: held.check() if store.is_failing else keeper.check()
 
 
 def named_ledger(settings: Settings) -> Path:

@@ -15,16 +15,18 @@ from typing import Any, Final
 from gitboot import files
 from gitboot.canonical import laid_out
 from gitboot.errors import UsageError
+from gitboot.facts import facts
 from gitboot.ledger.naming import is_named
 from gitboot.model.scalars import format_instant
 from gitboot.progress import Underway
-from gitboot.status import Status
+from gitboot.status import Condition, Status
 
 LEDGER: Final = "ledger.sqlite"
 PLANNED: Final = "planned.snapshot"  # where the instance stood; it can be deleted
 PREPARING: Final = "preparing"  # what is needed while the tree of a standby is made
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
+WITHDRAWALS: Final = "withdrawals.json"  # overrides that were withdrawn while the ledger could not be written
 ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted
 NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
 _LATELY: Final = 50  # accepted commits whose extent is kept
@@ -114,6 +116,14 @@ class LeftStatus:
         """Leave how far long work has come since, with the status that there was."""
         with self._lock:
             self._write(underway, self._clock())
+
+    def add(self, condition: Condition) -> None:
+        """Leave the status that there was with another condition, until there is a new status."""
+        with self._lock:
+            found = [each for each in self._facts["conditions"] if each["type"] != condition.type]
+            found = sorted([*found, facts([condition])[0]], key=lambda each: str(each["type"]))
+            self._facts = {**self._facts, "conditions": found}
+            self._write(None, self._clock())
 
     def _write(self, underway: Underway | None, at: datetime) -> dict[str, Any]:
         progress = underway.facts() if underway is not None else None

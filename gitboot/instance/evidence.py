@@ -298,7 +298,7 @@ def _judge_progress(learning: Learning, state: ServerState, reading: Reading, at
     if plan.phase is not Phase.NETWORK and plan.cause not in WAITING:
         return
     own = [each for each in learning.overrides_of(uuid) if each.reason == plan.key]
-    before = [each.marks for each in own if _was_consumed(each, seen)]
+    before = [each.marks for each in own if _was_consumed(each, seen, at)]
     before += [each.marks for each in learning.pending_of(uuid) if each.marks is not None]
     offer = offer_of(state.decision, plan, state.record)
     if offer is None or offer.boot < offer.boots:
@@ -309,9 +309,12 @@ def _judge_progress(learning: Learning, state: ServerState, reading: Reading, at
             learning.judge(pending, "Provisioned")
 
 
-def _was_consumed(record: OverrideRecord, seen: Observed) -> bool:
-    """Whether a reset has consumed an override; of one that is lost, its BMC may prove it later."""
-    lost = record.state is State.LOST
+def _was_consumed(record: OverrideRecord, seen: Observed, at: datetime) -> bool:
+    """Whether a reset has consumed an override; of one that is lost, its BMC may prove it later.
+
+    Not if gitboot may have cleared it without a record of that: the reset booted something else then.
+    """
+    lost = record.state is State.LOST and not record.may_be_cleared_unrecorded(at)
     return record.state is State.CONSUMED or (lost and seen.marks.reset_since(record.marks) is Reset.SEEN)
 
 

@@ -15,13 +15,15 @@ from gitboot.assets.sighting import Sighting
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
-from gitboot.errors import LedgerError
+from gitboot.errors import LeaseLost, LedgerError, LedgerLeft
 from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
 from gitboot.instance.spools import FolderSpool, ReadSpool
+from gitboot.instance.withdrawals import NotedWithdrawals, Withdrawal
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
+from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
@@ -67,6 +69,7 @@ class Intake:
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
     stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
     sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
+    noted: tuple[Withdrawal, ...] = ()  # what jobs withdrew, and the ledger does not have
     given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
 
 
@@ -83,7 +86,10 @@ class Inbox:
         artifacts: ArtifactWatch | None = None,
         spool: ReadSpool | None = None,
         former: Path | None = None,  # another folder where an earlier version may have left claims
+        withdrawals: NotedWithdrawals | None = None,
+        clock: Callable[[], datetime] | None = None,  # without one, everything needs the ledger
     ) -> None:
+        self.withdrawals, self._clock = withdrawals or NotedWithdrawals(), clock
         self._store, self._folder, self._witness, self._words = store, folder, witness, words or Words()
         self._spool: ReadSpool | None = spool or (FolderSpool(folder) if folder is not None else None)
         self._claimed = [each for each in (folder, former) if each is not None]
@@ -92,6 +98,8 @@ class Inbox:
         self._lock = RLock()
         self._results: dict[SystemUuid, Result] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | SwitchRecord]] = []
+        self._forgotten = 0  # how often something of the spool will have been dropped, as it was read last
+        self._failed = 0  # records that could not be written down
         self.unread: str | None = None  # why the spool could not be read the last time
 
     @property
@@ -100,6 +108,12 @@ class Inbox:
         with suppress(OSError):
             return self._spool.giver if self._spool is not None else None
         return None
+
+    @property
+    def stoppage(self) -> Stoppage | None:
+        """What a person has stopped where endpoints read it."""
+        stopped = self._words.now
+        return stopped.stoppage if stopped is not None else None
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
@@ -111,14 +125,29 @@ class Inbox:
         return read_reports(self._folder, at) if self._folder is not None else Report()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
-        """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`."""
+        """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`.
+
+        What only ends something does not wait for the ledger: it is noted beside it if the ledger cannot be written.
+        """
+        at = self._clock() if self._clock is not None else None
+        may_note = at is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(at)
+        failed_before = self._failed
         with self._lock:
-            with self._store.writing() as tx:
-                if isinstance(record, SwitchRecord):
-                    switches.write(tx, [(uuid, record)])
-                else:
-                    overrides.write(tx, [(uuid, record)])
-            self._written.append((uuid, record))
+            try:
+                if self._failed != failed_before or (may_note and self._store.is_failing):
+                    raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
+                with self._store.writing() as tx:
+                    if isinstance(record, SwitchRecord):
+                        switches.write(tx, [(uuid, record)])
+                    else:
+                        overrides.write(tx, [(uuid, record)])
+            except LedgerError as error:
+                self._failed += 1
+                if not may_note or isinstance(record, SwitchRecord) or isinstance(error, LeaseLost | LedgerLeft):
+                    raise
+                self.withdrawals.note(uuid, record)
+            else:
+                self._written.append((uuid, record))
 
     def collect(self, results: Mapping[SystemUuid, Result]) -> None:
         """Take what came of jobs."""
@@ -134,7 +163,6 @@ class Inbox:
         """All that waits, by the clock that says ``at``; ``taken`` is how far the spool was taken in before."""
         spooled, now = self._spooled(taken)
         up = self._uptime()
-        stopped = self._words.now
         return Intake(
             spooled=tuple(each.by(at, up) for each in spooled),
             spool=now,
@@ -143,8 +171,9 @@ class Inbox:
             written=tuple(self._written),
             requests=requests.read(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
-            stoppage=stopped.stoppage if stopped is not None else None,
+            stoppage=self.stoppage,
             sightings=self.artifacts.seen(),
+            noted=tuple(self.withdrawals),
         )
 
     def _spooled(self, taken: Mapping[str, int]) -> tuple[tuple[Observation, ...], Mapping[str, int]]:
@@ -164,14 +193,33 @@ class Inbox:
     def forget(self, taken: Intake) -> None:
         """Drop what was learned and is written down; the spool keeps its own until `forget_spool`."""
         del self._written[: len(taken.written)]
+        self.withdrawals.forget(taken.noted)
         for result in taken.results:
             self._results.pop(result.uuid, None)
 
+    def overrides_over(
+        self, known: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
+    ) -> tuple[Mapping[SystemUuid, Mapping[str, OverrideRecord]], frozenset[SystemUuid]]:
+        """Return the known overrides with what jobs have recorded since, and whose that is.
+
+        A reconcile that cannot write to the ledger does not learn it, and has to withdraw it all the same.
+        """
+        with self._lock:
+            found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
+            for uuid, record in self._written:
+                if isinstance(record, OverrideRecord):
+                    found[uuid] = {**found.get(uuid, known.get(uuid, {})), record.reason: record}
+            overrides = self.withdrawals.over(replaced(known, found) if found else known)
+            return overrides, frozenset((*found, *(uuid for uuid, _ in self.withdrawals)))
+
     def forgotten_next(self, taken: Mapping[str, int]) -> int:
         """How often something of the spool will have been dropped, which the next tree is to know."""
+        if self._spool is None:
+            return 0
         with suppress(OSError, LedgerError):
-            return self._spool.forgotten_next(taken) if self._spool is not None else 0
-        return 0
+            if not self._store.is_failing:
+                self._forgotten = self._spool.forgotten_next(taken)
+        return self._forgotten
 
     def forget_spool(self, taken: Mapping[str, int], times: int) -> None:
         """Drop what of the spool is known to a tree that stands published, and knows how often that was done."""

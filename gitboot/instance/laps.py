@@ -29,6 +29,12 @@ class Stage(StrEnum):
     RECONCILE = "reconcile"  # all of one
 
 
+# A reconcile's stages, in their order: of each, the next begins where it ends.
+_RECONCILED: Final = (
+    *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
+)
+
+
 class Laps:
     """What was measured since the start, from any thread."""
 
@@ -36,10 +42,29 @@ class Laps:
         self._clock_s, self._lock = clock_s, threading.Lock()
         self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}  # the last: longer than all bounds
         self._seconds = dict.fromkeys(Stage, 0.0)
+        self._under_way: tuple[Stage, float] | None = None  # a stage of a reconcile, and when it last made progress
 
-    def start(self) -> Lap:
-        """A stopwatch that runs from now on."""
-        return Lap(self, self._clock_s)
+    def start(self, first: Stage | None = None) -> Lap:
+        """A stopwatch that runs from now on; ``first`` is the stage of a reconcile that begins with it."""
+        if first is not None:
+            self.enter(first)
+        return Lap(self, self._clock_s, of_reconcile=first is not None)
+
+    def enter(self, stage: Stage | None) -> None:
+        """Note which stage of a reconcile begins; None: no reconcile is under way."""
+        self._under_way = (stage, self._clock_s()) if stage is not None else None
+
+    def note_progress(self) -> None:
+        """Note that the stage of a reconcile that is under way goes on."""
+        under_way = self._under_way
+        if under_way is not None:
+            self.enter(under_way[0])
+
+    def stalled(self, seconds: float) -> Stage | None:
+        """Return the stage of a reconcile that has made no progress for so long; None: none is under way, or it has."""
+        under_way = self._under_way
+        is_stalled = under_way is not None and self._clock_s() - under_way[1] >= seconds
+        return under_way[0] if under_way is not None and is_stalled else None
 
     def add(self, stage: Stage, seconds: float) -> None:
         """Count a stage that has taken so long; what equals a bound is below it."""
@@ -60,15 +85,19 @@ class Laps:
 class Lap:
     """A stopwatch: each call counts a stage, from the end of the one before."""
 
-    def __init__(self, laps: Laps, clock_s: Callable[[], float]) -> None:
-        self._laps, self._clock_s = laps, clock_s
+    def __init__(self, laps: Laps, clock_s: Callable[[], float], *, of_reconcile: bool = False) -> None:
+        self._laps, self._clock_s, self._of_reconcile = laps, clock_s, of_reconcile
         self._began = self._last = clock_s()
 
     def __call__(self, stage: Stage) -> None:
         now = self._clock_s()
         self._laps.add(stage, now - self._last)
         self._last = now
+        if self._of_reconcile and stage is not _RECONCILED[-1]:
+            self._laps.enter(_RECONCILED[_RECONCILED.index(stage) + 1])
 
     def end(self, stage: Stage) -> None:
         """Count all of it since the start."""
+        if self._of_reconcile:
+            self._laps.enter(None)
         self._laps.add(stage, self._clock_s() - self._began)

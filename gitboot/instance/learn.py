@@ -40,6 +40,7 @@ class Batch:
     written: tuple[
         tuple[SystemUuid, OverrideRecord | SwitchRecord], ...
     ] = ()  # by jobs at BMCs; the ledger has it already
+    noted: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # withdrawn by jobs; the ledger does not have it
     requests: tuple[Request, ...] = ()
     held: HeldChanges | None = None  # what can be approved
     stoppage: Stoppage | None = None  # what a person has stopped without the ledger
@@ -90,6 +91,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
             learning.switches.note(uuid, record, stored=True)
         else:
             learning.note_override(uuid, record, stored=True)
+    for uuid, record in batch.noted:
+        _note_withdrawal(learning, uuid, record, at)
     if batch.keeping is not None:
         _forget_old(learning, at)
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
@@ -135,6 +138,22 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         hurried=frozenset(learning.hurried),
         judged=frozenset(learning.judged),
     )
+
+
+def _note_withdrawal(learning: Learning, uuid: SystemUuid, record: OverrideRecord, at: datetime) -> None:
+    """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
+    known = next((each for each in learning.overrides_of(uuid) if each.reason == record.reason), None)
+    if known is None or not known.is_ended_by(record):
+        return
+    learning.note_override(uuid, record)
+    machine = learning.known.machines.get(uuid)
+    name = machine.name if machine is not None else uuid
+    message = (
+        f"{name}: {record.override.enabled} {record.override.target} for {record.reason} was withdrawn while the "
+        "ledger could not be written"
+    )
+    facts = {"server": name, "reason": record.reason, "plan": record.plan_digest}
+    learning.events.append(Event(at=at, type=f"Override{record.state}", message=message, facts=facts))
 
 
 def _forget_old(learning: Learning, at: datetime) -> None:

@@ -31,9 +31,11 @@ class WorkListener:
         self,
         told: Callable[[Underway | None], None] = lambda _: None,
         *,
+        progress: Callable[[], None] = lambda: None,  # called whenever work goes on
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._told, self._clock_s, self._lock = told, clock_s, threading.Lock()
+        self._progress = progress
         self._stretches: dict[Work, _Stretch] = {}
 
     def of(self, work: Work) -> Told:
@@ -41,6 +43,7 @@ class WorkListener:
         return partial(self._note, work)
 
     def _note(self, work: Work, done: int, total: int) -> None:
+        self._progress()
         now = self._clock_s()
         with self._lock:
             stretch = self._stretches.get(work)

@@ -28,6 +28,8 @@ from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 SLOW_S: Final = 120.0  # for which a fetch may be under way, before `SourceReady` shows it
+STALLED_S: Final = 120.0  # a stage that makes no progress for so long hangs
+_LOOK_EVERY_S: Final = 10.0  # whether one does
 _EVALUATION_S: Final = 2.0  # nearly every commit is evaluated by then, and whatever else happens rings
 
 
@@ -160,7 +162,10 @@ class Loop:
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:
         """Reconcile again and again, until `stop` or the bell's end; ``serving`` says how endpoints fare."""
-        threads = [BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death)]
+        threads = [
+            BackgroundThread(self._keep_fetching, name="fetch", on_death=self._note_death),
+            BackgroundThread(self._watch_stages, name="stages"),
+        ]
         if watched := self._source.watch_paths():
             threads.append(BackgroundThread(partial(self._watch, watched), name="watch"))
         for thread in threads:
@@ -265,6 +270,15 @@ class Loop:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
             asked = Ring.ANYTHING in self._fetches.wait(self._poll_s * jitter)
+
+    def _watch_stages(self) -> None:
+        """Report a stage of a reconcile that hangs, once; the next reconcile that ends reports that it does not."""
+        reported: Stage | None = None
+        while not self._stopped.wait(_LOOK_EVERY_S):
+            stalled = self._reconciler.laps.stalled(STALLED_S)
+            if stalled is not None and stalled is not reported:
+                self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
+            reported = stalled
 
     def _watch(self, paths: tuple[Path, ...]) -> None:
         """Fetch when the refs of a local repository change; events only wake, the poll is the guarantee."""

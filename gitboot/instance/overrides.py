@@ -289,6 +289,8 @@ def _ask(
     power = _power_wanted(state, knowledge.switches.get(uuid, {}))
     own = next((each for each in records if _is_for(each, wanted)), None)
     is_new = (wanted is not None and wanted.is_new(own)) or (power is not None and power.is_new(switches))
+    if wanted is not None:
+        wanted = replace(wanted, ends=_end_of(wanted, state))
     if wanted is not None and _is_first(state, knowledge):
         wanted = replace(wanted, is_first=True)
     if wanted is not None and _waits_for_off(state):
@@ -316,6 +318,17 @@ def _ask(
         switches=switches,
     )
     return ask, is_new
+
+
+def _end_of(wanted: Wanted, state: ServerState) -> datetime | None:
+    """Return from when on the plan wants another override, or none; None: not within the transitions that are planned.
+
+    A maintenance without an end goes on for as long as an instance plans it.
+    """
+    for since, plan in state.later:
+        if plan is None or plan.override is None or plan.override.reason != wanted.reason:
+            return since if plan is None or plan.cause is not Cause.UNHEARD else None
+    return None
 
 
 def _is_first(state: ServerState, knowledge: Knowledge) -> bool:

@@ -12,23 +12,23 @@ from gitboot.assets.sighting import is_withheld
 from gitboot.errors import LedgerError, PublishError
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.offers import offers_of
+from gitboot.instance.offers import offer_of, offers_of
 from gitboot.instance.planning import Plans, changed_by
-from gitboot.instance.standing import TargetState
+from gitboot.instance.standing import LimitedFiles, TargetState
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, Record
+from gitboot.plan import Boot, BootPlan, Record
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.page.shards import page_files
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.recordfiles import Members, changed_members, members_of, record_files
-from gitboot.render.schedule import RenderedState, ServerState, halted, rendered
+from gitboot.render.schedule import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions
@@ -106,6 +106,23 @@ class InLedger:
             facts.note_published(tx)
 
 
+class UnwritableLedger:
+    """The noting of a reconcile that found the ledger unwritable: it fails at once, without another attempt."""
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Raise `LedgerError` if these servers have anything to note."""
+        if any(dates.values()) or any(next(offers_of(state), None) for state in states.values()):
+            raise LedgerError(self._why)
+        return ()
+
+    def note_published(self) -> None:
+        """Raise `LedgerError`."""
+        raise LedgerError(self._why)
+
+
 def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
     """The target, of which nothing is taken for granted where it is not as it was left: all is published anew."""
     if not before.complete or target.is_as_left:
@@ -130,8 +147,11 @@ def published(
 ) -> TargetState:
     """The target brought to what was planned; ``different`` are servers whose files may be others than before.
 
-    No file is published whose fetches could not be told from others: what is offered is written down before. Files are
-    made as they are published, and not held: nearly all that is known of a server would be these.
+    No file is published whose fetches could not be told from others: what is offered is written down before. While the
+    ledger cannot be written, a server stays as it stands until that is over by itself, or stopped. Then the server is
+    published without the boots that the ledger has not noted. It stays in `TargetState.owed` until the ledger takes
+    the rest. Files are made as they
+    are published, and not held: nearly all that is known of a server would be these.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
@@ -171,6 +191,7 @@ def published(
             unwritable=unwritable,
         )
     events = (*before.events, *_events(done, commit, at))
+    limited = offered.limited
     return replace(
         attempt,
         applied=commit.revision,
@@ -179,7 +200,10 @@ def published(
         terms=terms,
         in_doubt=knowledge.settled is None,
         recorded=recorded,
-        owed=frozenset(),
+        owed=frozenset(limited),
+        limited=dict(sorted(limited.items())),
+        failure=("LedgerError", offered.unwritable) if limited and offered.unwritable is not None else None,
+        unwritable=offered.unwritable,
         versions=replaced(before.versions, offered.versions, owed - offered.versions.keys()),
         events=events,
     )
@@ -270,6 +294,10 @@ def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:
     return (state.decision.uuid, state.record) if state is not None and state.record is not None else None
 
 
+def _is_over(stands: LimitedFiles, at: datetime) -> bool:
+    return stands.until is not None and stands.until <= at
+
+
 def _versions(state: RenderedState) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
     offers = {offer.plan for offer in offers_of(state)}
@@ -296,6 +324,9 @@ class _Offered(Mapping[str, Files | None]):
     noting: Noting
     at: datetime
     versions: dict[str, Mapping[str, Digest]] = field(default_factory=dict)  # of those that were asked for, and are
+    # Servers without the boots that the ledger could not note.
+    limited: dict[str, LimitedFiles] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)  # why it could not be, at most once
 
     def __len__(self) -> int:
         return len(self.names)
@@ -315,21 +346,86 @@ class _Offered(Mapping[str, Files | None]):
         """The files of these, noted; None: the server is gone."""
         plans = {name: self.plans.servers.get(name) for name in names}
         states = {name: self._rendered(state) for name, state in plans.items() if state is not None}
-        versions = {name: _versions(state) for name, state in states.items()}
-        dates = {name: self._dates(state, versions[name]) for name, state in states.items()}
-        for name in self.noting.note(states, dates):
+        versions: dict[str, Mapping[str, Digest]] = {name: _versions(state) for name, state in states.items()}
+        dates = {name: self._dates(name, state.files, versions[name]) for name, state in states.items()}
+        for name in self._noted(states, dates):
             states[name] = self._rendered(halted(states[name], self.token_keys))
+        left = set[str]()
+        if self.failures:
+            for name in states:
+                noted = self._offers_in_ledger(name, states[name].record)
+                if not dates[name] and all(each.plan in noted for each in offers_of(states[name])):
+                    continue  # the ledger has all of it
+                stands = self._stands(name)
+                if stands is not None and stands.stop is self.plans.stop and not _is_over(stands, self.at):
+                    left.add(name)  # as it stands
+                    versions[name] = self.before.versions.get(name, {})
+                    self.limited[name] = stands._replace(noted=noted)
+                    continue
+                states[name] = self._limited(states[name], noted)
+                versions[name] = _versions(states[name])
+                self.limited[name] = LimitedFiles(noted, states[name].transition, self.plans.stop)
         self.versions.update(versions)
-        return {name: states[name].files if name in states else None for name in plans}
+        return {name: states[name].files if name in states else None for name in plans if name not in left}
 
     def _rendered(self, state: ServerState) -> RenderedState:
         return rendered(state, self.decisions, self.token_keys)
 
-    def _dates(self, state: RenderedState, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
+    @property
+    def unwritable(self) -> str | None:
+        """Why the ledger could not be written; None: it took everything."""
+        return self.failures[0] if self.failures else None
+
+    def _noted(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
+        """Note what these servers are offered; return those that are halted. Once that failed, note nothing more."""
+        if self.failures:
+            return ()
+        try:
+            return self.noting.note(states, dates)
+        except LedgerError as error:
+            self.failures.append(str(error))
+            return ()
+
+    def _stands(self, name: str) -> LimitedFiles | None:
+        """Return what stands of a server; None: that is not known."""
+        if name in self.before.owed or not self.before.complete:
+            return self.before.limited.get(name) if self.before.complete else None
+        was = self.before.plans.servers.get(name)
+        return LimitedFiles(frozenset(), was.transition, was.stop) if was is not None else None
+
+    def _offers_in_ledger(self, name: str, record: Record | None) -> frozenset[Digest]:
+        """Return the offers of a server that the ledger has for certain: those of the files that stand.
+
+        After another record an offer has another number, so the ledger has none of them as they are now.
+        """
+        was = self.before.plans.servers.get(name) if self.before.complete else None
+        if was is None or was.record != record:
+            return frozenset()
+        if name in self.before.owed:
+            return self.before.limited[name].noted if name in self.before.limited else frozenset()
+        return frozenset(each.plan for each in offers_of(was))
+
+    def _limited(self, state: ServerState, noted: Collection[Digest]) -> RenderedState:
+        """Return a server without the boots that the ledger has not noted; if that is not enough, as it is halted."""
+
+        def is_noted(plan: BootPlan) -> bool:
+            offer = offer_of(state.decision, plan, state.record)
+            return offer is None or offer.plan in noted
+
+        was = self.before.plans.servers.get(state.decision.server)
+        tokens = was.tokens if was is not None else frozenset[Digest]()
+        now = limited_to(state, is_noted, tokens)
+        for limited in (now, limited_to(now, lambda plan: is_noted(plan) and plan is not now.plan, tokens)):
+            found = self._rendered(limited)
+            if not self._dates(state.decision.server, found.files, _versions(found)):
+                return found
+        return self._rendered(halted(state, self.token_keys))
+
+    def _dates(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[Dated, ...]:
         """What is dated otherwise than what the target holds."""
-        known = self.before.versions.get(state.decision.server, {}) if self.before.complete else {}
+        known = self.before.versions.get(name, {}) if self.before.complete else {}
         return tuple(
-            Dated(path, self.target.dated(path, state.files[path], self.at), plan)
+            Dated(path, self.target.dated(path, files[path], self.at), plan)
             for path, plan in versions.items()
             if known.get(path) != plan
         )

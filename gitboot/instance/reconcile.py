@@ -38,7 +38,7 @@ from gitboot.instance.overrides import (
 )
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
-from gitboot.instance.publishing import InLedger, as_it_lies, published
+from gitboot.instance.publishing import InLedger, UnwritableLedger, as_it_lies, published
 from gitboot.instance.requests import APPROVE, BEGIN, HeldChanges
 from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
@@ -48,12 +48,14 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
+from gitboot.remedies import remedy
 from gitboot.render.terms import terms_of
-from gitboot.status import Endpoints, Event, Status, Telling, ThreadFailure
-from gitboot.stoppage import Halt
+from gitboot.status import Condition, Endpoints, Event, Status, Telling, ThreadFailure
+from gitboot.stoppage import Halt, Stoppage
 from gitboot.timekeeping import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
+_MOST_UNWRITTEN: Final = 1000  # events that are kept in memory for the ledger
 
 
 def _nobody(*_: object) -> None: ...
@@ -67,6 +69,7 @@ class Outlet:
     report: Callable[[Status, datetime], None] = _nobody
     laps: Laps = field(default_factory=Laps)
     listener: WorkListener = field(default_factory=WorkListener)
+    stalled: Callable[[Condition], None] = _nobody
 
 
 class Reconciler:
@@ -93,6 +96,8 @@ class Reconciler:
         self._target, self._bmcs, self._bookmark = target, bmcs, bookmark
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
         self._planning = outlet.listener.of(Work.PLAN)
+        self._leave_stalled = outlet.stalled
+        self._unwritten: list[Event] = []  # that the ledger does not have, for it could not be written
 
     @property
     def status(self) -> Status:
@@ -119,7 +124,7 @@ class Reconciler:
         died. With ``wait`` what comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written
         keeps no window open: what was known before is planned.
         """
-        lap = self.laps.start()
+        lap = self.laps.start(Stage.TAKE_IN)
         before = replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
@@ -133,6 +138,7 @@ class Reconciler:
         self._collect(wait_all=False)
         is_approval_left = False
         try:
+            self._store.probe()
             with self._inbox.held():
                 current, taken = taken_in(read_back(before, self._store), self._store, self._inbox, at)
                 lap(Stage.TAKE_IN)
@@ -144,7 +150,8 @@ class Reconciler:
                 witnessed = taken.witnessed or is_vouched_for(current)
                 turned = current.plans.is_due(at) or current.attempt.attempted is None
                 heartbeat = Batch(keeping=keeping, up=taken.up, witnessed=witnessed, turned=turned)
-                said = replace(heartbeat, written=taken.written, requests=wanted, stoppage=taken.stoppage)
+                said = replace(heartbeat, written=taken.written, noted=taken.noted, requests=wanted)
+                said = replace(said, stoppage=taken.stoppage)
                 said = replace(said, events=tuple(_unproven_status(telling, self.standing, at)))
                 said = replace(said, held=_held_changes(current.attempt))
                 asked = learn(current.knowledge, said, at)
@@ -168,7 +175,7 @@ class Reconciler:
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
-            now, different = _planned(now, commit, at, self._planning)
+            now, different = self._plan(now, commit, at)
             self._inbox.artifacts.want(_needed(now.plans, commit), _bases(commit))
             if wait:
                 now, different = self._looked(now, commit, different, at)
@@ -192,6 +199,20 @@ class Reconciler:
         # A held commit is judged by the records once it is learned what was fetched before files changed.
         is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
         return at if is_judged_next or may_judge else due
+
+    def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
+        """Report a stage that hangs, from another thread; the next reconcile that ends takes that back."""
+        message = (
+            f"the stage {stage} has made no progress for {seconds:.0f} s: nothing is planned, published or set until "
+            "it ends; endpoints open and end the windows that they know"
+        )
+        event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
+        self._unwritten.append(event)
+        self._tell(event)  # before the condition: its disk may be what hangs
+        hint = remedy("Reconciling", "StageHangs", {})
+        self._leave_stalled(
+            Condition(type="Reconciling", status=False, reason="StageHangs", message=message, since=at, remedy=hint)
+        )
 
     def has_asked(self, fetched: Fetched | None) -> bool:
         """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
@@ -287,7 +308,7 @@ class Reconciler:
                 before, taken = taken_in(before, self._store, self._inbox, at)
                 heard = _heard(taken, before.attempt, before.knowledge)
                 batch = self._batch(before, before.attempt, heard, (), at)
-                batch = replace(batch, written=heard.written, requests=heard.requests)
+                batch = replace(batch, written=heard.written, noted=heard.noted, requests=heard.requests)
                 learnt = learn(before.knowledge, batch, at)
                 write(self._store, (learnt.news,))
                 self._inbox.forget(heard)
@@ -309,8 +330,13 @@ class Reconciler:
         for event in learnt.news.events:
             self._tell(event)
         planned = replace(before, knowledge=learnt.knowledge, unplanned=frozenset())  # all of it was, right before
-        now, others = _planned(planned, commit, at, self._planning)
+        now, others = self._plan(planned, commit, at)
         return replace(now, unplanned=before.unplanned | now.unplanned), different | others
+
+    def _plan(self, now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
+        """Plan, with a stop that the ledger could not take; return the servers whose files may be others as well."""
+        beside = self._inbox.stoppage if now.unwritable is not None else None
+        return _planned(now, commit, at, self._planning, beside)
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
@@ -345,23 +371,28 @@ class Reconciler:
                     different,
                     now.knowledge,
                     self._target,
-                    InLedger(self._store, now.knowledge.facts.sequence, at),
+                    InLedger(self._store, now.knowledge.facts.sequence, at)
+                    if now.unwritable is None
+                    else UnwritableLedger(now.unwritable),
                     at,
                     terms=terms,
                     keys=now.keys,
                 )
         if publication.stands_for(commit) and now.unwritable is None:
             self._inbox.forget_spool(now.knowledge.taken, forgotten)
-        return replace(now, publication=publication, unwritable=publication.unwritable or error)
+        unwritable, publication = publication.unwritable or error, replace(publication, unwritable=None)
+        return replace(now, publication=publication, unwritable=unwritable)
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""
-        knowledge, suspension = now.knowledge, now.knowledge.facts.suspension
+        suspension = now.knowledge.facts.suspension
+        overrides, unlearned = self._inbox.overrides_over(now.knowledge.overrides)
+        knowledge = replace(now.knowledge, overrides=overrides)
         may_set = now.acts and now.publication.stands_for(commit) and (suspension is None or at >= suspension.until)
         may_set = may_set and is_clock_trusted(knowledge.facts, now.keeping, at)
         late = frozenset(each.serves for each in self._target.following if each.behind_since is not None)
         schedule, machines = arranged(
-            *(now.schedule, commit, now.plans.servers, knowledge, now.unplanned),
+            *(now.schedule, commit, now.plans.servers, knowledge, now.unplanned | unlearned),
             may_set=may_set,
             keys=now.keys,
             late=late,
@@ -380,11 +411,15 @@ class Reconciler:
         now = replace(now, unread=self._inbox.unread)
         found = conditions(now, at)
         events = (*now.publication.events, *announcements(now.conditions, found, now, at))
-        try:
-            write_events(self._store, events)
-        except LedgerError as error:  # what could not be written down is said all the same
-            now = replace(now, unwritable=str(error))
-            found = conditions(now, at)
+        self._unwritten += events
+        if now.unwritable is None:
+            try:
+                write_events(self._store, self._unwritten)
+                self._unwritten.clear()
+            except LedgerError as error:  # what could not be written down is said all the same
+                now = replace(now, unwritable=str(error))
+                found = conditions(now, at)
+        del self._unwritten[:-_MOST_UNWRITTEN]
         if now.unwritable is not None:
             events = (*events, Event(at=at, type="LedgerFailed", message=now.unwritable, warning=True))
         for event in folded(events):
@@ -488,12 +523,19 @@ def _bases(commit: Commit) -> tuple[str, ...]:
     return (commit.decisions.base_url, *commit.decisions.sites.values())
 
 
-def _planned(now: Standing, commit: Commit, at: datetime, told: Told) -> tuple[Standing, frozenset[str]]:
-    """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others."""
+def _planned(
+    now: Standing, commit: Commit, at: datetime, told: Told, beside: Stoppage | None = None
+) -> tuple[Standing, frozenset[str]]:
+    """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others.
+
+    ``beside`` is what a person has stopped where endpoints read it, if the ledger could not take that.
+    """
     changed = commit.called(now.unplanned) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
     if stop is Halt.NONE and now.is_unasked:
         stop = Halt.WRITING
+    if beside is not None and stop is not Halt.ALL:
+        stop = Halt.ALL if beside.everything else Halt.WRITING
     with uncollected():
         plans, different = replanned(now.plans, commit, now.knowledge, changed, at, stop, now.keys, told)
     machines = _machines(changed | different, now.plans, plans)

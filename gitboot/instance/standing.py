@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot.instance.accept import Attempt
 from gitboot.instance.commit import Commit
@@ -24,6 +24,7 @@ from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling, ThreadFailure, WithheldServer
+from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping
 
 
@@ -39,6 +40,14 @@ class Fetched:
     elsewhere: tuple[str, str] | None = None  # HEAD names another branch than is followed: a word, and in words
 
 
+class LimitedFiles(NamedTuple):
+    """What stands of a server whose offers the ledger could not note."""
+
+    noted: frozenset[Digest]  # the offers that the ledger has
+    until: datetime | None  # when what stands is over by itself; None: never
+    stop: Halt  # with what stopped it was made
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetState:
     """How far the target holds what was planned."""
@@ -51,6 +60,7 @@ class TargetState:
     recorded: Members | None = None  # whose records it has; None: of all that there are, by ``plans``
     terms: Terms | None = None  # on which endpoints give boots, as it holds them
     owed: frozenset[str] = frozenset()  # servers whose files do not stand there as they were planned
+    limited: Mapping[str, LimitedFiles] = field(default_factory=dict)  # servers that the ledger holds up, of those owed
     versions: Mapping[str, Mapping[str, Digest]] = field(default_factory=dict)  # whose entries stand, by server, path
     failure: tuple[str, str] | None = None  # why the last publication failed: a word, and in words
     unwritable: str | None = None  # why what is offered could not be written down, if that was it

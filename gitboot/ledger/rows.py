@@ -110,7 +110,7 @@ def run(number: int, made_at: str, end: str | None, seen: str) -> Run:
 
 OVERRIDE: Final = (
     "reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, medium,"
-    " data_medium"
+    " data_medium, clears_from"
 )
 
 
@@ -129,6 +129,7 @@ def of_override(record: OverrideRecord) -> tuple[Any, ...]:
         int(record.writes_disk),
         _of_medium(record.medium),
         _of_medium(record.data_medium),
+        _or_none(record.clears_from),
     )
 
 
@@ -137,8 +138,8 @@ def _of_medium(medium: Medium | None) -> str | None:
 
 
 def override(row: Sequence[Any]) -> OverrideRecord:
-    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *media = row
-    medium, data_medium = map(_medium, media)
+    reason, plan_digest, override, marks, state, at, corrections, replaces, bmc, shown, writes_disk, *rest = row
+    medium, data_medium = map(_medium, rest[:2])
     return OverrideRecord(
         reason=reason,
         plan_digest=plan_digest,
@@ -153,6 +154,7 @@ def override(row: Sequence[Any]) -> OverrideRecord:
         writes_disk=bool(writes_disk),
         medium=medium,
         data_medium=data_medium,
+        clears_from=instant_or_none(rest[2]),
     )
 
 

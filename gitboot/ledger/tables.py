@@ -103,6 +103,9 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]';
     """,
+    """
+    ALTER TABLE overrides ADD COLUMN clears_from TEXT;
+    """,
 )
 VERSION: Final = len(MIGRATIONS)
 
@@ -111,6 +114,7 @@ POSTGRESQL_MIGRATIONS: Final = {
     5: "CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL)",
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
     7: "ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]'",
+    8: "ALTER TABLE overrides ADD COLUMN clears_from TEXT",
 }
 # New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
 POSTGRESQL: Final = """
@@ -128,7 +132,7 @@ POSTGRESQL: Final = """
     CREATE TABLE overrides (
         uuid TEXT NOT NULL, reason TEXT NOT NULL, plan_digest TEXT NOT NULL, override TEXT NOT NULL,
         marks TEXT NOT NULL, state TEXT NOT NULL, at TEXT NOT NULL, corrections TEXT NOT NULL, replaces TEXT,
-        bmc TEXT, shown TEXT NOT NULL, writes_disk INTEGER NOT NULL, medium TEXT, data_medium TEXT,
+        bmc TEXT, shown TEXT NOT NULL, writes_disk INTEGER NOT NULL, medium TEXT, data_medium TEXT, clears_from TEXT,
         PRIMARY KEY (uuid, reason)
     );
     CREATE TABLE switches (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -206,6 +206,26 @@ def planned(
 def halted(state: ServerState, keys: TokenKeys) -> ServerState:
     """The same server as it is planned while everything is stopped: it goes to its disk."""
     return planned(*(state.decision, state.record, state.at, state.about, Halt.ALL), keys=keys, absent=state.absent)
+
+
+def limited_to(
+    state: ServerState, may_offer: Callable[[BootPlan], bool], tokens: Collection[Digest] = frozenset()
+) -> ServerState:
+    """Return the server with `fallback` in place of each boot, now and later, that may not be offered.
+
+    A system that runs goes on finding its user data if that has one of ``tokens``.
+    """
+
+    def limited(plan: BootPlan | None) -> BootPlan | None:
+        if plan is None or plan.boot is None or may_offer(plan):
+            return plan
+        instead = fallback(state.decision, plan, state.absent)
+        if instead.boot is None and plan.data in tokens:
+            return replace(instead, data=plan.data, user_data=plan.user_data)
+        return instead
+
+    later = tuple((since, limited(plan)) for since, plan in state.later)
+    return replace(state, plan=limited(state.plan), later=later)
 
 
 def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> RenderedState:
