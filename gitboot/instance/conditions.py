@@ -155,9 +155,14 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
         yield _condition("CommitAccepted", True, "Valid", accepted_message(attempt.accepted, attempt.signer), at)
     elif attempt.attempted is not None or attempt.retry_at is not None:
-        reason = "Untrusted" if attempt.problems[0].code is Code.UNTRUSTED else "Invalid"
-        reason = "NotEvaluated" if attempt.retry_at is not None else reason
-        yield _condition("CommitAccepted", False, reason, refused_message(attempt), at)
+        is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
+        yield _condition(
+            "CommitAccepted",
+            False,
+            "NotEvaluated" if attempt.retry_at is not None else "Untrusted" if is_untrusted else "Invalid",
+            refused_message(attempt),
+            at,
+        )
 
 
 def _of_identities(attempt: Attempt, at: datetime) -> Iterator[Condition]:
@@ -480,7 +485,13 @@ def _of_the_boots(standing: Standing, at: datetime) -> Condition:
     return _condition(
         "BootsProven",
         False,
-        next(iter(found)),
+        "OutcomeUnknown"
+        if "OutcomeUnknown" in found
+        else "NeedsOperator"
+        if "NeedsOperator" in found
+        else "Failed"
+        if "Failed" in found
+        else "Overdue",
         f"{message}; look at them first",
         at,
     )
