@@ -20,6 +20,8 @@ from gitboot.plan import BootPlan, Cause
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually, running
+from tests.rack import Rack
+from tests.rack import boots as boots_of
 from tests.serving import rendered_states
 
 NOON = at("20T12:00")
@@ -258,3 +260,32 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_bu
         assert [each["server"] for each in attempted()["withheld"]] == list(SERVERS)
         for path in paths.values():
             assert f"{BAD}/kernel" not in instance.get(path).text
+
+
+def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(
+    tmp_path: Path,
+) -> None:
+    web_policy = policy("web", often="OnImageChange")
+    with Rack(tmp_path, pool=(image(OLD), image(BAD), profile("web", OLD), web_policy)) as rack:
+        web = rack.add("web01")
+        rack.push()
+        with rack.running(records="adopt") as instance:
+
+            def accepted() -> str:
+                rack.typed("reconcile")
+                commit: str = instance.status()["accepted"]["commit"]
+                return commit
+
+            rack.pool = (image(OLD), image(BAD), profile("web", BAD), web_policy)
+            bad = rack.push("Roll out the bad image")
+            rack.typed("reconcile")
+            held = eventually(lambda: instance.status()["attempted"]["held"])
+            rack.said("approve", held["digest"], "--guard", "maxReinstalls", "--reason", "planned")
+            eventually(lambda: accepted() == bad and web.stands)
+            rack.pool = (image(OLD), image(BAD), profile("web", OLD), web_policy)
+            revert = rack.push("Take the bad image back")
+            rack.typed("reconcile")
+            eventually(lambda: not web.stands)
+            eventually(lambda: accepted() == revert)
+            web.machine.run_through()
+            assert (web.times_set, boots_of(instance, web)) == (1, "disk")
