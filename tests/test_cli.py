@@ -1073,7 +1073,8 @@ def test_status_shows_an_instance_that_runs(gitboot: Run, running_instance: tupl
     assert re.search(r"^Published +true +Published +2\d{3}-", shown.out, re.MULTILINE)
     document = gitboot("status", "--state", state, "-o", "json").json
     assert (document["apiVersion"], document["process"]) == ("gitboot.dev/v1alpha1", instance.process.pid)
-    assert document["phases"] and document["attempted"] == {"commit": applied, "problems": [], "held": None}
+    assert document["phases"]
+    assert document["attempted"] == {"commit": applied, "problems": [], "held": None, "withheld": []}
 
 
 def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refused(followed: Followed) -> None:
