@@ -172,7 +172,21 @@ def test_a_wrong_password_counts_once_a_job(rack: Rack) -> None:
         results = [read(fleet, rack) for _ in range(4)]
         assert asked(rack) == [system, LOGIN, system, system]
     assert {result.outcome for result in results} == {Outcome.STALLED}
-    assert all('refuses the user name or password of credentials "rack"' in result.message for result in results)
+    assert {result.message for result in results} == {
+        f"GET {rack.server.url}{rack.machine.path}: 401: "
+        'the BMC refuses the user name or password of credentials "rack"'
+    }, "one event"
+
+
+@pytest.mark.parametrize("fault", [Drop(applied=False), Status(status=503), Status(status=404)])
+def test_a_password_that_the_bmc_accepts_later_is_sent_whatever_a_login_comes_to(rack: Rack, fault: Fault) -> None:
+    write_credentials(rack.folder, password="another")
+    rack.server.fault(fault, on="POST", times=9)
+    with rack.fleet() as fleet:
+        assert read(fleet, rack).outcome is Outcome.STALLED
+        rack.server.service.sessions._credentials = {USER: "another"}
+        read(fleet, rack)
+        assert [read(fleet, rack).outcome for _ in range(2)] == [Outcome.UNCHANGED] * 2
 
 
 def test_a_bmc_that_names_basic_authentication_though_it_is_off_is_read_from_the_second_job_on(

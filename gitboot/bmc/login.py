@@ -47,9 +47,9 @@ class Login:
         self._connector, self._credentials, self._door = connector, credentials, door
         self._session: _Session | None = None
         self._is_let_in = False  # whether the BMC has accepted the last login, as far as an answer can prove that
-        self._refuses_password = False  # whether the last request by basic authentication got a 401
+        self._refusal: exceptions.AccessError | None = None  # the 401 of the last request by basic authentication
         self._has_tried_a_session = False  # after such a 401, in vain
-        self.no_session: str | None = None  # why; to be shown beside the 401
+        self.no_session: str | None = None  # why, beside a 401; None: for the same reason
         self.challenge = ""  # WWW-Authenticate of the last answer
         self._not_before_s = 0.0  # no session is opened before; by the monotonic clock
         self.keeps = False  # whether the connection is used often enough for a session
@@ -63,13 +63,13 @@ class Login:
         """
         if self.keeps and self._session is None and self._is_let_in and time.monotonic() >= self._not_before_s:
             self._open()
-        elif self._session is None and self._refuses_password and not self._has_tried_a_session:
-            self._open_instead()
+        elif self._session is None and self._refusal is not None and not self._has_tried_a_session:
+            self._open_instead(self._refusal)
         while True:
             try:
                 response = send()
             except exceptions.AccessError as error:
-                if error.status_code != HTTPStatus.UNAUTHORIZED or not self._logs_in_otherwise():
+                if error.status_code != HTTPStatus.UNAUTHORIZED or not self._logs_in_otherwise(error):
                     raise
             else:
                 break
@@ -78,10 +78,10 @@ class Login:
             if self._session is not None:
                 self._session.was_used = True
             else:
-                self._refuses_password = False
+                self._refusal = None
         return response
 
-    def _logs_in_otherwise(self) -> bool:
+    def _logs_in_otherwise(self, refusal: exceptions.AccessError) -> bool:
         """After a 401, return whether there is another way to log in, which the next request uses.
 
         The ways are: the password, if the BMC ended a session; a session, if basic authentication may be off. gitboot
@@ -91,7 +91,7 @@ class Login:
         if self._session is not None:
             was_used = self._session.was_used
             self._by_password()
-            if self._refuses_password:
+            if self._refusal is not None:
                 if was_used:
                     return self._opens()
                 self._has_tried_a_session = True
@@ -100,7 +100,7 @@ class Login:
             if not was_used:
                 self._put_off()
             return True
-        self._refuses_password, self._is_let_in = True, False
+        self._refusal, self._is_let_in = refusal, False
         return not self._has_tried_a_session and "basic" not in self.challenge.lower() and self._opens()
 
     def _opens(self) -> bool:
@@ -109,20 +109,19 @@ class Login:
         if isinstance(failure, BmcBusy | BmcUnreachable):
             raise failure
         self._has_tried_a_session = failure is not None
-        self.no_session = str(failure) if failure is not None else None
+        self.no_session = None if failure is None or _is_401(failure) else str(failure)
         return failure is None
 
-    def _open_instead(self) -> None:
-        """Open a session instead of sending the password that the BMC refused before, or raise why there is none.
+    def _open_instead(self, refusal: exceptions.AccessError) -> None:
+        """Open a session instead of sending the password that the BMC refused before; else raise ``refusal``.
 
         Some BMCs name basic authentication in their challenge also if it is off. This login takes the place of the
         request by password, so that a wrong password still counts once.
         """
-        failure = self._open()
-        if failure is not None:
-            self._has_tried_a_session = isinstance(failure, BmcRejected)
-            self.no_session = str(failure)
-            raise failure
+        self._refusal = None  # if there is no session now, the next request sends the password again
+        if not self._opens():
+            raise refusal
+        self._refusal = refusal
 
     def log_out(self) -> None:
         """End the session at the BMC. A session that cannot be ended times out there."""
@@ -163,6 +162,12 @@ class Login:
         self._connector._session.headers.pop(_TOKEN, None)
         # As bytes: requests would take text for Latin-1, and fail if it has other characters.
         self._connector.set_http_basic_auth(self._credentials.username.encode(), self._credentials.password.encode())
+
+
+def _is_401(failure: BmcRejected) -> bool:
+    """Return whether a BMC refused the user name or the password of a login."""
+    cause = failure.__cause__
+    return isinstance(cause, exceptions.AccessError) and cause.status_code == HTTPStatus.UNAUTHORIZED
 
 
 def _session_path(answer: Response) -> str | None:
