@@ -37,9 +37,9 @@ def fill(filler: Path) -> None:
 
 
 @contextmanager
-def small_disk(folder: Path, size: str = "1m") -> Iterator[Path]:
+def small_disk(folder: Path, size: str = "1m", name: str = "small") -> Iterator[Path]:
     """A tmpfs that can be filled, as long as the block runs; the test is left out where nobody may mount one."""
-    path = folder / "small"
+    path = folder / name
     path.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root may mount a disk")

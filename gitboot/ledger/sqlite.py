@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
@@ -51,6 +51,7 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
+        self._is_read_only = False  # whether the disk has no room for what a writer needs beside the file
         self._connection = self._opened()
         self.many = SqliteRows(lambda: self._connection)
 
@@ -84,6 +85,19 @@ class SqliteDatabase(Database):
             _forget_cached(Path(f"{self.path}{suffix}"))
         self._connection = self._opened()
 
+    def probe(self) -> None:
+        """Open a file anew that could only be read; raise `LedgerError` while its disk still has no room."""
+        if not self._is_read_only:
+            return
+        try:
+            connection = self._open_to_write()
+        except LedgerError as error:
+            if not _lacks_room(error.__cause__):
+                raise
+            raise LedgerError(f"{self.name}: the ledger cannot be written (its disk is full)") from error
+        self._connection.close()
+        self._connection, self._is_read_only = connection, False
+
     def close(self) -> None:
         self._connection.close()
 
@@ -91,6 +105,28 @@ class SqliteDatabase(Database):
         return unreadable(self.name, error)
 
     def _opened(self) -> sqlite3.Connection:
+        """Open the file, for reading alone if its disk has no room for the index of its log.
+
+        After a clean end the file has no log, and so is whole: what ends windows is in it. Nobody else can write it.
+        """
+        try:
+            connection, self._is_read_only = self._open_to_write(), False
+        except LedgerError as error:
+            if not _lacks_room(error.__cause__) or _has_content(Path(f"{self.path}-wal")):
+                raise
+            with self.reading(), ExitStack() as failing:
+                uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
+                connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+                failing.callback(connection.close)
+                _check(connection, self.name)
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                if version != VERSION:
+                    raise error
+                failing.pop_all()
+            self._is_read_only = True
+        return connection
+
+    def _open_to_write(self) -> sqlite3.Connection:
         with self.reading(), ExitStack() as failing:
             connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
             failing.callback(connection.close)
@@ -131,6 +167,27 @@ def damaged(name: str, what: str) -> DamagedLedger:
         f"{name}: the ledger cannot be read ({what}); restore it from a backup, or let gitboot begin a new one and say "
         "what is installed: gitboot records begin"
     )
+
+
+# What SQLite cannot make beside a file on a full disk: https://sqlite.org/rescode.html
+_NO_ROOM: Final = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR_SHMOPEN,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_SHMMAP,
+)
+
+
+def _lacks_room(error: BaseException | None) -> bool:
+    return getattr(error, "sqlite_errorcode", 0) in _NO_ROOM
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _lacks_something(error: sqlite3.OperationalError) -> bool:
