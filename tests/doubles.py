@@ -151,6 +151,9 @@ class Taking:
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
 
+    def holds(self, files: Files) -> bool:
+        return files in self.servers.values()
+
 
 @dataclass
 class Gate:

@@ -238,6 +238,10 @@ class Life:
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
 
+    def holds(self, files: Files) -> bool:
+        stands = self.servers.items()
+        return any(parse(files[path].content) == state for name, state in stands if (path := state_path(name)) in files)
+
     def _happened(self, event: Event) -> None:
         if event.type == "Provisioned":
             self.counts["provisioned"] += 1

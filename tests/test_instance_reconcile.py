@@ -88,6 +88,9 @@ class Brittle:
     def dated(self, path: str, file: File, at: datetime) -> int:
         return self.target.dated(path, file, at)
 
+    def holds(self, files: Files) -> bool:
+        return self.target.holds(files)
+
 
 class Counting(Unsynced):
     """A ledger that counts what is written to it."""

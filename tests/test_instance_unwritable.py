@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -24,11 +25,12 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.observe import stopped
 from gitboot.stoppage import Stoppage
-from tests.bench import Bench
+from tests.bench import NOON, Bench
 from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, uuid_of
-from tests.inprocess import in_process
+from tests.failing_disk import fill, small_disk
+from tests.fleets import SEED, document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually
 from tests.postgresqls import PostgresServer, postgresql
 from tests.rack import POOL, Blade, Rack, until_condition
@@ -72,13 +74,18 @@ def clears_from(rack: Rack, blade: Blade) -> datetime | None:
 
 
 def ends_its_window(
-    rack: Rack, failing: Callable[[], AbstractContextManager[None]], *arguments: object, withdraws: bool = True
+    rack: Rack,
+    failing: Callable[[], AbstractContextManager[None]],
+    *arguments: object,
+    withdraws: bool = True,
+    restarts: bool = False,
 ) -> None:
     """A window ends while the ledger takes nothing: however slow this machine is, the ledger fails before the end."""
     web = rack.add("web01")
     rack.pool = (*POOL, *repair_until(datetime.now(UTC) + timedelta(hours=9)))
     rack.push()
-    with rack.running(*arguments, records="fresh") as instance, ExitStack() as stack:
+    with ExitStack() as process, ExitStack() as failure:
+        instance = process.enter_context(rack.running(*arguments, records="fresh"))
         eventually(lambda: web.stands and boots_maintenance(rack, web))
         for seconds in (15, 30, 60, 120, 240):
             end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
@@ -88,16 +95,22 @@ def ends_its_window(
             eventually(partial(_is_set_or_over, rack, web, end))
             trying = ExitStack()
             trying.enter_context(failing())
+            if restarts:
+                process.close()
             if datetime.now(UTC) < end and web.stands:
-                stack.enter_context(trying)
+                failure.enter_context(trying)
                 break
             trying.close()
+            if restarts:
+                instance = process.enter_context(rack.running(*arguments))
         else:
             raise AssertionError("the machine is too slow")
+        if restarts:
+            instance = process.enter_context(rack.running(*arguments, ready=False))
         eventually(lambda: not boots_maintenance(rack, web))
         if withdraws:
             eventually(lambda: not web.stands)
-        stack.close()
+        failure.close()
         until_condition(instance, "LedgerWritable", status=True, reason="Writable")
         eventually(lambda: not web.stands and not (rack.state / WITHDRAWALS).exists())
         assert not boots_maintenance(rack, web)
@@ -111,6 +124,10 @@ def _is_set_or_over(rack: Rack, web: Blade, end: datetime) -> bool:
 
 def test_finding_c2_a_window_ends_in_files_and_at_bmcs_while_the_ledger_is_locked(rack: Rack) -> None:
     ends_its_window(rack, lambda: ledger_locked(rack))
+
+
+def test_finding_c2_a_window_ends_though_the_instance_restarts_while_the_ledger_is_locked(rack: Rack) -> None:
+    ends_its_window(rack, lambda: ledger_locked(rack), restarts=True)
 
 
 @contextmanager
@@ -252,6 +269,133 @@ def test_an_installation_that_the_ledger_has_noted_stays_offered(bench: Bench, t
         bench.reconcile()
         assert "flatcar-1" in given(bench, "web01")
         assert "memtest-7" not in given(bench, "web02") and "flatcar-1" not in given(bench, "web02")
+
+
+# After a restart
+
+
+class Restarting:
+    """Instances of one STATE and OUTPUT, one after the other: web01 is offered an installation, web02 is in repair."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, NOON
+        self._repository = Repository.create(folder / "git")
+
+    def push(self, *more: str) -> None:
+        servers = [server(name, f"role: web, name: {name}", "provision: 1") for name in ("web01", "web02")]
+        images = [image("flatcar-1"), image("memtest-7", "writesDisk: false")]
+        profiles = [profile("web", "flatcar-1"), profile("repair", "memtest-7")]
+        self._repository.push(
+            {"fleet.yaml": "---\n".join((fleet(), *servers, *images, *profiles, policy("web", often="Once"), *more))}
+        )
+
+    @contextmanager
+    def running(self, initial: str | None = None, *, evaluates: bool = True) -> Iterator[Parts]:
+        clock, bare = (lambda: self.now), self._repository.bare
+        with in_process(self.folder, bare, initial=initial, clock=clock, evaluates=evaluates) as parts:
+            parts.ledger.database.execute("PRAGMA busy_timeout = 0")
+            yield parts
+
+    def reconcile(self, parts: Parts) -> None:
+        parts.source.fetch()
+        parts.reconciler.reconcile(self.now)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with closing(sqlite3.connect(self.folder / "state" / "ledger.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            yield
+            other.execute("ROLLBACK")
+
+    def boots(self, name: str) -> str:
+        path = self.folder / "output/boot/v1/boot" / mac_of(name).replace(":", "-") / "boot.ipxe"
+        return path.read_text()
+
+    def begin(self) -> None:
+        """Run the first instance, which publishes both boots, and end it."""
+        self.push(maintenance("repair", IN_WINDOW, select="{matchLabels: {name: web02}}"))
+        with self.running("fresh") as parts:
+            self.reconcile(parts)
+            self.reconcile(parts)
+        assert "flatcar-1" in self.boots("web01") and "memtest-7" in self.boots("web02")
+
+
+@pytest.fixture
+def restarting(tmp_path: Path) -> Restarting:
+    made = Restarting(tmp_path)
+    made.begin()
+    return made
+
+
+def test_a_restart_without_the_ledger_ends_windows_and_keeps_an_installation_that_stands(
+    restarting: Restarting,
+) -> None:
+    stands = restarting.boots("web01")
+    with restarting.running() as parts:
+        with restarting.locked():
+            for hours in (0, 1, 0):
+                restarting.now += timedelta(hours=hours)
+                restarting.reconcile(parts)
+                assert restarting.boots("web01") == stands
+                assert ("memtest-7" in restarting.boots("web02")) is (restarting.now == NOON)
+                assert "flatcar-1" not in restarting.boots("web02")
+                assert not parts.reconciler.status.condition("LedgerWritable")
+        restarting.reconcile(parts)
+        assert restarting.boots("web01") == stands and "flatcar-1" in restarting.boots("web02")
+        assert parts.reconciler.status.condition("LedgerWritable")
+        assert parts.reconciler.status.condition("Published")
+        assert [event.type for event in parts.events].count("Accepted") == 1
+
+
+def test_a_window_that_ended_before_a_restart_without_the_ledger_ends(restarting: Restarting) -> None:
+    restarting.now += timedelta(hours=1)
+    with restarting.running() as parts, restarting.locked():
+        restarting.reconcile(parts)
+        assert "memtest-7" not in restarting.boots("web02")
+
+
+def test_a_window_ends_after_a_restart_on_a_full_disk(tmp_path: Path) -> None:
+    """A clean end leaves no log beside the ledger, and a full disk has no room for another one."""
+    with small_disk(tmp_path, size="6m", name="state") as state:
+        state.chmod(0o700)
+        restarting = Restarting(tmp_path)
+        restarting.begin()
+        stands = restarting.boots("web01")
+        assert not (state / "ledger.sqlite-wal").exists()
+        fill(state / "filler")
+        with restarting.running() as parts:
+            for hours in (0, 1, 0):
+                restarting.now += timedelta(hours=hours)
+                restarting.reconcile(parts)
+                assert restarting.boots("web01") == stands
+                assert ("memtest-7" in restarting.boots("web02")) is (restarting.now == NOON)
+                assert not parts.reconciler.status.condition("LedgerWritable")
+            (state / "filler").unlink()
+            restarting.reconcile(parts)
+            assert "flatcar-1" in restarting.boots("web02")
+            assert parts.reconciler.status.condition("LedgerWritable")
+
+
+def test_a_restart_without_the_ledger_accepts_no_new_commit(restarting: Restarting) -> None:
+    before = restarting.boots("web02")
+    restarting.push()
+    with restarting.running() as parts:
+        with restarting.locked():
+            restarting.reconcile(parts)
+            assert restarting.boots("web02") == before
+        restarting.reconcile(parts)
+        assert "flatcar-1" in restarting.boots("web02")
+
+
+def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(restarting: Restarting) -> None:
+    """The file is gone, so nothing shows that the ledger has noted the boot."""
+    shutil.rmtree(restarting.folder / "output/boot/v1/boot" / mac_of("web01").replace(":", "-"))
+    with restarting.running() as parts:
+        with restarting.locked():
+            restarting.reconcile(parts)
+            assert "flatcar-1" not in restarting.boots("web01")
+        restarting.reconcile(parts)
+        assert "flatcar-1" in restarting.boots("web01")
 
 
 def test_a_system_that_runs_finds_its_user_data_while_the_ledger_takes_no_offer(tmp_path: Path) -> None:

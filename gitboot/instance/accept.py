@@ -215,6 +215,20 @@ class Accepting:
                 break
         return self._without_withheld(attempt), tuple(events)
 
+    def resume(self, before: Attempt, knowledge: Knowledge, at: datetime) -> Attempt:
+        """Return the commit that was accepted before a start, for as long as the ledger cannot be written.
+
+        Nothing is adopted: `accept` begins with ``before`` again. Without that commit the attempt is ``before``.
+        """
+        kept = self._kept
+        try:
+            resumed = self._resumed(before, knowledge, [], at)
+        except SourceError:
+            return before
+        finally:
+            self._kept = kept
+        return self._without_withheld(resumed) if resumed.accepted is not None else before
+
     def has_asked(self, attempt: Attempt, knowledge: Knowledge) -> bool:
         """Ask what the newest commit says, if nobody has; say whether that is still being evaluated."""
         try:
@@ -387,7 +401,11 @@ class Accepting:
         return _signed(self._signatures, accepted.revision, ahead)
 
     def _taken_up_again(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
-        """After a start: go on with what was accepted before; the guards have judged it then."""
+        """After a start: go on with what was accepted before, which is compared with what comes next."""
+        return self._adopted(self._resumed(attempt, knowledge, events, at))
+
+    def _resumed(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
+        """Return the attempt after a start with what was accepted before; the guards have judged it then."""
         if attempt.attempted is not None or (before := self._accepted_before(knowledge)) is None:
             return attempt
         if attempt.retry_at is not None and at < attempt.retry_at:
@@ -407,8 +425,7 @@ class Accepting:
                 return attempt
             commit = evaluated.commit
         self._kept = None
-        accepted = replace(self._accepted(commit, (), {}, events, at), orders=attempt.orders, withheld=attempt.withheld)
-        return self._adopted(accepted)  # what comes next is compared with it
+        return replace(self._accepted(commit, (), {}, events, at), orders=attempt.orders, withheld=attempt.withheld)
 
     def _accepted(
         self,

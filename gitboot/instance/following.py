@@ -65,6 +65,10 @@ class Followed:
         """As the target does."""
         return self._target.dated(path, file, at)
 
+    def holds(self, files: Files) -> bool:
+        """As the target does."""
+        return self._target.holds(files)
+
     def settle(self) -> None:
         """Wait until all that follow hold what was published, if that takes no longer than a minute."""
         self._followers.wait(PATIENCE_S)

@@ -234,6 +234,9 @@ class _StandbyTree:
     def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
         return self._tree.dated(path, file, self._dated)
 
+    def holds(self, files: Files) -> bool:
+        return self._tree.holds(files)
+
     # As who notes what is offered
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:

@@ -63,6 +63,9 @@ class Target(Protocol):
     def dated(self, path: str, file: File, at: datetime) -> int:
         """What ``path`` is dated, in seconds since 1970, once ``file`` was published there ``at`` that instant."""
 
+    def holds(self, files: Files) -> bool:
+        """Whether all of these files stand there as they are given."""
+
 
 class Dated(NamedTuple):
     """Whose plan, or report, a path of a server is once it is published, and what it is dated then."""
@@ -109,8 +112,9 @@ class InLedger:
 class UnwritableLedger:
     """The noting of a reconcile that found the ledger unwritable: it fails at once, without another attempt."""
 
-    def __init__(self, why: str) -> None:
-        self._why = why
+    def __init__(self, why: str, *, is_published: bool) -> None:
+        """``is_published``: the ledger has it that a tree stands."""
+        self._why, self._is_published = why, is_published
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
         """Raise `LedgerError` if these servers have anything to note."""
@@ -119,8 +123,9 @@ class UnwritableLedger:
         return ()
 
     def note_published(self) -> None:
-        """Raise `LedgerError`."""
-        raise LedgerError(self._why)
+        """Raise `LedgerError` if the ledger does not have that."""
+        if not self._is_published:
+            raise LedgerError(self._why)
 
 
 def as_it_lies(before: TargetState, target: Target, at: datetime) -> TargetState:
@@ -150,8 +155,7 @@ def published(
     No file is published whose fetches could not be told from others: what is offered is written down before. While the
     ledger cannot be written, a server stays as it stands until that is over by itself, or stopped. Then the server is
     published without the boots that the ledger has not noted. It stays in `TargetState.owed` until the ledger takes
-    the rest. Files are made as they
-    are published, and not held: nearly all that is known of a server would be these.
+    the rest. Files are made as they are published, and not held: nearly all that is known of a server would be these.
     """
     owed = frozenset(plans.servers if not before.complete else before.owed.union(different))
     attempt = replace(before, owed=owed, failure=None, unwritable=None, at=at)
@@ -356,6 +360,10 @@ class _Offered(Mapping[str, Files | None]):
                 noted = self._offers_in_ledger(name, states[name].record)
                 if not dates[name] and all(each.plan in noted for each in offers_of(states[name])):
                     continue  # the ledger has all of it
+                if not self.before.complete and self.target.holds(states[name].files):
+                    offers = frozenset(each.plan for each in offers_of(states[name]))  # an earlier process noted them
+                    self.limited[name] = LimitedFiles(offers, states[name].transition, self.plans.stop)
+                    continue
                 stands = self._stands(name)
                 if stands is not None and stands.stop is self.plans.stop and not _is_over(stands, self.at):
                     left.add(name)  # as it stands

@@ -98,6 +98,7 @@ class Reconciler:
         self._planning = outlet.listener.of(Work.PLAN)
         self._leave_stalled = outlet.stalled
         self._unwritten: list[Event] = []  # that the ledger does not have, for it could not be written
+        self._started: Standing | None = None  # as the start left it, while it goes on from that without the ledger
 
     @property
     def status(self) -> Status:
@@ -140,7 +141,8 @@ class Reconciler:
         try:
             self._store.probe()
             with self._inbox.held():
-                current, taken = taken_in(read_back(before, self._store), self._store, self._inbox, at)
+                current = _started_anew(before, self._started) if self._started is not None else before
+                current, taken = taken_in(read_back(current, self._store), self._store, self._inbox, at)
                 lap(Stage.TAKE_IN)
                 # After a start it is not known yet what is held: an approval waits until it is.
                 is_judged = current.attempt.attempted is not None and not current.attempt.is_preliminary
@@ -167,8 +169,9 @@ class Reconciler:
             ):  # what was fetched until it stood is learned now
                 attempt = replace(attempt, read=attempt.stands)
             now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
+            self._started = None
         except LedgerError as error:  # nothing of it counts, and what has come in waits
-            now = replace(before, unwritable=str(error))
+            now = self._resumed(replace(before, unwritable=str(error)), at)
         now = replace(now, knowledge=replace(now.knowledge, claims=self._inbox.claims))
         lap(Stage.WRITE)
         different, may_judge = frozenset[str](), False
@@ -199,6 +202,17 @@ class Reconciler:
         # A held commit is judged by the records once it is learned what was fetched before files changed.
         is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
         return at if is_judged_next or may_judge else due
+
+    def _resumed(self, now: Standing, at: datetime) -> Standing:
+        """Go on with the commit that was accepted before a start, if the ledger could not be written since."""
+        if now.attempt.accepted is not None or not now.knowledge.is_trusted:
+            return now
+        attempt = self._accepting.resume(now.attempt, now.knowledge, at)
+        if attempt.accepted is None:
+            return now  # it is being evaluated, or is not there
+        self._started = now
+        # Of no commit by name: the records of its servers were settled before the start.
+        return replace(now, attempt=attempt, knowledge=replace(now.knowledge, settled=""))
 
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
         """Report a stage that hangs, from another thread; the next reconcile that ends takes that back."""
@@ -373,7 +387,7 @@ class Reconciler:
                     self._target,
                     InLedger(self._store, now.knowledge.facts.sequence, at)
                     if now.unwritable is None
-                    else UnwritableLedger(now.unwritable),
+                    else UnwritableLedger(now.unwritable, is_published=now.knowledge.facts.keyed),
                     at,
                     terms=terms,
                     keys=now.keys,
@@ -521,6 +535,18 @@ def _needed(plans: Plans, commit: Commit) -> frozenset[BootFile]:
 def _bases(commit: Commit) -> tuple[str, ...]:
     """The fleet's own base URL, and those of its sites."""
     return (commit.decisions.base_url, *commit.decisions.sites.values())
+
+
+def _started_anew(before: Standing, started: Standing) -> Standing:
+    """Return where an instance stands that can write for the first time since its start."""
+    return replace(
+        before,
+        knowledge=started.knowledge,
+        attempt=started.attempt,
+        plans=started.plans,
+        publication=started.publication,
+        unplanned=started.unplanned,
+    )
 
 
 def _planned(

@@ -131,6 +131,13 @@ class Directory:
             return int(stands.st_mtime)  # it is not written anew
         return self._disk.dated(path, at)
 
+    def holds(self, files: Files) -> bool:
+        """Whether all of these files stand in the tree as they are given."""
+        return all(
+            path not in self._tree.pending and holds(self._disk, path, self._disk.look(path), file.content)
+            for path, file in files.items()
+        )
+
     def inventory(self) -> Inventory:
         """What the tree holds, for `resume`."""
         head = self._tree.head

@@ -30,6 +30,10 @@ class Looked:
         """What ``path`` would be dated; what exactly matters to nobody."""
         return int(at.timestamp())
 
+    def holds(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
+        """Nothing stands there."""
+        return False
+
     def publish(
         self,
         servers: Mapping[str, Files | None],
