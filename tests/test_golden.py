@@ -231,6 +231,15 @@ def test_the_files_that_every_machine_begins_with_are_exactly_these(
     _compare(GOLDEN / name, {path.removeprefix("boot/"): content for path, content in machines.items()})
 
 
+def test_finding_r3_each_installer_of_the_example_reports_its_end_and_ignores_no_failed_report() -> None:
+    boots = {name: each.policy.boot for name, each in example().servers.items() if each.policy is not None}
+    data = {name: boot.user_data for name, boot in boots.items() if boot is not None and boot.writes_disk}
+    texts = {name: "".join(each.files.values()) if each is not None else "" for name, each in data.items()}
+    assert texts
+    assert [name for name, text in texts.items() if "/provisioned/" not in text] == []
+    assert [name for name, text in texts.items() if "=-/usr/bin/curl" in text or "|| true" in text] == []
+
+
 def _compare(folder: Path, files: dict[str, bytes]) -> None:
     if os.environ.get("GOLDEN") == "write":
         shutil.rmtree(folder, ignore_errors=True)
