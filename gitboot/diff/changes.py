@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from gitboot.canonical import digest
 from gitboot.diff.access import AccessChange, access_changes
@@ -12,17 +13,18 @@ from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
+from gitboot.diff.identities import Described, GainedIdentity, LostIdentity, gained, installing, lost, of_others
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
-from gitboot.diff.reinstalls import Mark, Reinstall, behind_marks, marks, may_be_installed, reinstalls
+from gitboot.diff.reinstalls import Reinstall, Why, may_be_installed, reinstalls
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger, shared_change, unknown_change
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.load import FleetRepository, Id
-from gitboot.load.machines import BmcAccess, machines
+from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.model.fleet import Site
 from gitboot.model.scalars import Digest
 from gitboot.model.server import Lifecycle
@@ -99,6 +101,8 @@ class Changes:
     access: tuple[AccessChange, ...]  # settings of who may fetch
     disk_claims: tuple[str, ...]  # images that claim for the first time to write no disk, by name
     unknown_claims: tuple[str, ...]  # new servers that boot what claims to write no disk, and none did before
+    lost: tuple[LostIdentity, ...]  # identities that machines had, sorted
+    gained: tuple[GainedIdentity, ...]  # identities by which machines newly get install boots, sorted
     digest: Digest = field(init=False)  # of all that changes: an acknowledgement is bound to it
 
     def __post_init__(self) -> None:
@@ -109,6 +113,7 @@ class Changes:
         pairs += (("image", *image.pair) for image in looked_at)  # no decision need follow from it
         pairs += (("access", digest([each.field, each.old]), digest([each.field, each.new])) for each in self.access)
         pairs += self.besides
+        pairs += (pair for each in self.servers for pair in _identified(each))
         object.__setattr__(self, "digest", digest_of(pairs))
 
     @property
@@ -144,6 +149,9 @@ class Changes:
                 for each in self.of(Risk.REINSTALL)
                 if each.old is not None and each.new is not None and may_be_installed(each.reinstalls)
             ),
+            lost=self.lost,
+            gained=self.gained,
+            reinstalled=tuple(each.name for each in self.of(Risk.REINSTALL)) if self.gained else (),
         )
 
     def of(self, risk: Risk) -> tuple[ServerChange, ...]:
@@ -178,13 +186,21 @@ def compare(
         _acted_for(old_repository, (was for was, _ in pairs)),
         _acted_for(new_repository, (now for _, now in pairs)),
     )
-    owners = {mark: machine.name for machine in before.values() for mark in machine.marks()}
-    servers = []
+    was_described, is_described = (
+        _described(old, old_repository, before.values()),
+        _described(new, new_repository, after.values()),
+    )
+    owners = {mark: name for name, each in was_described.items() for mark in each.identities()}
+    servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
     for was, is_now in pairs:
-        old_decision = old.servers[was] if old and was else None
-        new_decision = new.servers[is_now] if is_now else None
-        found_by = marks(new_decision) if new_decision else ()
-        others = {mark: owners[mark] for mark in found_by if owners.get(mark, was) != was}
+        before_it, after_it = was_described.get(was or ""), is_described.get(is_now or "")
+        others = of_others(installing(after_it), owners, was)
+        if old is not None and after_it is not None:
+            gains += gained(before_it, after_it, others)
+        if before_it is not None:
+            losses += lost(before_it, after_it)
+        old_decision = before_it.decision if before_it is not None else None
+        new_decision = after_it.decision if after_it is not None else None
         moved_to = _moved_to(whose_before.get(was or ""), whose.get(is_now or ""))
         change = _server_change(old_decision, new_decision, mutated, shared, others, moved_to, claims)
         if change is not None:
@@ -211,6 +227,8 @@ def compare(
         unknown_claims=tuple(
             sorted(each.new.server for each in servers if each.old is None and each.new and claims.is_unknown(each.new))
         ),
+        lost=tuple(sorted(losses)),
+        gained=tuple(sorted(gains, key=lambda each: (*each.mark, each.server))),
         besides=tuple(("bmc", reached_at(was, before), reached_at(now, after)) for was, before, now, after in reached),
     )
 
@@ -240,18 +258,18 @@ def _server_change(
     new: Decision | None,
     mutated: set[str],
     shared: SharedChange | None,
-    others: Mapping[Mark, str],
+    others: tuple[Reinstall, ...],
     moved_to: str | None,
     claims: DiskClaims,
 ) -> ServerChange | None:
     same = old is not None and new is not None and old.digest == new.digest
     all_files = shared is not None and changes_all_files(shared)
-    if same and not all_files:
+    if same and not all_files and not others:  # addresses, for example, are no part of a decision
         return None
     asked = reinstalls(old, new) if old is not None and new is not None and not same else ()
-    asked += behind_marks(new, others) if new is not None else ()
+    asked += others
     asked += claims.newly_made(old, new) if new is not None and not same else ()
-    found = risks(old, new, asked) if not same else frozenset()
+    found = risks(old, new, asked) if not same or others else frozenset()
     if all_files and old is not None and new is not None:
         found |= {Risk.OUTPUTS}
     elif old is not None and new is not None and not asked and Risk.RESET not in found and is_less(old, new):
@@ -264,6 +282,34 @@ def _server_change(
     return ServerChange(
         old=old, new=new, risks=found, reinstalls=asked, effects=effects(old, new, found, asked), unknown=unknown
     )
+
+
+_BESIDE_DECISIONS: Final = frozenset({Why.ADDRESS, Why.UUID, Why.NAME, Why.NID, Why.SERIAL})  # identities
+
+
+def _identified(change: ServerChange) -> Iterator[Pair]:
+    """Return which identities of other servers a server has now: the decisions of the two do not show all of them."""
+    for each in change.reinstalls:
+        if each.why in _BESIDE_DECISIONS:
+            yield each.why, digest([each.old, each.new]), digest([change.name, each.new])
+
+
+def _described(
+    decisions: Decisions | None, repository: FleetRepository | None, machines: Iterable[Machine]
+) -> dict[str, Described]:
+    """Return what a commit says of these machines, by the names of their servers."""
+    if decisions is None or repository is None:
+        return {}
+    return {
+        each.name: Described(
+            decisions.servers[each.name],
+            each,
+            decisions.networks[each.name],
+            repository.servers[each.name].metadata.labels,
+            decisions.outputs,
+        )
+        for each in machines
+    }
 
 
 # Groups of servers

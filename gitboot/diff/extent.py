@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gitboot.canonical import digest
+from gitboot.diff.identities import GainedIdentity, Inheritance, LostIdentity
 from gitboot.model.scalars import Digest
 
 Label = tuple[str, str]  # site, fra1
@@ -45,6 +47,26 @@ class Extent:
     areas: tuple[Area, ...]  # the whole fleet first
     unknown_claims: tuple[str, ...] = ()  # new servers that boot what claims to write no disk, and none did before
     by_policy: tuple[str, ...] = ()  # of `reinstalls`, servers whose records may show that nothing is installed again
+    lost: tuple[LostIdentity, ...] = ()  # identities that machines had, sorted
+    gained: tuple[GainedIdentity, ...] = ()  # identities by which machines newly get install boots, sorted
+    reinstalled: tuple[str, ...] = ()  # the servers that `reinstalls` counts, if there are gained identities
+
+    def without_reinstalls(self, servers: Collection[str]) -> Extent:
+        """Return the same extent without the reinstallations of some servers that it counts."""
+        if not servers:
+            return self
+        left = tuple(each for each in self.reinstalled if each not in servers)
+        return replace(self, reinstalls=self.reinstalls - len(servers), reinstalled=left)
+
+    def inheriting(self, found: Collection[Inheritance]) -> Extent:
+        """Return the same extent with a digest that covers the identities that servers inherit, if there are any.
+
+        An acknowledgement of the changes alone does not acknowledge that other machines are installed by them.
+        """
+        if not found:
+            return self
+        inherited = sorted([each.server, str(each.kind), each.value, each.uuid] for each in found)
+        return replace(self, digest=digest(["inherited", inherited, self.digest]))
 
     def taking_back(self, accepted: str, revision: str) -> Extent:
         """The same of a commit that does not descend from the accepted one: what acknowledges it is bound to both.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from typing import ClassVar, Final
 
 from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.diff.extent import Area, Extent
+from gitboot.diff.identities import Inheritance
 from gitboot.model.fleet import Guards
 from gitboot.model.scalars import Digest
 from gitboot.phrases import did_you_mean
@@ -91,6 +92,7 @@ class Verdict:
     limits: Limits
     trips: tuple[Trip, ...]
     areas: tuple[Area, ...] = ()  # how much of which group of servers it changes, the whole fleet first
+    inherited: tuple[Inheritance, ...] = ()  # identities of machines that were perhaps installed
 
     @property
     def held(self) -> bool:
@@ -113,15 +115,17 @@ def judge(
     *,
     pending: int | None = None,
     returning: int = 0,
+    inherited: Sequence[Inheritance] = (),
     rewound: bool = False,
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
     """What of a commit's ``extent`` exceeds ``limits``; an acknowledgement counts for this digest and one guard.
 
-    ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged,
-    which changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings
-    back that the records know as installed, and that would be installed again. ``rewound`` says that the commit does
+    ``pending`` is how many servers an instance's records leave to be installed: by it a first commit is judged, which
+    changes nothing. Without it all that want a first boot count. ``returning`` is how many servers it brings back that
+    the records know as installed, and that would be installed again. ``inherited`` are the identities of machines that
+    were perhaps installed, by which these can get install boots of other servers. ``rewound`` says that the commit does
     not descend from the accepted one, ``takeover`` that by it some instance ceases to act for the fleet; where there is
     none that knows, the commit alone says whether one does. ``bmcs`` is how many servers it lets an instance send
     credentials for to whom it was never told to send them.
@@ -135,12 +139,19 @@ def judge(
         for trip in (
             *_of_branch(limits, rewound, taken),
             *_more(Guard.MAX_BMC_CHANGES, "BMCs that were never sent these credentials", bmcs, limits.max_bmc_changes),
-            *_trips(extent, limits, pending, returning),
+            *_trips(extent, limits, pending, returning + _inheriting(extent, inherited)),
         )
     )
     order = list(Guard)
     ordered = sorted(trips, key=lambda trip: (order.index(trip.guard), trip.area != "all", trip.area, trip.what))
-    return Verdict(digest=extent.digest, limits=limits, trips=tuple(ordered), areas=extent.areas)
+    return Verdict(
+        digest=extent.digest, limits=limits, trips=tuple(ordered), areas=extent.areas, inherited=tuple(inherited)
+    )
+
+
+def _inheriting(extent: Extent, inherited: Iterable[Inheritance]) -> int:
+    """Return how many servers inherit an identity and are not counted as reinstalled for another reason."""
+    return len({each.server for each in inherited} - {*extent.reinstalled})
 
 
 def _of_branch(limits: Limits, rewound: bool, takeover: bool) -> Iterator[Trip]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
@@ -25,15 +25,16 @@ class Why(StrEnum):
     OVERRIDE = "override"  # from None: it was left to the firmware whether it boots so
     MAC = "MAC"  # another server's: the machine behind it boots what this one does
     SERIAL = "serial"  # the same by its serial number
+    ADDRESS = "address"  # the same by the IP address that its firmware asks from
+    UUID = "UUID"  # the same by its UUID in the other byte order, or by the UUID that its BMC shows
+    NAME = "name"  # the same by the name of its document or its xname
+    NID = "nid"  # the same by the number that OpenCHAMI gives a node
     WRITES_DISK = "writesDisk"  # what it booted before wrote no disk
     MAINTENANCE = "maintenance"  # added, or its image, networkBoot, run or window changed
     UNCOVERED = "uncovered"  # a maintenance that had hidden it is gone
     STOPPED = "stopped"  # boots that write disks were, and are no more
     CLAIM = "claim"  # an image that claims for the first time to write no disk: see `gitboot.diff.disk_claims`
     CLAIM_OF_BOOT = "claim of boot"  # such an image, with what no server was offered with it
-
-
-Mark = tuple[str, str]  # what it is, and its value, as in gitboot.load.machines
 
 
 class Reinstall(NamedTuple):
@@ -52,24 +53,6 @@ def reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     a provision key is the same boot whichever pool asks for it, and whichever image belongs to it.
     """
     return tuple(dict.fromkeys(_asked_anew(old, new)))
-
-
-def marks(decision: Decision) -> Iterator[Mark]:
-    """What a machine is found by as this server, beside its UUID."""
-    yield from ((Why.MAC, mac) for mac in decision.macs)
-    if decision.serial is not None:
-        yield Why.SERIAL, decision.serial.upper()
-
-
-def behind_marks(new: Decision, owners: Mapping[Mark, str]) -> tuple[Reinstall, ...]:
-    """The same for machines with marks that were another server's, by ``owners``."""
-    if new.stopped:
-        return ()
-    policy = new.policy
-    asks = policy is not None and _writes(policy.boot) and policy.network_boot is not NetworkBoot.NEVER
-    if not asks and not any(_writes(maintenance.boot) for maintenance in new.maintenances):
-        return ()
-    return tuple(Reinstall(Why(mark[0]), owners[mark], mark[1]) for mark in marks(new) if mark in owners)
 
 
 def wants_install(decision: Decision) -> bool:

@@ -18,6 +18,11 @@ U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one
 
 Judged = Callable[[int, int], Verdict]  # what changes from one position to another, with nothing acknowledged
+Arrived = Callable[[int, int], None]  # takes from where a position is reached, and the position
+
+
+def _ignore(old: int, new: int) -> None:
+    """Do nothing about a position that is reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +65,7 @@ def way(
     approved: Acknowledged = NOBODY,
     need: ReinstallsNeed | None = None,
     met: Container[str] = frozenset(),
+    arrived: Arrived = _ignore,
 ) -> Way:
     """The way to the last of ``legs``, which is valid, by first-parent steps, in their order, none skipped.
 
@@ -70,11 +76,13 @@ def way(
 
     A line acknowledges one hop: one that leads up to its commit, or, if there is none, one beyond it. A line that
     counts by its signature does not count behind any commit with the same signed content.
+
+    ``arrived`` is called for each position as soon as it is known from where the position is reached.
     """
     if len(legs) > MAX_STEPS:
         messages = tuple(message for leg in legs for message in leg.messages)
         legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
-    search = _Search(legs, judged, approved, need, met)
+    search = _Search(legs, judged, approved, need, met, arrived)
     for new, leg in enumerate(legs, 1):
         if leg.valid:
             search.arrive(new)
@@ -116,6 +124,7 @@ class _Search:
     approved: Acknowledged
     need: ReinstallsNeed | None
     met: Container[str]
+    arrived: Arrived
     paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
     matched: set[_Line | str] = field(default_factory=set)  # whose digest is one of a hop up to their commit
     heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
@@ -141,6 +150,7 @@ class _Search:
             hop, used = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), path)
             if not hop.verdict.held and (old == latest or hop.verdict.trips):
                 self.paths[new] = _Path((*path.hops, hop), path.used | used)
+                self.arrived(old, new)
                 return
 
     def _begins(self) -> Iterator[int]:

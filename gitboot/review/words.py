@@ -120,6 +120,10 @@ def reason(asked: Reinstall) -> str:
             return f"{asked.new} was a MAC address of Server/{asked.old}"
         case Why.SERIAL:
             return f"{asked.new} was the serial number of Server/{asked.old}"
+        case Why.ADDRESS:
+            return f"{asked.new} was an address of Server/{asked.old}"
+        case Why.UUID | Why.NAME | Why.NID:
+            return f"{asked.new} was the {asked.why} of Server/{asked.old}"
         case Why.CLAIM:
             boots = f"{where} boots" if where else "it boots"
             return f"{boots} BootImage/{asked.new}, which claims for the first time to write no disk"
