@@ -77,7 +77,8 @@ def _blast_radius(review: Review) -> Iterator[str]:
 
 
 def _guards(review: Review) -> Iterator[str]:
-    if review.verdict is None or not (review.verdict.trips or review.unheeded):
+    note_on_identities = review.note_on_identities
+    if review.verdict is None or not (review.verdict.trips or review.unheeded or note_on_identities):
         return
     yield _heading("Guards")
     for trip in review.verdict.trips[:_LIMITS]:
@@ -89,6 +90,8 @@ def _guards(review: Review) -> Iterator[str]:
         yield f"  {left}"
     if (note := review.note_on_records) is not None:
         yield _wrapped(note)
+    if note_on_identities is not None:
+        yield _wrapped(note_on_identities)
     for each in review.unheeded:
         yield _wrapped(f"not heeded: {each.line!r} in {each.commit[:12]}: {each.why}")
 

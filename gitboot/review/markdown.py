@@ -110,7 +110,8 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _guards(review: Review) -> Iterator[str]:
-    if review.verdict is None or not (review.verdict.trips or review.unheeded):
+    note_on_identities = review.note_on_identities
+    if review.verdict is None or not (review.verdict.trips or review.unheeded or note_on_identities):
         return
     yield "\n### Guards\n"
     yield from _fitting(
@@ -123,6 +124,8 @@ def _guards(review: Review) -> Iterator[str]:
     )
     if (note := review.note_on_records) is not None:
         yield f"- {note}"
+    if note_on_identities is not None:
+        yield f"- {note_on_identities}"
     yield from _fitting(
         [f"- not heeded: {code(each.line)} in {code(each.commit[:12])}: {code(each.why)}" for each in review.unheeded],
         "acknowledgement",

@@ -116,6 +116,16 @@ class Review:
         return "The instance lets maxReinstalls pass if its records show that nothing is installed again."
 
     @property
+    def note_on_identities(self) -> str | None:
+        """Return what two commits cannot show of identities, if a server gets one that no server of BASE has."""
+        if self.changes is None or not any(each.is_new and not each.is_counted for each in self.changes.gained):
+            return None
+        return (
+            "Two commits do not show which machine had a new identity (MAC address, serial number, UUID, address, name)"
+            " before BASE. The instance counts a server for maxReinstalls if an installed machine had it."
+        )
+
+    @property
     def documents_only(self) -> tuple[DocumentChange, ...]:
         """Documents that differ and from which no decision follows, for what does is shown by a group."""
         if self.changes is None or self.changes.first:
