@@ -28,6 +28,7 @@ from gitboot.ledger import (
     events,
     evidence,
     facts,
+    lost_identities,
     moving,
     overrides,
     records,
@@ -46,6 +47,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Record
 from gitboot.status import Event
 from tests.cases import for_each
+from tests.fleets import uuid_of
 from tests.git_servers import free_port
 from tests.instance import Instance, eventually
 from tests.postgresqls import PostgresServer, postgresql
@@ -100,7 +102,7 @@ def test_the_ledger_of_a_newer_gitboot_is_refused(path: Path, postgres_server: P
     assert address is not None
     schema = address.url.rpartition("%3D")[2]
     postgres_server.sql(f"UPDATE {schema}.ledger_version SET number = 99")
-    with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d; use a newer"):
+    with pytest.raises(LedgerError, match=r"is of version 99, this gitboot knows \d+; use a newer"):
         open_ledger(path)
 
 
@@ -129,8 +131,24 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
             assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
 
 
+def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    written(path)
+    address = address_beside(path)
+    assert address is not None
+    schema, gone = address.url.rpartition("%3D")[2], SystemUuid(uuid_of("old01"))
+    postgres_server.sql(
+        f"DROP TABLE {schema}.lost_identities; UPDATE {schema}.ledger_version SET number = 9; "
+        f"INSERT INTO {schema}.machines VALUES ('{gone}', 'old01', '[\"52-54-00-00-00-01\"]', 'cz1', NULL, 0)"
+    )
+    with open_ledger(path) as ledger:
+        lost = {each for each in lost_identities.read(ledger) if each.uuid == gone}
+        assert {each.mark for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
+
+
 # By the version of a ledger that has it first. The first version of a ledger in PostgreSQL was 5.
-NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements"}
+NEW_TABLES = {6: "secret_fetches", 7: "acknowledgements", 10: "lost_identities"}
 NEW_COLUMNS = {8: ("records", "unknown_serves"), 9: ("overrides", "clears_from")}
 
 

@@ -12,11 +12,13 @@ import pytest
 
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.override import State
+from gitboot.diff.identities import LostIdentity
 from gitboot.ledger import (
     events,
     evidence,
     facts,
     known_bmcs,
+    lost_identities,
     machines,
     overrides,
     records,
@@ -135,6 +137,22 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
     with open_ledger(path) as opened:
         assert (facts.read(opened).identity, records.read(opened), switches.read(opened)) == ("ours", {}, {})
+
+
+def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(tmp_path: Path) -> None:
+    path, gone, standing = tmp_path / "ledger.sqlite", UUIDS["old01"], UUIDS["web01"]
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("".join(MIGRATIONS[:9]))
+        connection.executescript(f"""
+            INSERT INTO facts VALUES ('identity', 'ours');
+            INSERT INTO machines VALUES
+                ('{gone}', 'old01', '["52-54-00-00-00-01", "52-54-00-00-00-02"]', 'cz1', NULL, 0),
+                ('{standing}', 'web01', '["52-54-00-00-00-03"]', 'cz2', NULL, 1);
+            PRAGMA user_version = 9;
+        """)
+    marks = (("MAC", "52-54-00-00-00-01"), ("MAC", "52-54-00-00-00-02"), ("serial", "CZ1"))
+    with open_ledger(path) as opened:
+        assert lost_identities.read(opened) == {LostIdentity(*mark, gone) for mark in marks}
 
 
 def test_what_other_tests_make_at_once_is_what_migrations_come_to(tmp_path: Path) -> None:

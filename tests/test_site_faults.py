@@ -27,7 +27,7 @@ def broken(row: str) -> pytest.MarkDecorator:
     [
         ("recording", 8),
         ("windows", 1),
-        pytest.param("identities", 0, marks=broken("C4")),
+        ("identities", 0),
         pytest.param("mirrors", 7, marks=broken("M4")),
     ],
 )
@@ -93,15 +93,9 @@ STORIES: Final[dict[str, tuple[str, bool, tuple[Step, ...]]]] = {
         (*INSTALLED, moving(waits=True, commits=1, path=BY_MAC)),
     ),
 }
-BROKEN: Final = {
-    "a server that waits gets the address in the second commit": "C4",
-    "a new server gets the address in the second commit": "C4",
-}
 
 
-@pytest.mark.parametrize(
-    "story", [pytest.param(each, marks=broken(BROKEN[each]) if each in BROKEN else ()) for each in STORIES]
-)
+@pytest.mark.parametrize("story", STORIES)
 def test_a_story_of_a_fault_keeps_every_promise(story: str) -> None:
     table, has_bmc, steps = STORIES[story]
     life = Life(Ways(is_guarded=table == "identities"), has_bmc, netboots=True, steps=steps)

@@ -12,6 +12,7 @@ from typing import Final, Protocol
 from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
+from gitboot.diff.identities import LostIdentity
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.facts import facts as as_facts
 from gitboot.instance.commit import Commit
@@ -101,6 +102,7 @@ class Attempt:
     moves: Moves = NO_MOVES  # of machines between sites, by them
     searched: Revision | None = None  # the accepted commit, if its history was searched for acknowledgements now
     met: frozenset[str] = frozenset()  # acknowledgements that do not count again, and that the ledger lacks
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before the accepted one; None: as before
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
@@ -310,6 +312,7 @@ class Accepting:
                 attempt,
                 met=met,
                 moves=found.moves,
+                lost=found.lost,
                 let_in=found.let_in,
                 acknowledged=tuple(_heeded(found.hops)),
                 changed=tuple(_changed(found.hops, _subjects(ahead))),
@@ -591,6 +594,9 @@ _AFTER_GAP: Final = (
 )
 
 
+_MOST_INHERITED: Final = 3  # that a message shows
+
+
 def held_message(held: Candidate) -> str:
     """By which numbers a commit is held, and how it is acknowledged."""
     verdict = held.verdict
@@ -599,6 +605,10 @@ def held_message(held: Candidate) -> str:
     approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
     if Guard.MAX_REINSTALLS in verdict.holding and held.reinstalls:
         trips = f"{trips} ({some(held.reinstalls)})"
+    if Guard.MAX_REINSTALLS in verdict.holding and verdict.inherited:
+        gets = "; ".join(map(str, verdict.inherited[:_MOST_INHERITED]))
+        rest = more(len(verdict.inherited) - _MOST_INHERITED, "identity")
+        trips = f"{trips} ({gets}{rest and f' {rest}'})"
     message = f"{held.commit.revision[:12]} is held: {trips}. Acknowledge it with: {approve}"
     if not held.heeds_lines:
         return f"{message}. {_AFTER_GAP}"

@@ -15,6 +15,7 @@ from gitboot.ledger import (
     evidence,
     facts,
     known_bmcs,
+    lost_identities,
     machines,
     overrides,
     pins,
@@ -91,6 +92,7 @@ def known(store: Store) -> Knowledge:
         records=records.read(store),
         machines=machines.read(store),
         standing=machines.standing(store),
+        lost=lost_identities.read(store),
         overrides=overrides.read(store),
         switches=switches.read(store),
         pins=pins.read(store),
@@ -121,6 +123,7 @@ def _write(tx: Transaction, news: News) -> None:
     records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
     machines.write(tx, news.departed, stand=False)
     machines.write(tx, news.machines, gone=news.gone)
+    lost_identities.write(tx, news.lost_before, news.lost)
     overrides.write(tx, news.overrides)
     switches.write(tx, news.switches)
     pins.write(tx, news.pins.items())

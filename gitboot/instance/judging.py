@@ -8,11 +8,14 @@ from typing import Any, Protocol
 
 from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.bmc.access import Pair, pair_of
+from gitboot.diff.extent import Extent
 from gitboot.diff.guard import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
+from gitboot.diff.identities import GainedIdentity, LostIdentity, still_lost
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.instance.commit import Commit, Evaluated
+from gitboot.instance.inheritance import inheritances, without_base
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
@@ -79,6 +82,7 @@ class Advance:
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted one, the oldest first
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records show as installed what is reached, up to now
     used: frozenset[str] = frozenset()  # signed acknowledgements that count for the hops, none of which counts again
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before, by then; None: as before
     let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
@@ -105,6 +109,8 @@ class _Walk:
     commits: dict[int, Commit | None]  # that are valid; 0 is the accepted one
     legs: list[Leg] = field(default_factory=list)
     come: dict[int, tuple[tuple[SystemUuid, int], ...]] = field(default_factory=dict)  # each with its provision number
+    changes: dict[int, Extent] = field(default_factory=dict)  # against the valid commit before it
+    lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `lost_at`; 0: of the accepted one
     moves: dict[int, Moves] = field(default_factory=dict)
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
@@ -122,6 +128,17 @@ class _Walk:
         """With which provision number machines came by then, commit by commit, but for those that ``moved``."""
         for position in sorted(each for each in self.come if each <= reached):
             yield [each for each in self.come[position] if each[0] not in moved]
+
+    def lost_at(self, position: int) -> frozenset[LostIdentity]:
+        """Return the identities that machines had before a position is reached, by the way there.
+
+        A position that is not reached yet is taken for reached step by step.
+        """
+        if position not in self.lost:
+            before = max(each for each in self.commits if each < position)
+            changes = self.changes[position]
+            self.lost[position] = still_lost(self.lost_at(before), changes.lost, changes.gained)
+        return self.lost[position]
 
     def moves_by(self, reached: int) -> Moves:
         """Which machines moved between sites by then; who arrived and left again on the way has departed, too."""
@@ -175,17 +192,27 @@ class Judging:
             )
         shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
 
+        known = ahead.accepted.machines if ahead.accepted is not None else {}
+        walk.lost[0] = knowledge.lost
+
         def judged(old: int, new: int) -> Verdict:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
             assert isinstance(evaluated, Evaluated)  # noqa: S101 - a valid commit is, beside whichever
             shown[old, new] = _shown_installed(commits[old], evaluated, knowledge)
-            installed = len(shown[old, new]) if reads_records else 0
-            return self._verdict(ahead, commits[old], evaluated, knowledge, installed)
+            installed = evaluated.commit.called(shown[old, new]) if reads_records else frozenset()
+            come = introduced(known, walk.come_by(old, ()))
+            return self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
+
+        def arrived(old: int, new: int) -> None:
+            evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
+            assert isinstance(evaluated, Evaluated)  # noqa: S101 - it was judged
+            gains, lost = _identities(commits[old], evaluated, walk.lost_at(old), knowledge)
+            walk.lost[new] = still_lost(lost, evaluated.changes.lost, gains)
 
         def named(hop: Hop) -> tuple[Revision, Verdict]:
             return ahead.merges[hop.new - 1][0], hop.verdict
 
-        found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met), None
+        found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met, arrived), None
         if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
             candidate = Candidate(
                 commit=newest,
@@ -202,10 +229,11 @@ class Judging:
                     reads_records=reads_records,
                 ),
             )
-        known, moves = ahead.accepted.machines if ahead.accepted is not None else {}, walk.moves_by(found.reached)
+        moves = walk.moves_by(found.reached)
         reached = commits[found.reached] if found.reached else None
         return Advance(
             reached=reached,
+            lost=walk.lost_at(found.reached) if reached is not None else None,
             let_in=self._uncovered(ahead.accepted, reached, knowledge) if reached is not None else frozenset(),
             hops=tuple(map(named, found.hops)),
             valid=tuple(each for at, each in sorted(commits.items()) if at and each is not None),
@@ -240,6 +268,7 @@ class Judging:
             walk.legs.append(Leg(revision=revision, valid=is_valid, messages=tuple(messages)))
             if isinstance(found, Evaluated):
                 walk.commits[position], walk.invalid = found.commit, None
+                walk.changes[position] = found.changes
                 walk.come[position] = tuple((each.uuid, each.provision) for each in found.come)
                 walk.moves[position], walk.orders[position] = found.moves, found.commit.orders
             else:
@@ -284,11 +313,20 @@ class Judging:
         return frozenset(pair_of(each) for each in brought if pair_of(each) not in before and not self._covered(each))
 
     def _verdict(
-        self, ahead: Ahead, base: Commit | None, evaluated: Evaluated, knowledge: Knowledge, installed: int = 0
+        self,
+        ahead: Ahead,
+        base: Commit | None,
+        evaluated: Evaluated,
+        knowledge: Knowledge,
+        lost: frozenset[LostIdentity],
+        introduced: Mapping[SystemUuid, int],
+        installed: frozenset[str] = frozenset(),
     ) -> Verdict:
         """What guards say of one step, with nothing acknowledged.
 
-        Records show that ``installed`` servers of those that it would reinstall have what it wants.
+        ``lost`` are the identities that machines had before ``base``, ``introduced`` has the provision numbers of the
+        machines that came since the accepted commit. Records show that the servers ``installed`` have what the commit
+        wants, of those that it would reinstall.
         """
         commit, changes, come = evaluated.commit, evaluated.changes, evaluated.come
         limits = self._limits.tightened_by(commit.fleet.guards)
@@ -296,7 +334,18 @@ class Judging:
             limits = limits.tightened_by(base.fleet.guards)
         else:
             come = strangers(knowledge, come)
-        changes = replace(changes, reinstalls=changes.reinstalls - installed) if installed else changes
+        changes = changes.without_reinstalls(installed)
+        gains, lost = _identities(base, evaluated, lost, knowledge)
+        # No two commits show which machines come back: beside the older commit they look new.
+        back = returning(come, knowledge.records, knowledge.machines, changes.unknown_claims)
+        inherited = inheritances(
+            [each for each in gains if not each.is_counted and each.server not in back],
+            lost,
+            commit,
+            knowledge,
+            introduced,
+        )
+        changes = changes.inheriting(inherited)
         identity = knowledge.facts.identity
         if ahead.leaves_out is not None:
             changes = changes.taking_back(ahead.leaves_out, commit.revision)
@@ -304,8 +353,8 @@ class Judging:
             changes,
             limits,
             pending=len(left_to_install(knowledge, commit.decisions)) if base is None else None,
-            # No two commits tell what comes back: beside the one before it looks new.
-            returning=len(returning(come, knowledge.records, knowledge.machines, changes.unknown_claims)),
+            returning=len(back),
+            inherited=inherited,
             rewound=ahead.leaves_out is not None,
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
@@ -333,6 +382,15 @@ def _by_records(
         and all(each.guard is Guard.MAX_REINSTALLS and each.number - len(shown) <= each.limit for each in open_trips),
         "reinstalls": tuple(each for each in names if each not in installed),
     }
+
+
+def _identities(
+    base: Commit | None, evaluated: Evaluated, lost: frozenset[LostIdentity], knowledge: Knowledge
+) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
+    """Return the identities that a step gains, and those that machines had before it, of which ``lost`` are known."""
+    if base is None:
+        return without_base(evaluated.commit, knowledge)
+    return evaluated.changes.gained, lost
 
 
 def _passed(ahead: Ahead, walk: _Walk, found: Way | None) -> Iterator[PassedMerge]:

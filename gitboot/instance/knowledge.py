@@ -12,6 +12,7 @@ from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.diff.identities import LostIdentity
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
@@ -33,6 +34,7 @@ class Knowledge:
     sets_bmcs: bool | None = True  # whether that goes by overrides which it sets; None: it is not known any more
     machines: Mapping[SystemUuid, Machine] = field(default_factory=dict)  # every one that was ever seen
     standing: frozenset[SystemUuid] = frozenset()  # of them, those of the accepted commit
+    lost: frozenset[LostIdentity] = frozenset()  # identities by which machines asked before the accepted commit
     overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]] = field(default_factory=dict)  # by reason
     switches: Mapping[SystemUuid, Mapping[str, SwitchRecord]] = field(default_factory=dict)  # by reason
     pins: Mapping[SystemUuid, Pinned] = field(default_factory=dict)  # what BMCs showed of their machines
@@ -95,6 +97,8 @@ class News:
     machines: tuple[Machine, ...]
     departed: tuple[Machine, ...]  # that another site had, and nobody has
     gone: tuple[SystemUuid, ...]
+    lost_before: frozenset[LostIdentity]
+    lost: frozenset[LostIdentity]
     overrides: tuple[tuple[SystemUuid, OverrideRecord], ...]
     switches: tuple[tuple[SystemUuid, SwitchRecord], ...]
     pins: Mapping[SystemUuid, Pinned]
@@ -119,7 +123,7 @@ class News:
         )
         singles = (
             *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
-            self.known_pairs is not None,
+            *(self.known_pairs is not None, self.lost != self.lost_before),
         )
         return not (any(lists) or any(singles) or self.facts != self.facts_before)
 
@@ -159,6 +163,7 @@ class Learning:
         self.events: list[Event] = []
         self.machines: dict[SystemUuid, Machine] = {}
         self.gone: set[SystemUuid] = set()
+        self.lost = known.lost
         self.departed: Mapping[SystemUuid, Machine] = {}
         self.dropped: frozenset[SystemUuid] = frozenset()
         self.approved: list[Approval] = []
@@ -264,6 +269,7 @@ class Learning:
             if (machines := {**self.departed, **self.machines})
             else known.machines,
             standing=standing,
+            lost=self.lost,
             overrides=replaced(known.overrides, self.new_overrides) if self.new_overrides else known.overrides,
             switches=replaced(known.switches, self.switches.new) if self.switches.new else known.switches,
             pins=replaced(known.pins, self.new_pins) if self.new_pins else known.pins,
@@ -297,6 +303,8 @@ class Learning:
             machines=tuple(self.machines.values()),
             departed=tuple(self.departed.values()),
             gone=tuple(sorted(self.gone)),
+            lost_before=self.known.lost,
+            lost=self.lost,
             overrides=tuple((uuid, record) for (uuid, _), record in self._stored.items()),
             switches=tuple((uuid, record) for (uuid, _), record in self.switches.unstored.items()),
             pins=self.new_pins,

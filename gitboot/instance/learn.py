@@ -12,6 +12,7 @@ from gitboot.bmc.access import Pair, pair_of
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.diff.identities import LostIdentity
 from gitboot.errors import Orders
 from gitboot.instance import evidence, provisioning, requests, trust
 from gitboot.instance.commit import Commit
@@ -57,6 +58,7 @@ class Batch:
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)  # with which number machines came by it
     moves: Moves = NO_MOVES  # of machines between this instance's site and the others, likewise
+    lost: frozenset[LostIdentity] | None = None  # identities that machines had before it; None: as before
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials since the guard let them pass
     commit: Commit | None = None  # the accepted one, where this instance acts for it
     changed: Collection[str] = ()  # its servers that are others than before; all, where nothing was settled yet
@@ -112,6 +114,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         revision, learning.used_up = batch.accepted
         taken_back = rolled_back(knowledge, sorted(batch.rolled_back), learning.facts.sequence)
         learning.facts = replace(learning.facts, accepted=revision, rolled_back=taken_back)
+        learning.lost = batch.lost if batch.lost is not None else learning.lost
         provisioning.let_go(learning, batch.moves)
         learning.decide()
     if batch.sightings is not None:

@@ -270,6 +270,7 @@ class Reconciler:
             searched=attempt.searched,
             met=attempt.met,
             moves=attempt.moves,
+            lost=attempt.lost,
             let_in=attempt.let_in,
             orders=attempt.orders,
             withheld=attempt.withheld,

@@ -12,6 +12,7 @@ from gitboot.ledger import (
     evidence,
     facts,
     known_bmcs,
+    lost_identities,
     machines,
     overrides,
     pins,
@@ -115,7 +116,8 @@ def _lease(database: Database) -> Leased | None:
 
 def check(store: Store) -> None:
     """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
-    for book in (facts, machines, records, overrides, switches, pins, known_bmcs, requests, secret_fetches):
+    books = (facts, machines, lost_identities, records, overrides, switches, pins, known_bmcs, requests, secret_fetches)
+    for book in books:
         book.read(store)
     evidence.pending(store)
 

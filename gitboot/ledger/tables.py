@@ -106,6 +106,16 @@ MIGRATIONS: Final = (
     """
     ALTER TABLE overrides ADD COLUMN clears_from TEXT;
     """,
+    """
+    CREATE TABLE lost_identities (
+        kind TEXT NOT NULL, value TEXT NOT NULL, uuid TEXT NOT NULL, netboots INTEGER NOT NULL,
+        PRIMARY KEY (kind, value, uuid)
+    ) STRICT;
+    INSERT INTO lost_identities SELECT DISTINCT 'MAC', mac.value, uuid, 0 FROM machines, json_each(macs) AS mac
+        WHERE stands = 0;
+    INSERT INTO lost_identities SELECT 'serial', upper(serial), uuid, 0 FROM machines
+        WHERE stands = 0 AND serial IS NOT NULL;
+    """,
 )
 VERSION: Final = len(MIGRATIONS)
 
@@ -115,6 +125,16 @@ POSTGRESQL_MIGRATIONS: Final = {
     6: "CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY)",
     7: "ALTER TABLE records ADD COLUMN unknown_serves TEXT NOT NULL DEFAULT '[]'",
     8: "ALTER TABLE overrides ADD COLUMN clears_from TEXT",
+    9: """
+    CREATE TABLE lost_identities (
+        kind TEXT NOT NULL, value TEXT NOT NULL, uuid TEXT NOT NULL, netboots INTEGER NOT NULL,
+        PRIMARY KEY (kind, value, uuid)
+    );
+    INSERT INTO lost_identities SELECT DISTINCT 'MAC', mac, uuid, 0
+        FROM machines, json_array_elements_text(macs::json) AS mac WHERE stands = 0;
+    INSERT INTO lost_identities SELECT 'serial', upper(serial), uuid, 0 FROM machines
+        WHERE stands = 0 AND serial IS NOT NULL;
+    """,
 }
 # New tables of a PostgreSQL. The columns stand in the order that SQLite has them in.
 POSTGRESQL: Final = """
@@ -168,6 +188,10 @@ POSTGRESQL: Final = """
     CREATE TABLE known_bmcs (address TEXT NOT NULL, credentials TEXT NOT NULL, PRIMARY KEY (address, credentials));
     CREATE TABLE secret_fetches (uuid TEXT PRIMARY KEY, facts TEXT NOT NULL);
     CREATE TABLE acknowledgements (entry TEXT PRIMARY KEY);
+    CREATE TABLE lost_identities (
+        kind TEXT NOT NULL, value TEXT NOT NULL, uuid TEXT NOT NULL, netboots INTEGER NOT NULL,
+        PRIMARY KEY (kind, value, uuid)
+    );
     CREATE TABLE ledger_version (number INTEGER NOT NULL);
 """
 # Of hosts that share a ledger; none of it is copied with that. What the endpoints of each record comes in here.
@@ -188,5 +212,6 @@ SHARED: Final = """
 TABLES: Final = (
     *("facts", "records", "runs", "overrides", "switches", "events", "machines", "offers", "versions"),
     *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches", "acknowledgements"),
+    "lost_identities",
 )
 NUMBERED: Final = ("events", "observations", "requests")  # whose key counts up by itself
