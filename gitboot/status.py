@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gitboot.authorship import Signer
 from gitboot.facts import facts
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.problems.problem import Problem
+
+WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
+STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +33,9 @@ class Endpoints:
     """How the endpoints that an instance starts fare."""
 
     wanted: int
-    alive: int
+    alive: int  # those that respond
     restarts: int  # since the start
+    hung: int = 0  # processes that do not respond
     unread: tuple[str, ...] = ()  # why credential files cannot be used now: option, file, cause
     certificate: str | None = None  # why what stands in the files of the operators' certificate cannot be used
 

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 @handed_settings
 @click.option("--operators-fd", type=int, hidden=True, help="The same for operators.")
 @click.option("--fd", type=int, hidden=True, help="A socket that listens already, of the process that started this.")
+@click.option("--life-fd", type=int, hidden=True, help="A pipe to write to while this process responds.")
 @click.option("--parent", type=int, hidden=True, help="That process.")
 @click.option("--status", type=click.Path(path_type=Path), hidden=True, help="Where the instance leaves its status.")
 @click.option("--push-secret", type=click.Path(path_type=Path), hidden=True, help="What webhooks are signed by.")
@@ -92,6 +93,7 @@ def command(
     accepted_filesystems: tuple[str, ...],
     fd: int | None,
     operators_fd: int | None,
+    life_fd: int | None,
     parent: int | None,
     status: Path | None,
     push_secret: Path | None,
@@ -130,6 +132,7 @@ def command(
             *(output, sockets, clients, spool, assets, stop, status, ledger_id, keys, shared),
             access=access,
             push_secret=push_secret,
+            life=life_fd,
         )
         return
     from gitboot.publish.manifest import MANIFEST
@@ -157,7 +160,7 @@ def command(
             access=access,
         )
     else:
-        from gitboot.serve.supervise import Workers
+        from gitboot.cli.endpoint_processes import Workers
 
         command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
         command += arguments_of(shared)
@@ -248,6 +251,7 @@ def _work(
     *,
     access: AccessSettings,
     push_secret: Path | None = None,
+    life: int | None = None,
 ) -> None:
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.refused import unnamed_message
@@ -260,6 +264,8 @@ def _work(
     from gitboot.serve.tree import LOOK_S, PublishedTree
 
     raise_limits()
+    if life is not None:
+        os.set_blocking(life, False)
     with ExitStack() as stack:
         recording = stack.enter_context(recording_in(spool, shared))
         compared = ComparedClock(_clock, keeping=keeping, folder=aside(spool) if spool is not None else None)
@@ -269,7 +275,7 @@ def _work(
         endpoint = Endpoint(output, tree, _clock, recording, clients, assets, keys)
         files = credential_files(access, keys, push_secret)
         _tell_news(files, clients.certificate)
-        stack.enter_context(_server(endpoint, *sockets, clients.certificate))
+        server = stack.enter_context(_server(endpoint, *sockets, clients.certificate))
         gc.freeze()  # what is there now stays; it need not be looked through again and again
         reporting = stack.enter_context(reporting_to(spool, endpoint.refusals))
         ready, closed, proxied, looks = Turns(), 0, False, count()
@@ -290,6 +296,8 @@ def _work(
             if endpoint.limits.closed and not closed:
                 tell(Event(at=_clock(), type="TooManyIdle", message=_TOO_MANY_IDLE, warning=True))
             closed = endpoint.limits.closed
+            if life is not None:
+                server.show_life(life)
 
 
 def _server(

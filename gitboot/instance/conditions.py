@@ -180,8 +180,15 @@ def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition
     if serving is not None:
         is_whole = serving.alive == serving.wanted
         restarts = f", {count(serving.restarts, 'restart')} since the start" if serving.restarts else ""
-        message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{restarts}"
-        yield _condition("Serving", is_whole, "Running" if is_whole else "Restarting", message, at)
+        hung = f", {serving.hung} not responding" if serving.hung else ""
+        message = f"{serving.alive} of {count(serving.wanted, 'endpoint')} running{hung}{restarts}"
+        yield _condition(
+            "Serving",
+            is_whole,
+            "Running" if is_whole else "NotResponding" if serving.hung else "Restarting",
+            message,
+            at,
+        )
         if serving.unread:
             message = f"{'; '.join(serving.unread)}: what needs them is refused until they can be read"
             yield _condition("CredentialsRead", False, "Unreadable", message, at)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import os
 import re
 import socket
 import threading
 import time
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -61,6 +63,10 @@ class EndpointServer:
         self._server.should_exit = True
         self._thread.join()
 
+    def show_life(self, pipe: int) -> None:
+        """Let the thread that answers write a byte to a pipe, soon: whoever reads it sees that it goes on."""
+        self._server.life = pipe
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -83,6 +89,7 @@ class _Server(uvicorn.Server):
         self._encrypted = encrypted
         self._letting_in: asyncio.Task[None] | None = None
         self._looked_s = time.monotonic()  # when clients that are stuck were looked for last
+        self.life: int | None = None  # a pipe to which a byte is due
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -92,7 +99,11 @@ class _Server(uvicorn.Server):
             )
 
     async def on_tick(self, counter: int) -> bool:
-        """Look for clients that are stuck. uvicorn calls this ten times a second."""
+        """Show life, and look for clients that are stuck. uvicorn calls this ten times a second."""
+        if self.life is not None:
+            with suppress(BlockingIOError):  # nobody reads: what is in the pipe is enough
+                os.write(self.life, b".")
+            self.life = None
         late_s = time.monotonic() - self._looked_s - _STUCK_CHECK_S
         if late_s >= 0:
             self._looked_s = time.monotonic()

@@ -1,7 +1,10 @@
-"""Endpoints as processes of their own: started, watched, started again, and ended with who started them."""
+"""Endpoints as processes of their own: start them, watch them, replace those that end or hang, and end them all."""
 
 from __future__ import annotations
 
+import logging
+import os
+import select
 import socket
 import subprocess
 import threading
@@ -16,17 +19,26 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.processes import spawn
 from gitboot.status import Endpoints
 
+_logger = logging.getLogger(__name__)
+
 _END_S: Final = 5  # between SIGTERM and SIGKILL
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _STEADY_S: Final = 30  # who has run for so long may begin again at once
 
+# A process shows life once a second. These are seconds in which this process ran itself, so that a machine that was
+# suspended, or is short of everything, is no reason.
+_SILENT_S: Final = 10  # without a sign of life: it does not respond
+_HUNG_S: Final = 30  # then gitboot replaces it
+_STARTING_S: Final = 50  # more, until the first sign of life
+
 
 class Workers:
     """As many processes as wanted that serve at one socket, within a block.
 
-    ``command`` gets the socket as ``--fd``, one that is for operators alone as ``--operators-fd``.
-    ``on_change`` is called, from any thread, when one has ended or begun.
+    ``command`` gets the socket as ``--fd``, one that is for operators alone as ``--operators-fd``, and as ``--life-fd``
+    a pipe to which it writes while it responds. A process that does not, such as one that was sent SIGSTOP, is killed
+    and replaced. ``on_change`` is called, from any thread, when a process ends, begins, responds no more or again.
     """
 
     def __init__(
@@ -45,6 +57,7 @@ class Workers:
         self._count, self._on_change = count, on_change
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
+        self._silent_s = [0] * count  # for how long each process has shown no life
         self._restarts = 0
         self._stopping = threading.Event()
         # The system ends a worker with the thread that started it, so that thread waits for it too.
@@ -83,16 +96,17 @@ class Workers:
 
     def counted(self) -> Endpoints:
         with self._lock:
-            alive = [process for process in self._processes if process is not None and process.poll() is None]
-            return Endpoints(wanted=self._count, alive=len(alive), restarts=self._restarts)
+            running = [process is not None and process.poll() is None for process in self._processes]
+            hung = sum(each >= _SILENT_S for each, runs in zip(self._silent_s, running, strict=True) if runs)
+            return Endpoints(wanted=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
 
     def _keep(self, number: int) -> None:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             began = time.monotonic()
-            if (process := self._begin(number)) is None:
+            if (begun := self._begin(number)) is None:
                 return
-            process.wait()
+            self._watch(number, *begun)
             if time.monotonic() - began >= _STEADY_S:
                 pause_s = 0.0
             pause_s = min(max(2 * pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
@@ -101,10 +115,45 @@ class Workers:
                     self._restarts += 1
                 self._on_change()
 
-    def _begin(self, number: int) -> subprocess.Popen[bytes] | None:
+    def _begin(self, number: int) -> tuple[subprocess.Popen[bytes], int] | None:
+        """Start a process, and return it with the pipe that it writes to while it responds."""
         with self._lock:
             if self._stopping.is_set():
                 return None
-            self._processes[number] = process = spawn(self._command, pass_fds=[each.fileno() for each in self._sockets])
+            life, writing = os.pipe()
+            command = [*self._command, "--life-fd", str(writing)]
+            try:
+                process = spawn(command, pass_fds=[*(each.fileno() for each in self._sockets), writing])
+            except BaseException:
+                os.close(life)
+                raise
+            finally:
+                os.close(writing)
+            self._processes[number], self._silent_s[number] = process, 0
         self._on_change()
-        return process
+        return process, life
+
+    def _watch(self, number: int, process: subprocess.Popen[bytes], life: int) -> None:
+        """Wait until a process has ended; kill it if it hangs."""
+        poll = select.poll()
+        poll.register(life, select.POLLIN)
+        silent_s = -_STARTING_S
+        while process.poll() is None:
+            if poll.poll(1000):
+                if not os.read(life, 4096):
+                    break
+                silent_s = 0
+            else:
+                silent_s += 1
+                if silent_s == _HUNG_S:
+                    _logger.error("endpoint process %d has not responded for %d s: replaced", process.pid, silent_s)
+                    process.kill()
+            self._note_silence(number, silent_s)
+        process.wait()
+        os.close(life)
+
+    def _note_silence(self, number: int, silent_s: int) -> None:
+        with self._lock:
+            before, self._silent_s[number] = self._silent_s[number], silent_s
+        if (before >= _SILENT_S) is not (silent_s >= _SILENT_S):
+            self._on_change()
