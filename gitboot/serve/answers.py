@@ -99,11 +99,13 @@ class Answers:
 
     def held(self, path: str, at: datetime) -> Answer | None:
         """The answer to ``path`` if it was asked for before, and still stands."""
-        if self._latest is None or self._latest < at:
+        clock = self._tree.clock
+        if clock.doubt is None and (self._latest is None or self._latest < at):
             self._latest = at
+        at = clock.trusted(at)
         if (answer := self._held.get(path)) is None:
             return None
-        if not answer.stands(at) or (answer.in_window and _past(answer.until, self._latest, self._tree.clock.reached)):
+        if not answer.stands(at) or (answer.in_window and _past(answer.until, self._latest, clock.reached)):
             del self._held[path]
             return None
         self._held.move_to_end(path)
@@ -116,6 +118,7 @@ class Answers:
         """
         if (answer := self.held(path, at)) is not None:
             return answer
+        at = self._tree.clock.trusted(at)
         if path == "/httpboot":
             return self._by_address(client(), at)
         answer = self._prepare(path.removeprefix("/"), at) if path.startswith("/") else None
@@ -190,15 +193,19 @@ class Answers:
         return _unplanned(located, asked, HEARD, folder, stands) if stands is not None else None
 
     def _turn(self, versions: tuple[Turn, ...], at: datetime) -> tuple[Turn | None, datetime | None]:
-        """The version at ``at``; a window that was left is not opened again by a clock that is set back."""
+        """Return the version at ``at``, and when the next one comes.
+
+        A clock that is set back opens no window that was left. A clock in doubt opens no window at all.
+        """
         version, until = turn_of(versions, at)
-        if (
-            version is None
-            or not version.in_window
-            or (latest := _past(until, self._latest, self._tree.clock.reached)) is None
-        ):
+        latest = _past(until, self._latest, self._tree.clock.reached)
+        if version is None or not version.in_window or latest is None:
             return version, until
-        return turn_of(versions, latest)
+        if self._tree.clock.doubt is None:
+            return turn_of(versions, latest)
+        while version is not None and version.in_window and until is not None:
+            version, until = turn_of(versions, until)
+        return version, until
 
     def _content(self, located: Located, sha: str) -> bytes:
         if (text := located.state.contents.get(sha)) is not None:

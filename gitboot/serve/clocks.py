@@ -12,11 +12,11 @@ from typing import Final
 from gitboot.files import write_whole
 from gitboot.model.scalars import format_instant
 from gitboot.observe.kernel import uptime
+from gitboot.status import STALE_S
 from gitboot.timekeeping import Keeping, Uptime
 
 _logger = logging.getLogger(__name__)
 _MOST_OFF: Final = timedelta(seconds=30)
-_SILENT_S: Final = 150.0  # an instance that is alive has written by then: twice its usual interval, and some more
 _KEPT_EVERY: Final = timedelta(minutes=1)
 _KEPT: Final = "clock"
 
@@ -42,6 +42,9 @@ class ComparedClock:
         self._kept_in = folder / _KEPT if folder is not None else None
         self._began_s = uptime().seconds
         self._written: datetime | None = None  # by the other's clock, what was seen last
+        self._seen_s = self._began_s  # when this process saw it first
+        self._age_s = 0.0  # how old it was then
+        self._last_right: datetime | None = None  # by the other's clock, when this clock was last found right
         self._is_compared = False  # whether something was written while this process looked
         self._kept, kept_at = _read(self._kept_in)
         self._newest = self._kept  # the latest instant that it has shown, before this process; None: it was wrong
@@ -57,10 +60,26 @@ class ComparedClock:
 
     @property
     def reached(self) -> datetime | None:
-        """How far time has come since the latest instant that it has shown; None: there is none, or it was wrong."""
-        if self._newest is None:
-            return None
-        return self._newest + timedelta(seconds=self.up.seconds - self._newest_s)
+        """Return how far time has come at least, whatever this clock shows now; None: nothing tells it.
+
+        The latest time that this clock has shown tells it, if that was not wrong, and the other's clock.
+        """
+        found = [self._clock() - (self.off or timedelta())] if self.doubt is not None else []
+        if self._newest is not None:
+            found.append(self._newest + timedelta(seconds=self.up.seconds - self._newest_s))
+        return max(found, default=None)
+
+    @property
+    def silent_s(self) -> float | None:
+        """Return the seconds since the other wrote its time; None: it has not written it yet."""
+        return None if self._written is None else self._age_s + self.up.seconds - self._seen_s
+
+    def trusted(self, at: datetime) -> datetime:
+        """Return the time to answer for: ``at``, or while this clock is in doubt, the last time when it was right.
+
+        A clock that was never right since this process began stays at the time that the other wrote first.
+        """
+        return at if self.doubt is None else self._last_right or self._newest or at
 
     @property
     def doubt(self) -> str | None:
@@ -74,9 +93,15 @@ class ComparedClock:
     def see(self, written: object) -> None:
         """Take note of the other's time, as it was written; what is none tells nothing."""
         with suppress(ValueError):
-            other = datetime.fromisoformat(str(written))
-            off, is_new = self._clock() - other, self._written not in (None, other)
-            self._written = other
+            other, up_s = datetime.fromisoformat(str(written)), self.up.seconds
+            is_first, is_new = self._written is None, self._written not in (None, other)
+            if is_first or is_new:
+                self._written, self._seen_s = other, up_s
+            off = self._clock() - other - timedelta(seconds=up_s - self._seen_s)
+            if is_first or is_new:
+                self._age_s = max(off.total_seconds(), 0) if is_first else 0
+            if is_first or abs(off) <= _MOST_OFF:
+                self._last_right = other
             self._is_compared |= is_new
             if is_new and abs(off) <= _MOST_OFF:
                 self._newest = None  # whatever it has shown before
@@ -110,7 +135,7 @@ class ComparedClock:
         """Whether it may be ahead, and nothing has shown yet that it is not."""
         if self._written is None or self._is_compared or self._clock() - self._written <= _MOST_OFF:
             return False
-        return self.up.seconds - self._began_s < _SILENT_S and self._keeping() is not Keeping.SYNCHRONISED
+        return self.up.seconds - self._began_s < STALE_S and self._keeping() is not Keeping.SYNCHRONISED
 
     def _set(self, off: timedelta | None) -> None:
         if off is not None and self.off is None:
