@@ -69,7 +69,10 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "RunsStarted": {"OutcomeUnknown": _RUN, "Overdue": _RUN},
     "SecretsPrivate": {"ManyFetches": _FETCHES, "SecondAddress": _FETCHES},
-    "Serving": {"Restarting": "gitboot events --state STATE | tail"},
+    "Serving": {
+        "NotResponding": "gitboot events --state STATE | tail  # gitboot replaces the process by itself",
+        "Restarting": "gitboot events --state STATE | tail",
+    },
     "SourceReady": {
         "BranchMissing": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
         "BranchNotNamed": "gitboot run … --rev BRANCH  # once: the branch to follow; the ledger keeps it",
@@ -77,6 +80,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         ANY: _RETRY,
     },
     "SpoolRead": {"Unreadable": "ls -ld SPOOL STATE/spool  # who may read it, and whether its disk is there"},
+    "StatusCurrent": {"Stale": "df -h STATE OUTPUT  # on the host of the instance; and see that gitboot run is alive"},
     "TargetsCurrent": {
         "Behind": "gitboot events --state STATE | tail",
         "ForeignTree": _ADOPT,

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
-from gitboot.model.scalars import parse_uuid
+from gitboot.model.scalars import format_instant, parse_uuid
 from gitboot.model.schema import KINDS
 from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
@@ -1086,6 +1086,21 @@ def test_status_shows_an_instance_that_does_not_run_and_why_its_commit_was_refus
     assert re.search(r"^attempted  [0-9a-f]{40}, 1 problem\n", shown, re.MULTILINE)
     assert re.search(r"^    \S+\.yaml:\d+: GB2011: BootPolicy/tie", shown, re.MULTILINE)
     assert re.search(r"^CommitAccepted +false +Invalid ", shown, re.MULTILINE)
+
+
+def test_finding_c5_status_shows_its_age_and_a_false_condition_once_it_is_stale(followed: Followed) -> None:
+    followed.run(records="fresh")
+    state = followed.folder / "state"
+    shown = followed.gitboot("status", "--state", state).out
+    assert re.search(r"^written    \d+ seconds? ago$", shown, re.MULTILINE)
+    assert "StatusCurrent" not in shown
+    status = json.loads((state / "status.json").read_bytes())
+    hour_ago = datetime.now(UTC) - timedelta(hours=1)
+    (state / "status.json").write_text(json.dumps({**status, "clock": format_instant(hour_ago)}))
+    shown = followed.gitboot("status", "--state", state).out
+    assert re.search(r"^StatusCurrent +false +Stale ", shown, re.MULTILINE)
+    assert f"df -h {state} OUTPUT" in shown
+    assert followed.gitboot("status", "--state", state, "-o", "json").json["ageSeconds"] >= 3600
 
 
 def test_events_are_json_lines_oldest_first_of_all_or_of_one_server(

@@ -17,6 +17,7 @@ from gitboot.cli import cli
 from gitboot.cli.configuration import Setting
 from gitboot.errors import GitbootError
 from gitboot.instance.conditions import _UNPROVEN as UNPROVEN
+from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.remedies import ANY, BMC, REMEDIES, remedy, with_state
 from tests.cases import for_each
 
@@ -80,7 +81,7 @@ def _states() -> set[tuple[str, str]]:
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
     for call in _calls("gitboot/serve/tree.py", "_note"):
         found |= {("TreeRead", each) for each in _texts(call.args[1]) if each != "Read"}
-    return found
+    return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
 
 
 def _errors(kind: type[GitbootError] = GitbootError) -> set[str]:

@@ -92,7 +92,6 @@ def _of_states() -> Iterator[Case]:
 
 OF_STATES: Final = tuple(_of_states())
 OTHERS: Final = (
-    Case("the status stands still", "GitbootInstanceSilent", {AT: "0"}, 6 + 5),
     Case("no instance has left a status", "GitbootStatusAbsent", {AT: "_"}, 10),
     Case("a transition is past", "GitbootTransitionLate", {TRANSITION: "0"}, 6 + 5),
     Case(

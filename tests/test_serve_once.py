@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from gitboot.cli import cli
+from gitboot.files import write_whole
 from gitboot.model.scalars import Digest, format_instant
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.spool import Spool, forget, forgotten_next, take
@@ -29,7 +31,8 @@ from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve.decide import decide
 from gitboot.serve.recording import Recording
-from gitboot.status import Status
+from gitboot.serve.tree import PublishedTree
+from gitboot.status import Condition, Status
 from gitboot.timekeeping import Keeping
 from tests import plain
 from tests.cases import for_each
@@ -766,6 +769,133 @@ def test_a_window_ends_in_time_for_an_endpoint_whose_clock_was_set_back_in_it(he
             here.now = START + timedelta(minutes=minutes) + here.ahead
             seen.append("repair" if "memtest-7" in get(url + ENTRY).text else "web")
     assert seen == ["repair", "repair", "web", "web"]
+
+
+def _seen(url: str) -> str:
+    return "repair" if "memtest-7" in get(url + ENTRY).text else "web"
+
+
+@pytest.mark.parametrize("is_found_at", ["the start", "a later look"])
+@pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
+def test_finding_c6_an_endpoint_whose_clock_is_an_hour_off_opens_no_maintenance(
+    here: Site, off: timedelta, is_found_at: str
+) -> None:
+    """Neither by its own clock nor by the instance's. A clock that is set right opens it."""
+    here.publish(planned(*SEED, policy("web"), maintenance("repair", "20T22:00 20T23:00")))
+    true = START - timedelta(minutes=30)
+    seen = []
+
+    def look(url: str, minutes: int, off: timedelta) -> None:
+        here.now, here.ahead = true + timedelta(minutes=minutes) + off, off
+        say(here, true + timedelta(minutes=minutes))
+        plain.get(f"{url}/api/v1/status")  # it looks, as it does each second
+        seen.append(_seen(url))
+
+    say(here, true)
+    here.now, here.ahead = (true + off, off) if is_found_at == "the start" else (true, timedelta())
+    with here.serve() as url:
+        if is_found_at == "a later look":
+            look(url, 1, timedelta())
+        for minutes in (2, 3, 29, 35, 45, 100):
+            look(url, minutes, off)
+        assert set(seen) == {"web"}
+        here.publish(planned(*SEED, policy("web"), maintenance("again", "20T23:00 21T03:00")), commit="2")
+        look(url, 110, timedelta())
+        assert seen[-1] == "repair"
+
+
+@pytest.mark.parametrize("off", [timedelta(hours=1), timedelta(hours=-1)])
+def test_finding_c6_a_maintenance_that_was_served_goes_on_to_its_end_and_not_into_the_next(
+    here: Site, off: timedelta
+) -> None:
+    windows = (maintenance("first", "20T20:00 20T21:30"), maintenance("second", "20T22:00 20T23:00"))
+    here.publish(planned(*SEED, policy("web"), *windows))
+    seen = []
+    say(here, BEFORE)
+    with here.serve() as url:
+        seen.append(_seen(url))
+        for minutes in (1, 2, 29, 31, 59, 61, 100):
+            here.now, here.ahead = BEFORE + timedelta(minutes=minutes) + off, off
+            say(here, BEFORE + timedelta(minutes=minutes))
+            plain.get(f"{url}/api/v1/status")
+            seen.append(_seen(url))
+    assert seen == ["repair", "repair", "repair", "repair", "web", "web", "web", "web"]
+
+
+def test_an_instance_that_is_silent_makes_no_clock_right_that_is_behind(here: Site) -> None:
+    here.now, here.ahead = BEFORE - timedelta(minutes=10), timedelta(minutes=-10)
+    say(here, BEFORE)
+    with here.serve() as url:
+        for minutes in (1, 9, 11, 30):
+            here.now = BEFORE + timedelta(minutes=minutes) + here.ahead
+            plain.get(f"{url}/api/v1/status")  # it looks, as it does each second
+            assert "-600 s off" in plain.get(f"{url}/readyz").text
+            assert "(ClockOff)" in get(url + ENTRY).text
+
+
+# A status that is stale
+
+
+def _conditions(url: str) -> dict[str, dict[str, Any]]:
+    return {each["type"]: each for each in plain.get(f"{url}/api/v1/status").json()["conditions"]}
+
+
+def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_and_readyz(here: Site) -> None:
+    """Whatever the status says of everything else, and by whichever clock: a new one ends it."""
+    fine = Condition(type="SourceReady", status=True, reason="Fetched", message="", since=BEFORE)
+    written = {**Status(conditions=(fine,)).facts(), "clock": format_instant(BEFORE), "at": format_instant(BEFORE)}
+    here.say(written)
+    stale = 'gitboot_condition{status="false",type="StatusCurrent"} 1.0'
+    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+        for seconds, is_stale in ((0, False), (150, False), (151, True), (4000, True)):
+            here.now = BEFORE + timedelta(seconds=seconds)
+            status = plain.get(f"{url}/api/v1/status").json()
+            assert status["ageSeconds"] == seconds
+            assert ("StatusCurrent" in _conditions(url)) is is_stale
+            assert (stale in plain.get(f"{url}/metrics").text) is is_stale
+            ready = plain.get(f"{url}/readyz")
+            assert (ready.status_code, "gitboot wrote this status" in ready.text) == (200, is_stale)
+        found = _conditions(url)["StatusCurrent"]
+        assert (found["status"], found["reason"]) == (False, "Stale") and found["remedy"]
+        assert "4000 s ago, at 2026-11-20T21:00:00Z" in found["message"]
+        here.say({**written, "clock": format_instant(here.now)})
+        assert "StatusCurrent" not in _conditions(url)
+
+
+def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_clock_shows(here: Site) -> None:
+    say(here, BEFORE)
+    here.now, here.ahead = BEFORE - timedelta(hours=2), timedelta(hours=-2)
+    with here.serve() as url:
+        assert "StatusCurrent" not in _conditions(url)
+        here.now += timedelta(seconds=151)
+        assert "StatusCurrent" in _conditions(url)
+
+
+def test_a_tree_that_no_instance_has_left_a_status_in_has_no_stale_one(here: Site) -> None:
+    with here.serve() as url:
+        here.now += timedelta(hours=5)
+        assert plain.get(f"{url}/api/v1/status").json()["ageSeconds"] is None
+        assert "StatusCurrent" not in _conditions(url)
+
+
+def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path: Path) -> None:
+    """Its state directory may be full, and so may the tree; the status of another ledger does not count."""
+
+    def left(at: datetime, ledger: str = "test") -> bytes:
+        return json.dumps({**Status(ledger=ledger).facts(), "clock": format_instant(at)}).encode()
+
+    mine, published = tmp_path / "status.json", here.root / STATUS
+    minute = timedelta(minutes=1)
+    tree = PublishedTree(here.root, lambda: here.now, status=mine, ledger="test")
+    for in_state, in_tree, newest in (
+        (left(BEFORE), left(BEFORE + minute), BEFORE + minute),
+        (left(BEFORE + 2 * minute), left(BEFORE + minute), BEFORE + 2 * minute),
+        (left(BEFORE), left(BEFORE + minute, "other"), BEFORE),
+        (b"", left(BEFORE + minute), BEFORE + minute),
+    ):
+        write_whole(mine, in_state)
+        write_whole(published, in_tree)
+        assert tree.status()["clock"] == format_instant(newest)
 
 
 # What is seen of it

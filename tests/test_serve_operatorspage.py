@@ -8,12 +8,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 
+from gitboot.model.scalars import format_instant
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.publish.directory import Directory
@@ -359,12 +360,17 @@ def test_a_bar_is_as_long_as_the_share_that_it_shows(chromium: Browser, made: Si
 
 
 @browsers
-def test_an_instance_whose_conditions_are_all_true_is_healthy(chromium: Browser) -> None:
+def test_an_instance_whose_conditions_are_all_true_is_healthy_unless_its_status_is_stale(chromium: Browser) -> None:
     true = [{"type": "Ready", "status": True, "reason": "Ready", "message": "", "remedy": None}]
+    hour = timedelta(hours=1)
     with site(installing_fleet("pages")) as healthy:
-        healthy.say({**STATUS, "attempted": {"problems": [], "held": None}, "conditions": true})
-        chromium.open(f"file://{healthy.root}/{FOLDER}index.html")
-        assert "Healthy: all conditions are true" in chromium.text
+        for written in (datetime.now(UTC) + hour, datetime.now(UTC) - hour):
+            said = {**STATUS, "attempted": {"problems": [], "held": None}, "conditions": true}
+            healthy.say({**said, "at": format_instant(written)})
+            chromium.open(f"file://{healthy.root}/{FOLDER}index.html")
+            is_stale = "Stale the instance has said nothing since" in chromium.text
+            assert ("Healthy: all conditions are true" in chromium.text) is not is_stale
+            assert is_stale is (written < datetime.now(UTC))
 
 
 @browsers

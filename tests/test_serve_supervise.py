@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import published_records
+from tests.failing_disk import fill, small_disk
 from tests.fleets import SEED, policy, server
 from tests.instance import Repository, eventually, is_program, running
 from tests.preloaded import Heard
@@ -141,6 +142,44 @@ def test_an_instance_counts_its_endpoints_and_starts_them_again(repository: Repo
         assert tree_read["status"] is True
         os.kill(workers_of(instance.process.pid)[0], signal.SIGKILL)
         eventually(lambda: serving() == "True 2 of 2 endpoints running, 1 restart since the start")
+
+
+def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with running(repository.bare, tmp_path, "--workers", "2", records="fresh") as instance:
+
+        def serving() -> str:  # as it is written: who asks an endpoint may come to the stopped one
+            status = json.loads((tmp_path / "state" / "status.json").read_bytes())
+            (found,) = [each for each in status["conditions"] if each["type"] == "Serving"]
+            return f"{found['status']} {found['reason']}: {found['message']}"
+
+        eventually(lambda: serving() == "True Running: 2 of 2 endpoints running")
+        stopped, other = workers_of(instance.process.pid)
+        os.kill(stopped, signal.SIGSTOP)
+        eventually(lambda: serving() == "False NotResponding: 1 of 2 endpoints running, 1 not responding")
+        eventually(lambda: serving() == "True Running: 2 of 2 endpoints running, 1 restart since the start")
+        assert is_gone(stopped)
+        assert other in workers_of(instance.process.pid)
+        for _ in range(8):  # each by a connection of its own
+            assert answers(instance.url) == 200
+        assert [each for each in instance.events if "has not responded for 30 s" in str(each.get("message"))]
+
+
+def test_finding_c5_with_a_full_state_directory_the_endpoint_does_not_say_that_all_is_well(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path, "64m") as disk:
+        published = ("--out", str(tmp_path / "published"))
+        with running(repository.bare, disk, *published, "--poll", "0.5", records="fresh") as instance:
+            eventually(lambda: instance.status()["applied"]["commit"])
+            fill(disk / "filler")
+            at_full = instance.status()["clock"]
+            repository.push({"more.yaml": server("web02", "role: web")})
+            eventually(lambda: not all(each["status"] for each in instance.status()["conditions"]))
+            assert instance.status()["clock"] > at_full
+            (disk / "filler").unlink()
+            eventually(lambda: all(each["status"] for each in instance.status()["conditions"]))
 
 
 def test_what_an_endpoint_recorded_is_taken_in_once_and_forgotten(repository: Repository, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """
     from gitboot.cli.words import folders_of, output_of
     from gitboot.instance.directory import read_status, running
+    from gitboot.observe.status_age import age_s, with_age
     from gitboot.observe.stopped import Words, with_stop
 
     status = read_status(state)
@@ -38,6 +40,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
         status = newest(status, published)
     status["process"] = process
     status["lease"] = _lease(state) if status["process"] else None
+    status = with_age(status, age_s(status, datetime.now(UTC)))
     status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
     for output in outputs:
         text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)
@@ -59,9 +62,16 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
 def _as_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
+    age_seconds = status["ageSeconds"]
+    age = [f"written    {count(age_seconds, 'second')} ago"] if age_seconds is not None else []
     if any(each["type"] == "Acting" and not each["status"] for each in status["conditions"]):  # who acts says the rest
         return "\n".join(
-            [f"gitboot    {runs}{', stands by' if process else ''}", "", *_conditions(status["conditions"], state)]
+            [
+                f"gitboot    {runs}{', stands by' if process else ''}",
+                *age,
+                "",
+                *_conditions(status["conditions"], state),
+            ]
         )
     lease, problems = status["lease"], status["attempted"]["problems"]
     attempted = str(status["attempted"]["commit"] or "-")
@@ -70,6 +80,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
     phases = ", ".join(f"{count} {phase}" for phase, count in status["phases"].items())
     lines = [
         f"gitboot    {runs}",
+        *age,
         *([f"acts       under lease {lease['number']}, until {lease['until']}"] if lease else []),
         *([f"ledger     {status['ledger']}"] if status.get("ledger") else []),
         *([f"site       {status['site']}"] if status.get("site") else []),

@@ -23,7 +23,7 @@ from gitboot.load import Revision
 from gitboot.model.scalars import format_instant
 from gitboot.signal_queue import SignalQueue
 from gitboot.source import Source
-from gitboot.status import Endpoints, Event, Telling, ThreadFailure
+from gitboot.status import WRITTEN_EVERY_S, Endpoints, Event, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
@@ -182,9 +182,10 @@ class Loop:
         """Wait until there is something to reconcile by.
 
         For a commit that has come the evaluator is asked first: until it answers there is nothing that a reconcile
-        could do for it. One that takes its time is in the status meanwhile.
+        could do for it. One that takes its time is in the status meanwhile. With a longer poll, the status is written
+        at its own interval all the same, by which readers notice one that is stale.
         """
-        heard = self._wakes.wait(_left_s(due, self._clock(), self._poll_s))
+        heard = self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
         if heard == {Ring.COMMIT} and not self._stopping and self._reconciler.has_asked(self._how_fetched()):
             self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 

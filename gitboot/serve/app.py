@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gitboot.age import Keys
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.refused import WhyNot, in_general
+from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.aliases import INVENTORY
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
@@ -113,7 +114,7 @@ class Endpoint:
         self._unknown = UnknownMachines(tree, clients.asked)
         self._pages = Router(
             [
-                *Api(tree, root, clock).routes,
+                *Api(tree, root, lambda: tree.clock.trusted(clock())).routes,
                 *page_routes(tree),
                 Route("/metrics", self._metrics_page),
                 Route("/healthz", _healthz),
@@ -312,7 +313,9 @@ class Endpoint:
         if self._is_operator(request.scope):
             lines = [why_not or "ready"]
             lines += [str(stopped.stoppage)] if (stopped := self._tree.words.now) is not None else []
-            lines += [each["message"]] if (each := self._tree.status().get("progress")) is not None else []
+            status = self._tree.status()
+            lines += [each["message"] for each in status["conditions"] if each["type"] == STATUS_CURRENT]
+            lines += [each["message"]] if (each := status.get("progress")) is not None else []
         return _text(200 if why_not is None else 503, "".join(f"{line}\n" for line in lines))
 
     async def _why_not_ready(self) -> str | None:

@@ -277,6 +277,7 @@ class InstanceStatus(_Document):
     fetched: LastFetch
     at: datetime | None = None  # when the instance said so last; absent where only a tree is served
     clock: datetime | None = None  # its clock, which endpoints compare with theirs
+    age_seconds: int | None = None  # since the instance wrote this status; null: no instance has
     changes: int | None = None  # of its ledger, since there is one
     site: str | None = None  # for whose servers alone it acts; null: for all
     branch: str | None = None  # that the instance follows, or what --rev named; null before the first fetch

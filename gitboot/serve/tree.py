@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.model.scalars import format_instant
+from gitboot.observe.status_age import with_age
 from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.publish.index import parse_shard, shard_path
@@ -67,8 +68,9 @@ def signature(file: str) -> Signature | None:
 class PublishedTree:
     """The tree at ``root``; any number of processes may read one, while another publishes to it.
 
-    An endpoint that an instance has started reads the instance's ``status`` where that leaves it, and knows its
-    ``ledger``: a tree of another is answered from as one whose fetches cannot be recorded.
+    An endpoint that an instance has started also reads the ``status`` that the instance leaves in its state directory,
+    and goes by the newer one: either disk may be full. It knows the instance's ``ledger``: a tree of another is
+    answered from as one whose fetches cannot be recorded.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class PublishedTree:
         words: Words | None = None,
     ) -> None:
         self.root, self._clock, self._ledger = str(root), clock, ledger
-        self._status = str(status or root / STATUS)
+        self._statuses = [str(path) for path in (status, root / STATUS) if path is not None]
         self._parsed: dict[str, tuple[Signature, Any]] = {}  # of what is one for the whole tree
         self.head: Head | None = None
         self.answers = False  # whether its format is known, and its instance acts
@@ -168,18 +170,22 @@ class PublishedTree:
         self.stops_all = (stopped := self.words.now) is not None and stopped.stoppage.everything
 
     def status(self) -> dict[str, Any]:
-        """The instance's status as it was published, and whether the tree can be read."""
+        """Return the instance's status with its age, and whether the tree can be read."""
         self.look()
         facts = self._instance()
         if not facts:
             facts = Status(applied=self.head.stamp.commit if self.head is not None else None).facts()
+        facts = with_age(facts, self.clock.silent_s)
         return {**facts, "conditions": [*with_stop(facts["conditions"], self.words.now), self._condition]}
 
     def _instance(self) -> dict[str, Any]:
-        try:
-            return self._parse(self._status, _parse_status) or {}
-        except ValueError:
-            return {}
+        """Return the newest status of the instance; {}: there is none."""
+        found: list[dict[str, Any]] = []
+        for file in self._statuses:
+            with suppress(ValueError):
+                found.append(self._parse(file, _parse_status) or {})
+        own = [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)]
+        return max(own, key=lambda each: str(each.get("clock", "")), default={})
 
     def _note(self, status: bool, reason: str, message: str) -> None:
         known = self._condition

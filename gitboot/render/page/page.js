@@ -3,7 +3,7 @@
 
 const REFRESH_MS = 5000;
 const REFRESH_LARGE_MS = 15000; // of 15,000 servers and more; fewer are read more often
-const STALE_MINUTES = 15; // an instance says how it fares at each reconcile, every minute unless it was told otherwise
+const STALE_MINUTES = 2.5; // an instance that runs writes its status at least once a minute
 const NAMED = 12; // servers that one line names
 const $ = (id) => document.getElementById(id);
 
@@ -78,7 +78,7 @@ function held({ commit: revision, held: { digest, guards, lines, reinstalls } })
     typed(`gitboot approve ${digest} ${options} --reason … --state …`));
 }
 
-// That nothing new was said for long, loudly: what the page shows may be of yesterday.
+// A status that is stale: all that the page shows may be old. A live endpoint compares by its own clock (StatusCurrent).
 function stale(at) {
   if (!at || Date.now() - Date.parse(at) < STALE_MINUTES * 60000) return [];
   return [note("bad", "Stale", `the instance has said nothing since ${away(at)}; all that is below may be old`,
@@ -94,8 +94,8 @@ function lacking() {
 }
 
 function notes(status) {
-  const found = [];
   const { attempted, conditions, progress } = status;
+  const found = stale(status.at);
   if (attempted?.held) found.push(held(attempted));
   for (const each of attempted?.problems ?? []) {
     found.push(note(each.severity === "error" ? "bad" : "busy", each.code, `${each.path}:${each.line}: ${each.message}`, each.hint));
@@ -142,7 +142,7 @@ function showStatus() {
   const applied = status?.applied?.commit ?? shared?.commit;
   $("commit").replaceChildren(...(applied ? ["boots commit ", commit(applied), ...branch(status)] : ["no commit is applied"]));
   $("at").replaceChildren(...(status?.at ? [source.live ? "live, " : "published, ", "as of ", instant(status.at)] : []));
-  const said = status ? [...stale(status.at), ...notes(status)] : [note("busy", "Files", "as they were rendered: no instance runs by them")];
+  const said = status ? notes(status) : [note("busy", "Files", "as they were rendered: no instance runs by them")];
   const told = [...lacking(), ...said];
   const wrong = told.filter((each) => each.classList.contains("bad")).length;
   $("state").replaceChildren(...(asked().title === null ? told : wrong ? [brief(wrong)] : []));
