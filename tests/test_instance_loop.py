@@ -27,6 +27,12 @@ from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually, git
 
 
+@pytest.fixture(autouse=True)
+def _writes_its_status_for_something_else_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests here count reconciles."""
+    monkeypatch.setattr("gitboot.instance.loop.WRITTEN_EVERY_S", 3600.0)
+
+
 def loop(parts: Parts, events: list[Event]) -> Loop:
     return Loop(parts.reconciler, parts.source, poll_s=3600, clock=lambda: datetime.now(UTC), tell=events.append)
 
@@ -239,3 +245,16 @@ def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path
         before = reconciles(parts)
         repository.push({"README.md": "one"})
         eventually(lambda: reconciles(parts) == before + 1)
+
+
+def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.instance.loop.WRITTEN_EVERY_S", 0.01)
+    repository = Repository.create(tmp_path / "git")
+    first = repository.push({"fleet.yaml": "---\n".join(SEED)})
+    bell = HeardBell()
+    with in_process(tmp_path, repository.bare, wake=bell.ring) as parts, looping(parts, bell):
+        until_applied(parts, first, bell)
+        before = reconciles(parts)
+        eventually(lambda: reconciles(parts) > before + 3)
