@@ -28,7 +28,7 @@ metadata:
   labels: {{site: {site}, rack: {rack}, role: {role}, ring: {ring}{more}}}
 spec:
   uuid: 4c4c4544-0034-5210-8044-{number:012x}
-  serial: {number:07}
+  serial: {serial}
   architecture: x86_64
   firmware: UEFI
   interfaces:
@@ -36,6 +36,9 @@ spec:
     - {{name: ens3f0, mac: "40:a6:b7:{mac}", addresses: [11.{ip}/8], boot: false}}
     - {{name: ens3f1, mac: "40:a6:b8:{mac}", boot: false}}
 """
+
+# Of a serial number: digits alone may be a pattern that gitboot refuses as a placeholder.
+_AS_LETTERS: Final = str.maketrans("0123456789", "GQWRTZPLMX")
 
 _BMC: Final = """\
   bmc:
@@ -90,6 +93,7 @@ class Fleet:
         text = _SERVER.format(
             name=name_of(number),
             number=number + 1,
+            serial=f"K7{number + 1:07}".translate(_AS_LETTERS),
             site=site_of(number),
             rack=f"r{number % _SITE // RACK:02}",
             role=role,

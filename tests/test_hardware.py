@@ -314,7 +314,7 @@ def test_retired(hall: Hall) -> None:
     hall.wait(OPEN)
     assert hall.override == "Continuous Pxe"
     hall.merge("Retired")
-    assert (hall.plan(), hall.entry(), hall.override) == (None, "nothing", "Disabled")
+    assert (hall.plan(), hall.entry(), hall.override) == (None, "disk", "Disabled")
 
 
 def test_out_of_the_fleet(hall: Hall) -> None:

@@ -340,7 +340,7 @@ def test_nothing_is_set_while_the_clock_is_unsynchronised_and_an_ordinary_day_ne
 
 def documents(image_name: str = "flatcar-1") -> dict[str, str]:
     servers = (server(f"web{number:02}") for number in range(3))
-    images = (image("flatcar-1"), image("flatcar-2"))
+    images = (image("flatcar-1"), image("flatcar-2"), image("flatcar-3"))
     more = (profile("web", image_name), policy("web", often="OnImageChange"))
     return {"fleet.yaml": "---\n".join((fleet(), *servers, *images, *more))}
 
@@ -394,7 +394,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         for seconds in (3, 4):
             turn(parts, later + timedelta(seconds=seconds))
         assert parts.reconciler.status.applied == commit
-        assert reinstalled(parts, repository, "flatcar-1", later + timedelta(minutes=1))[0]  # from now on they count
+        assert reinstalled(parts, repository, "flatcar-3", later + timedelta(minutes=1))[0]  # from now on they count
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
             with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
                 turn(parts, NOON + timedelta(days=days))
                 assert facts.read(parts.ledger).gap is False
-                name = "flatcar-2" if not days else "flatcar-1"
+                name = "flatcar-2" if not days else "flatcar-3"
                 assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
@@ -631,7 +631,7 @@ def test_a_forge_that_knows_the_newest_change_vouches_for_a_ledger_that_was_left
 ) -> None:
     with beside(tmp_path, repository, host, token, "adopt") as found:
         found.turn(NOON)
-    for days, name in ((3, "flatcar-2"), (6, "flatcar-1")):
+    for days, name in ((3, "flatcar-2"), (6, "flatcar-3")):
         with beside(tmp_path, repository, host, token) as found:
             found.turn(NOON + timedelta(days=days))
             assert found.parts.reconciler.standing.knowledge.facts.gap is False
