@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from gitboot.errors import NotEvaluated
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluate.limits import Allowance, exceeded
 from gitboot.frames import encode
 from gitboot.instance import build
 from gitboot.instance.commit import Commit, Evaluated
@@ -23,14 +24,17 @@ from gitboot.source.bringing import InThisProcess
 
 
 class Here(Evaluation):
-    """An evaluation without a process of its own."""
+    """An evaluation without a process of its own. The evaluation of a commit in ``unending`` does not end in time."""
 
-    def __init__(self, reader: Reader, site: str | None = None) -> None:
+    def __init__(self, reader: Reader, site: str | None = None, unending: Collection[str] = ()) -> None:
         super().__init__(Path(), site=site)
+        self._unending = unending
         self._reader = reader
         self._evaluator = Evaluator(reader.snapshot)
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        if revision in self._unending:
+            raise NotEvaluated([exceeded("it is not evaluated in time")])
         try:
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:

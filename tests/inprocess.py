@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +44,7 @@ def in_process(
     credentials: Path | None = None,
     evaluates: bool = True,
     apart: bool = False,
+    unending: Collection[str] = (),
     wake: Callable[[], None] = lambda: None,
     trust: TrustSettings | None = None,
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -53,7 +54,8 @@ def in_process(
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
     One that does not evaluate never comes to an end with more than the commit that was accepted before; one that does
-    so ``apart`` has a process for it, and calls ``wake`` once it has answered.
+    so ``apart`` has a process for it, and calls ``wake`` once it has answered. The evaluation of a commit in
+    ``unending`` does not end in time.
     """
     settings = Settings(
         output=folder / "output",
@@ -73,7 +75,7 @@ def in_process(
     def evaluation(state: Path) -> Evaluation:
         if apart:
             return Evaluation(state, site=site)
-        return Here(Reader(state), site) if evaluates else Slow(Reader(state))
+        return Here(Reader(state), site, unending) if evaluates else Slow(Reader(state))
 
     with running(settings, tell=events.append, clock=clock, wake=wake, evaluation_of=evaluation, uptime=uptime) as (
         instance,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +17,7 @@ from gitboot.ledger import facts, requests
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Cause
+from gitboot.status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually, running
@@ -62,9 +63,11 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
 
 
 @contextmanager
-def approved(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
+def approved(repository: Repository, tmp_path: Path, unending: Collection[str] = ()) -> Iterator[Parts]:
     """An instance that has accepted the bad image with an approval, and offers it to all web servers."""
-    with in_process(tmp_path, repository.bare, limits=LOOSE, initial="adopt", clock=lambda: NOON) as parts:
+    with in_process(
+        tmp_path, repository.bare, limits=LOOSE, initial="adopt", unending=unending, clock=lambda: NOON
+    ) as parts:
         turn(parts)
         repository.push(documents(BAD))
         turn(parts, 1)
@@ -110,6 +113,10 @@ def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = 
     )
     spool.append(line_of(seen))
     spool.close()
+
+
+def commit_accepted(parts: Parts) -> Condition:
+    return next(each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
 
 
 def scripts(folder: Path) -> str:
@@ -211,6 +218,53 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
             turn(parts, seconds)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
         assert facts.read(parts.ledger).withheld is None
+
+
+def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_revert_does_not_end(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+    unending = {revert}
+    with in_process(tmp_path, repository.bare, limits=LOOSE, unending=unending, clock=lambda: NOON) as parts:
+        for seconds in (7, 8, 9):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
+        assert {each.server for each in status.withheld} == set(SERVERS)
+        stored = facts.read(parts.ledger).withheld
+        assert stored is not None and stored.by == revert
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        unending.clear()
+        for seconds in (70, 71, 72):
+            turn(parts, seconds)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+
+
+def test_a_revert_whose_evaluation_ends_late_is_judged_by_what_was_fetched_until_it_was_withheld(
+    repository: Repository, tmp_path: Path
+) -> None:
+    unending = set[str]()
+    with approved(repository, tmp_path, unending) as parts:
+        bad = planned(parts, "web03")
+        revert = repository.push(documents())
+        unending.add(revert)
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+        assert (commit_accepted(parts).reason, parts.reconciler.status.withheld) == ("NotEvaluated", ())
+        unending.clear()
+        turn(parts, 70)
+        assert parts.reconciler.status.accepted != revert
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        fetch(parts, bad, 70)  # just before the files changed, and recorded just after
+        for seconds in (71, 72, 73):
+            turn(parts, seconds)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
 
 
 def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:

@@ -294,6 +294,9 @@ class Accepting:
             self._is_retrying = True
         if latest == attempt.attempted and not (attempt.is_behind and (has_news or self._is_retrying)):
             return attempt
+        if self._is_retrying:
+            # The boots that these commits take back are still offered: withhold them first, then read the records.
+            reads_records, attempt = False, replace(attempt, stands=None, read=None)
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
             found = self._judging.judge(ahead, knowledge, attempt.met, reads_records=reads_records)
@@ -302,7 +305,7 @@ class Accepting:
         self._records_read, self._is_retrying = _records_of(knowledge), False
         attempt = replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
-            withheld = self._withheld(before, attempt.accepted, found.valid, latest)
+            withheld = self._withheld(before, attempt.accepted, found.valid, found.evaluated)
             return replace(attempt, orders=found.latest_orders, waiting=latest, withheld=withheld, evaluated=latest)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
@@ -320,7 +323,7 @@ class Accepting:
             )
             events += _acknowledged(found.hops, at)
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
-        withheld = self._withheld(before, attempt.accepted, found.newer, latest)
+        withheld = self._withheld(before, attempt.accepted, found.newer, found.evaluated)
         attempt = replace(attempt, withheld=withheld, evaluated=latest)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _postponed(attempt, retries, at)
@@ -335,25 +338,29 @@ class Accepting:
         return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
 
     def _withheld(
-        self, before: Withheld | None, accepted: Commit | None, newer: Sequence[Commit], latest: Revision
+        self, before: Withheld | None, accepted: Commit | None, newer: Sequence[Commit], evaluated: Revision | None
     ) -> Withheld | None:
         """Return what newer commits withhold, and what was withheld ``before`` by a commit that is newer than those.
 
-        So it is after a restore or a take-over, until the clone has that commit.
+        ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
+        of ``before`` may be newer: its evaluation did not end, or the clone lacks it.
         """
         now = None
-        if accepted is not None and newer:
+        if accepted is not None and newer and evaluated is not None:
             path = (accepted, *newer)
             if self._path is None or len(path) != len(self._path[0]) or any(map(is_not, path, self._path[0])):
-                self._path = path, withheld_by(accepted, newer, latest)
+                self._path = path, withheld_by(accepted, newer, evaluated)
             found = self._path[1]
-            now = found._replace(by=latest) if found is not None else None
-        if before is None or before.by == latest:
+            now = found._replace(by=evaluated) if found is not None else None
+        if before is None or before.by == evaluated:
             return now
         by, is_over = Revision(before.by), False
         with suppress(SourceError):
             # A commit that was force-pushed away is in no clone that is made anew.
-            is_over = self._source.is_rewind(latest, by) if self._source.has(by) else self._limits.allow_rewind
+            if not self._source.has(by):
+                is_over = self._limits.allow_rewind
+            elif evaluated is not None:
+                is_over = self._source.is_rewind(evaluated, by)
         return now if is_over else joined(before, now)
 
     def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:

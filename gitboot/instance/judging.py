@@ -89,6 +89,7 @@ class Advance:
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
+    evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
 
     @property
     def newer(self) -> tuple[Commit, ...]:
@@ -119,6 +120,13 @@ class _Walk:
     @property
     def is_incomplete(self) -> bool:
         return any(isinstance(each, NotEvaluated) for each in self.faults.values())
+
+    def evaluated(self, ahead: Ahead) -> Revision | None:
+        """Return the newest commit whose evaluation ended, or the accepted one; None: there is none."""
+        for position in range(len(ahead.merges), 0, -1):
+            if not isinstance(self.faults.get(position), NotEvaluated):
+                return ahead.merges[position - 1][0]
+        return ahead.accepted.revision if ahead.accepted is not None else None
 
     def orders_after(self, reached: int) -> Orders | None:
         """Those of the newest Fleet that is well formed, unless it is accepted."""
@@ -189,6 +197,7 @@ class Judging:
                 orders=walk.orders_after(0),
                 passed=tuple(_passed(ahead, walk, None)),
                 is_incomplete=walk.is_incomplete,
+                evaluated=walk.evaluated(ahead),
             )
         shown: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
 
@@ -246,6 +255,7 @@ class Judging:
             orders=walk.orders_after(found.reached),
             passed=tuple(_passed(ahead, walk, found)),
             is_incomplete=walk.is_incomplete,
+            evaluated=walk.evaluated(ahead),
         )
 
     def forget_unevaluated(self) -> None:
