@@ -74,7 +74,8 @@ def need_no_install(names: Sequence[str], base: Commit, commit: Commit, knowledg
     """
     if not knowledge.is_trusted or knowledge.facts.gap:
         return ()
-    found = (commit.decisions.servers[name] for name in names)
+    here = commit.decisions.servers  # an instance of one site has no decisions for the servers of others
+    found = (here[name] for name in names if name in here)
     return tuple(each.uuid for each in found if _needs_none(_decision_of(base, each.uuid), each, knowledge))
 
 
