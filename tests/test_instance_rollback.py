@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -17,10 +18,11 @@ from gitboot.ledger import facts, requests
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Cause
+from gitboot.source.bringing import CLONE
 from gitboot.status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server
 from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually, running
+from tests.instance import Repository, eventually, git, running
 from tests.rack import Rack
 from tests.rack import boots as boots_of
 from tests.serving import rendered_states
@@ -240,6 +242,31 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         unending.clear()
         for seconds in (70, 71, 72):
+            turn(parts, seconds)
+        held = parts.reconciler.status.held
+        assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
+
+
+def test_after_a_restore_a_boot_stays_withheld_while_the_clone_lacks_the_revert(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+        assert bad is not None
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+    shutil.rmtree(tmp_path / "state" / CLONE)
+    git(repository.bare, "update-ref", "refs/heads/main", bad)  # a copy of the repository from before the revert
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        for seconds in (7, 8, 9):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (status.accepted, {each.server for each in status.withheld}) == (bad, set(SERVERS))
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        git(repository.bare, "update-ref", "refs/heads/main", revert)
+        for seconds in (10, 11, 12):
             turn(parts, seconds)
         held = parts.reconciler.status.held
         assert held is not None and (held.commit, held.reinstalls) == (revert, ("web03",))
