@@ -30,6 +30,7 @@ from gitboot.observe.stopped import WORD
 from gitboot.render.terms import TERMS
 from gitboot.source.bringing import CLONE
 from tests.failing_disk import fill, small_disk
+from tests.fleets import image, policy, profile
 from tests.fleets import server as described
 from tests.instance import Instance, begin, eventually, git
 from tests.postgresqls import PostgresServer, postgresql, public_folder
@@ -274,6 +275,51 @@ def test_finding_r2_a_standby_follows_the_branch_of_the_acting_instance(rack: Ra
         assert instance.status()["branch"] == "refs/heads/main"
         eventually(lambda: instance.status()["applied"]["commit"] == commit)
         assert wip not in pygit2.Repository(clone).odb
+
+
+def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone_has_that_revert(
+    rack: Rack, server: PostgresServer
+) -> None:
+    def pool(image_name: str) -> tuple[str, ...]:
+        images = image("flatcar-1"), image("flatcar-2")
+        return (*images, profile("web", image_name), policy("web", often="OnImageChange"))
+
+    rack.pool = pool("flatcar-1")
+    installed, waiting = (rack.add("web01"), rack.add("web02")), rack.add("web03")
+    with pair(rack, server, server.address()) as hosts:
+        rack.push()
+        hosts.one.start()
+        eventually(lambda: hosts.one.url)
+        begin(hosts.one.state, "adopt")
+        status = hosts.one.instance.status  # type: ignore[union-attr]
+        rack.pool = pool("flatcar-2")
+        bad = rack.push("Roll out the bad image")
+        held = eventually(lambda: status()["attempted"]["held"])
+        given = ("approve", held["digest"], "--guard", "maxReinstalls", "--reason", "planned")
+        assert typed(*given, "--state", hosts.one.state).code == 0
+        eventually(lambda: all(web.stands for web in (*installed, waiting)))
+        for web in installed:
+            assert "flatcar-2" in boots(web, hosts.one)
+        rack.pool = pool("flatcar-1")
+        revert = rack.push("Take the bad image back")
+
+        def is_held_by_installed() -> bool:
+            attempted = status()["attempted"]
+            held = attempted["held"] if attempted["commit"] == revert else None
+            return held is not None and held["reinstalls"] == [web.name for web in installed]
+
+        eventually(is_held_by_installed)  # so the ledger has the end of the other one's override
+        assert not waiting.stands
+        hosts.one.kill()
+        git(rack.repository.bare, "update-ref", "refs/heads/main", bad)  # a copy from before the revert
+        hosts.two.start()
+        assert hosts.taken_over(hosts.last_epoch) is hosts.two
+        status = hosts.two.instance.status  # type: ignore[union-attr]
+        eventually(lambda: "web03" in [each["server"] for each in status()["attempted"]["withheld"]])
+        assert "flatcar" not in boots(waiting, hosts.two)
+        git(rack.repository.bare, "update-ref", "refs/heads/main", revert)
+        eventually(is_held_by_installed)
+        assert waiting.times_set == 1
 
 
 def test_who_takes_over_knows_what_was_given_and_who_was_paused_gives_and_sets_nothing(
