@@ -60,6 +60,8 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def _as_text(status: dict[str, Any], state: Path) -> str:
+    from gitboot.cli.table import wrapped
+
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
     age_seconds = status["ageSeconds"]
@@ -95,12 +97,13 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
         f"next       {status['nextTransition'] or 'no change without a commit'}",
     ]
     installations = status.get("installations", [])
-    lines += [f"    {each['server']}: {each['message']}" for each in installations[:_MOST_INSTALLATIONS]]
+    shown = installations[:_MOST_INSTALLATIONS]
+    lines += [wrapped(f"{each['server']}: {each['message']}", "    ", then="      ") for each in shown]
     if left := more(sum(status.get("installing", {}).values()) - min(len(installations), _MOST_INSTALLATIONS)):
         lines.append(f"    {left}; `gitboot records` shows all records")
     if held := status["attempted"].get("held"):
         lines.append(f"held       by {', '.join(held['guards'])}")
-        lines += _limited([f"    {name} may be reinstalled" for name in held.get("reinstalls", ())])
+        lines += _limited([wrapped(f"{name} may be reinstalled", "    ") for name in held.get("reinstalls", ())])
     lines += _limited([_withheld(each) for each in status["attempted"].get("withheld", ())])
     lines += [
         f"    {each['path']}:{each['line']}: {each['code']}: {each['message']}" for each in problems[:_MOST_PROBLEMS]
@@ -112,8 +115,11 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
 
 def _withheld(server: dict[str, Any]) -> str:
     """Return what a server boots while gitboot withholds its install boot."""
+    from gitboot.cli.table import wrapped
+
     by = ", ".join(commit[:12] for commit in server["by"])
-    return f"withheld   {server['server']} boots {server['boots'] or 'its disk'}; its install boot is not in {by}"
+    boots = server["boots"] or "its disk"
+    return wrapped(f"withheld   {server['server']} boots {boots}; its install boot is not in {by}")
 
 
 def _limited(lines: list[str]) -> list[str]:
