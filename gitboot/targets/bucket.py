@@ -136,7 +136,7 @@ class Bucket:
         def put_names() -> None:
             try:
                 found.put(self._names(folder))
-            except (HostUnreachable, PublishError) as error:
+            except Exception as error:  # noqa: BLE001 - `names` raises it
                 found.put(error)
 
         threading.Thread(target=put_names, name="list", daemon=True).start()
