@@ -254,6 +254,11 @@ class PolicyDecision:
         }
 
 
+def is_within(at: datetime, start: datetime | None, end: datetime | None) -> bool:
+    """Whether an instant lies in the window [start, end); None: the window has no such bound."""
+    return (start is None or start <= at) and (end is None or at < end)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MaintenanceDecision:
     """What a maintenance lets a server boot, and in which window: [start, end)."""
@@ -271,7 +276,7 @@ class MaintenanceDecision:
     max_unavailable_per: str | None = None  # Site, or a label's key; None: of all that it selects
 
     def active(self, at: datetime) -> bool:
-        return (self.start is None or self.start <= at) and (self.end is None or at < self.end)
+        return is_within(at, self.start, self.end)
 
     def overlaps(self, other: MaintenanceDecision) -> bool:
         return (self.start is None or other.end is None or self.start < other.end) and (
@@ -306,7 +311,7 @@ class WithheldBoot(NamedTuple):
     by: str  # the newer commit
 
     def active(self, at: datetime) -> bool:
-        return (self.start is None or self.start <= at) and (self.end is None or at < self.end)
+        return is_within(at, self.start, self.end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -398,8 +398,7 @@ class Code(StrEnum):
         "GB2024",
         "An identity that many machines have",
         "Firmware shows it if nobody has set a UUID, serial number or MAC address. Another machine that shows it could "
-        "get the boot of this one. An instance that accepted such a commit with an earlier version goes on with that "
-        "commit, and does not look for a machine by this value.",
+        "get the boot of this one. gitboot does not look for a machine by this value.",
         "Set a value of its own in the machine's firmware and write that, or leave the field out.",
     )
     TEMPLATE_SYNTAX = (
