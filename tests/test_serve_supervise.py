@@ -157,7 +157,8 @@ def test_finding_c6_an_endpoint_that_is_stopped_is_not_serving_and_is_replaced(
         eventually(lambda: serving() == "True Running: 2 of 2 endpoints running")
         stopped, other = workers_of(instance.process.pid)
         os.kill(stopped, signal.SIGSTOP)
-        eventually(lambda: serving() == "False NotResponding: 1 of 2 endpoints running, 1 not responding")
+        told = eventually(lambda: [each for each in instance.events if each["type"] == "EndpointNotResponding"])
+        assert told[0]["message"] == "1 of 2 endpoints running, 1 not responding"
         eventually(lambda: serving() == "True Running: 2 of 2 endpoints running, 1 restart since the start")
         assert is_gone(stopped)
         assert other in workers_of(instance.process.pid)

@@ -666,6 +666,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case "BranchFollowed", _:  # once, not with each branch that is checked out
             return "BranchLeft" if before is None or before.status else None
+        case "Serving", "NotResponding":
+            return "EndpointNotResponding"
         case "ProxiesNamed", _:
             return "ProxyUnnamed" if before is None or before.status else None  # once: a stranger chooses its address
         case "BootsGiven", _:
