@@ -45,7 +45,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "CommitAccepted": {
         "GuardTripped": "gitboot approve DIGEST GUARDS --state STATE --reason '…'",
         "Invalid": "gitboot validate STATE/repository.git --rev COMMIT",
-        "NotEvaluated": "gitboot validate STATE/repository.git --rev COMMIT  # on a machine with less to do",
+        "NotEvaluated": "commit-seconds = 600  # add it to the file of --config, and start gitboot again",
         "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},

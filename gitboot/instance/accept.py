@@ -25,6 +25,7 @@ from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.phrases import count, more, some
+from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.status import ChangedArea, Event, Heeded, Held, PassedMerge
@@ -125,6 +126,11 @@ class Attempt:
     stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
     read: Revision | None = None  # the same commit, once every fetch up to then is learned
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
+
+    @property
+    def is_unevaluated(self) -> bool:
+        """Whether the evaluation of the newest commit did not end, so that gitboot evaluates it again."""
+        return self.retry_at is not None and any(each.code is Code.LIMITS for each in self.problems)
 
     @property
     def is_behind(self) -> bool:
@@ -590,7 +596,7 @@ def refused_message(attempt: Attempt) -> str:
     first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
     rest = more(len(attempt.problems) - 1, "problem")
     which = attempt.attempted[:12] if attempt.attempted is not None else "the commit that was accepted before the start"
-    if attempt.retry_at is None:
+    if attempt.retry_at is None or not attempt.is_unevaluated:
         return f"{which} is invalid: {first}{rest and f' {rest}'}"
     return f"{which} is not evaluated: {first}; gitboot evaluates it again at {format_instant(attempt.retry_at)}"
 

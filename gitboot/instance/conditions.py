@@ -159,7 +159,7 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
         yield _condition(
             "CommitAccepted",
             False,
-            "NotEvaluated" if attempt.retry_at is not None else "Untrusted" if is_untrusted else "Invalid",
+            "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
             refused_message(attempt),
             at,
         )
