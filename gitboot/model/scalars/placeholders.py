@@ -113,7 +113,7 @@ _OF_12_DIGITS: Final = _counting(12)
 
 _NO_SERIAL: Final = re.compile(
     r"to ?be ?filled|filled ?by|default|not ?(?:specified|applicable|available|set|present|provided|defined)"
-    r"|serial ?(?:num|no\b)|system ?serial|board ?serial|chassis ?serial|oem ?serial|unknow|undefined|unspecified"
+    r"|serial ?(?:num|no\b)|system ?serial|board ?serial|chassis ?serial|oem ?serial|^unknow|undefined|unspecified"
     r"|invalid|tulip ?computers|iatpass|\bo\.?e\.?m\b|\bnull\b|change ?me|placeholder"
 )
 _NO_SERIAL_AT_ALL: Final = re.compile(
