@@ -25,6 +25,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
+from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
 from gitboot.render.keyed import NO_KEYS, TokenKeys
@@ -162,6 +163,10 @@ class Site:
         """Leave the instance's word on itself."""
         with Directory.open(self.root, ledger="test") as directory:
             directory.write_status(json.dumps(status).encode(), BEFORE)
+
+    def forget_status(self) -> None:
+        """Remove what the instance has said of itself, as a copy of the tree that is begun again does."""
+        (self.root / STATUS).unlink()
 
     def observed(self) -> list[Observation]:
         """Return what was recorded since the last call, but for what was withheld, once each intent has an outcome."""

@@ -862,6 +862,17 @@ def test_finding_c5_a_stale_status_is_a_false_condition_of_the_api_the_metrics_a
         assert "StatusCurrent" not in _conditions(url)
 
 
+def test_finding_c5_a_status_that_is_gone_is_as_old_as_the_last_one_that_was_seen(here: Site) -> None:
+    say(here, BEFORE)
+    with here.serve(keeping=Keeping.SYNCHRONISED) as url:
+        assert "StatusCurrent" not in _conditions(url)
+        here.forget_status()
+        here.now = BEFORE + timedelta(seconds=151)
+        assert "at 2026-11-20T21:00:00Z" in _conditions(url)["StatusCurrent"]["message"]
+        assert 'type="StatusCurrent"} 1.0' in plain.get(f"{url}/metrics").text
+        assert plain.get(f"{url}/readyz").status_code == 200
+
+
 def test_finding_c5_a_status_is_as_old_as_its_instance_is_silent_whatever_the_clock_shows(here: Site) -> None:
     say(here, BEFORE)
     here.now, here.ahead = BEFORE - timedelta(hours=2), timedelta(hours=-2)

@@ -31,7 +31,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """
     from gitboot.cli.words import folders_of, output_of
     from gitboot.instance.directory import read_status, running
-    from gitboot.observe.status_age import age_s, with_age
+    from gitboot.observe.status_age import with_age, written_at
     from gitboot.observe.stopped import Words, with_stop
 
     status = read_status(state)
@@ -40,7 +40,9 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
         status = newest(status, published)
     status["process"] = process
     status["lease"] = _lease(state) if status["process"] else None
-    status = with_age(status, age_s(status, datetime.now(UTC)))
+    written = written_at(status)
+    age_s = max((datetime.now(UTC) - written).total_seconds(), 0) if written is not None else None
+    status = with_age(status, age_s, written)
     status["conditions"] = with_stop(status["conditions"], Words(*folders_of(state)).now)
     for output in outputs:
         text = _as_text(status, state) if output.format == "text" else json.dumps(status, indent=2, sort_keys=True)

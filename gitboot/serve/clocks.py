@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +68,11 @@ class ComparedClock:
         if self._newest is not None:
             found.append(self._newest + timedelta(seconds=self.up.seconds - self._newest_s))
         return max(found, default=None)
+
+    @property
+    def written(self) -> datetime | None:
+        """Return the last time that the other wrote, by its clock; None: it has not written it yet."""
+        return self._written.astimezone(UTC) if self._written is not None else None
 
     @property
     def silent_s(self) -> float | None:

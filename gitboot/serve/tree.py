@@ -175,7 +175,7 @@ class PublishedTree:
         facts = self._instance()
         if not facts:
             facts = Status(applied=self.head.stamp.commit if self.head is not None else None).facts()
-        facts = with_age(facts, self.clock.silent_s)
+        facts = with_age(facts, self.clock.silent_s, self.clock.written)
         return {**facts, "conditions": [*with_stop(facts["conditions"], self.words.now), self._condition]}
 
     def _instance(self) -> dict[str, Any]:
