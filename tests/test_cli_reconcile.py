@@ -19,7 +19,11 @@ HELD = Held(commit=NEW, digest="a" * 64, guards=("maxReinstalls",))  # type: ign
 
 
 def status(
-    *false: str, attempted: str = NEW, began: datetime | None = AFTER, held: Held | None = None
+    *false: str,
+    attempted: str = NEW,
+    accepted: str = NEW,
+    began: datetime | None = AFTER,
+    held: Held | None = None,
 ) -> Mapping[str, Any]:
     """Return the status of an instance of which these conditions are false."""
     types = ("Accepting", "BmcsReachable", "CommitAccepted", "LedgerWritable", "Published", "SourceReady")
@@ -27,7 +31,14 @@ def status(
         Condition(type=type, status=type not in false, reason="Reason", message=f"about {type}", since=TRIGGERED)
         for type in types
     )
-    return Status(conditions=tuple(conditions), attempted=attempted, held=held, fetched=NEW, fetch_began=began).facts()
+    return Status(
+        conditions=tuple(conditions),
+        attempted=attempted,
+        accepted=accepted,
+        held=held,
+        fetched=NEW,
+        fetch_began=began,
+    ).facts()
 
 
 @pytest.mark.parametrize(
@@ -58,12 +69,16 @@ def test_the_outcome_is_the_worst_of_the_fetch_the_commit_and_the_publication(
         {},
         Status().facts(),
         status(began=None),
+        status(accepted=OLD),
         status(began=BEFORE),
         status("SourceReady", began=BEFORE),
         status(attempted=OLD),
         status("CommitAccepted", attempted=OLD),
     ],
-    ids=["nothing yet", "at the start", "no fetch", "an earlier fetch", "failed before", "evaluating", "held before"],
+    ids=[
+        *("nothing yet", "at the start", "no fetch", "a revert that is not judged", "an earlier fetch"),
+        *("failed before", "evaluating", "held before"),
+    ],
 )
 def test_there_is_no_outcome_before_the_commit_of_a_new_fetch_was_evaluated(found: Mapping[str, Any]) -> None:
     assert outcome_of(found, TRIGGERED) is None

@@ -182,6 +182,36 @@ def test_a_server_whose_fetch_has_an_unknown_outcome_holds_the_revert(parts: Par
     assert held is not None and held.reinstalls == ("web03",)
 
 
+def test_a_revert_is_held_and_can_be_approved_while_the_fetch_log_cannot_be_read(
+    parts: Parts, repository: Repository
+) -> None:
+    if parts.spool.exists():
+        parts.spool.rmdir()
+    parts.spool.write_text("no folder")
+    revert = repository.push(documents())
+    for seconds in (3, 4, 5):
+        turn(parts, seconds)
+    held = parts.reconciler.status.held
+    assert held is not None and held.guards == ("maxReinstalls",)
+    assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
+    approve(parts, held.digest)
+    turn(parts, 6)
+    assert parts.reconciler.status.accepted == revert
+
+
+def test_a_revert_applies_once_the_fetch_log_can_be_read_again(parts: Parts, repository: Repository) -> None:
+    if parts.spool.exists():
+        parts.spool.rmdir()
+    parts.spool.write_text("no folder")
+    revert = repository.push(documents())
+    for seconds in (3, 4, 5):
+        turn(parts, seconds)
+    parts.spool.unlink()
+    for seconds in (6, 7, 8):
+        turn(parts, seconds)
+    assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
 def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
     parts: Parts, repository: Repository
 ) -> None:

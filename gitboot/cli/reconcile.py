@@ -92,6 +92,8 @@ def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, st
     if accepted is not None and not accepted["status"]:
         code = Exit.HELD if status["attempted"]["held"] is not None else Exit.INVALID
         return code, f"Fetched {commit[:12]}, which is not accepted ({accepted['reason']}): {accepted['message']}"
+    if status["accepted"]["commit"] != commit:
+        return None  # the instance reads what was fetched until now before it judges the commit
     for type in ("LedgerWritable", "Published"):
         if (found := conditions.get(type)) is not None and not found["status"]:
             return Exit.PARTIAL, f"Accepted {commit[:12]}. {type} is false ({found['reason']}): {found['message']}"

@@ -125,6 +125,7 @@ class Attempt:
     evaluated: Revision | None = None  # the newest commit by which they were found
     stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
     read: Revision | None = None  # the same commit, once every fetch up to then is learned
+    is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
@@ -141,7 +142,8 @@ class Attempt:
     def is_preliminary(self) -> bool:
         """Whether gitboot judges the held commit by records as soon as it has learned of the fetches up to now."""
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
-        return is_published and self.waiting is None and candidate is not None and candidate.is_preliminary
+        is_judged_soon = is_published and self.waiting is None and not self.is_log_unread
+        return is_judged_soon and candidate is not None and candidate.is_preliminary
 
     @property
     def held(self) -> Held | None:

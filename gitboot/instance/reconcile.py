@@ -164,10 +164,9 @@ class Reconciler:
                 lap(Stage.LEARN)
                 write(self._store, (asked.news, learnt.news))
                 self._inbox.forget(heard)
-            if (
-                attempt.stands == current.attempt.stands and self._inbox.unread is None
-            ):  # what was fetched until it stood is learned now
-                attempt = replace(attempt, read=attempt.stands)
+            attempt = replace(attempt, is_log_unread=self._inbox.unread is not None)
+            if attempt.stands == current.attempt.stands and not attempt.is_log_unread:
+                attempt = replace(attempt, read=attempt.stands)  # what was fetched until it stood is learned now
             now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
             self._started = None
         except LedgerError as error:  # nothing of it counts, and what has come in waits
