@@ -44,6 +44,7 @@ from tests.serving import LOADER
 
 NAMES: Final = ("web01", "web02", "web03")
 HOST, PORT = "127.59.0.1", 8443  # of the BMCs: the ledger has recorded the address, so a test needs the same one
+_PATIENCE_S: Final = 120
 USER, PASSWORD = "root", "correct-horse-staple"
 OVERRIDES: Final = {"web01": "Disabled", "web02": "Once", "web03": "Disabled"}  # that the BMCs are left with
 PARTS: Final = ("fleet.git", "output", "spool", "state")
@@ -109,8 +110,18 @@ def machines() -> dict[str, Machine]:
 
 
 def bmcs(machines: dict[str, Machine]) -> RedfishServer:
-    """Return one Redfish service for all machines, at the address in their documents."""
-    return RedfishServer(Service(*machines.values(), credentials={USER: PASSWORD}), host=HOST, port=PORT)
+    """Return one Redfish service for all machines, at the address in their documents, once that is free.
+
+    A process that was forked while another test had its service there may still hold the address.
+    """
+    until_s = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return RedfishServer(Service(*machines.values(), credentials={USER: PASSWORD}), host=HOST, port=PORT)
+        except OSError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.1)
 
 
 def server(name: str) -> str:
