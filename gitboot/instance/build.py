@@ -386,7 +386,7 @@ def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetc
     from gitboot.ledger.postgresql import PostgresRenewing
 
     with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
-        yield shared, keeper.check, lambda: held.check() if store.is_failing else keeper.check()
+        yield shared, keeper.check, lambda: held.check() if store.is_unwritable else keeper.check()
 
 
 def named_ledger(settings: Settings) -> Path:

@@ -134,7 +134,7 @@ class Inbox:
         failed_before = self._failed
         with self._lock:
             try:
-                if self._failed != failed_before or (may_note and self._store.is_failing):
+                if self._failed != failed_before or (may_note and self._store.is_unwritable):
                     raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
                 with self._store.writing() as tx:
                     if isinstance(record, SwitchRecord):
