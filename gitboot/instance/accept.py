@@ -395,6 +395,8 @@ class Accepting:
         that did not note them, or from a backup.
         """
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
+        if accepted is None and self._source.latest() is None:
+            return attempt  # the first fetch makes the clone; a clone that is made anew meanwhile would be in its way
         since, tips = attempt.searched or knowledge.facts.searched, {accepted}
         if not self._has_searched:
             tips |= {*map(Revision, knowledge.unsearched), self._source.accepted(), self._published}
