@@ -49,7 +49,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "Untrusted": "git log --show-signature COMMIT  # sign it anew, or list its key",
     },
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
-    "CredentialsRead": {"Unreadable": "gitboot reconcile --state STATE  # once the file is there again"},
+    "CredentialsRead": {"Unreadable": "ls -l FILE  # that the message names; gitboot reads it again for each request"},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
     "IdentitiesUnique": {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},

@@ -37,7 +37,11 @@ class Exit(IntEnum):
     FINE = 0, "all that was asked for is done, or shown"
     FAULT = 1, "a ledger that cannot be read; or a fault of gitboot's own: please report it, with the traceback"
     CHANGES = 2, "something differs, where that was asked for (`--detailed-exitcode`, `compare-old-system`)"
-    INVALID = 3, "the repository has errors: correct them at the places that are named"
+    INVALID = (
+        3,
+        "the repository has errors: correct them at the places that are named; or no trusted key signed the commit "
+        "(`--verify`); or the evaluation of the commit did not end",
+    )
     HELD = (
         4,
         "a guard holds a commit until it is acknowledged; a rollout is stopped by a machine on which installing failed",

@@ -35,8 +35,9 @@ _LOOK_S: Final = 0.1
 def command(state: Path, timeout_s: int) -> None:
     """Let the instance on STATE fetch and reconcile now, and report the outcome.
 
-    The exit code is 6 if the fetch failed, 3 if the newest commit is invalid, 4 if it is held, 7 if the instance is
-    suspended, and 8 if the instance could not publish, or has not finished in time.
+    The exit code is 6 if the fetch failed, and 3 if the newest commit is rejected: it is invalid, no trusted key signed
+    it (--verify), or its evaluation did not end. The exit code is 4 if the commit is held, 7 if the instance is
+    suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
     """
     from gitboot.cli.words import told_to
     from gitboot.errors import LedgerError, NotYetDone, UsageError
