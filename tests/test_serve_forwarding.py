@@ -16,9 +16,9 @@ from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.postgresql import connected
-from gitboot.observe.forwarder import Forwarder
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity
+from gitboot.observe.spool_forwarder import Forwarder
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clients import Clients
 from gitboot.serve.clocks import ComparedClock

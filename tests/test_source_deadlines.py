@@ -17,7 +17,7 @@ from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
 from gitboot.source.branch import Authorship, OwnedBranch
 from gitboot.source.bringing import InThisProcess
-from gitboot.source.steps import Step, Steps, Transfer
+from gitboot.source.fetch_deadlines import Step, Steps, Transfer
 from tests.configured import configured
 from tests.fleets import SEED, at
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon

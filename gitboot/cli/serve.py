@@ -31,7 +31,7 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
-    from gitboot.cli.credential_files import CredentialFiles
+    from gitboot.cli.credential_checks import CredentialFiles
     from gitboot.ledger.naming import PostgresAddress
     from gitboot.serve.app import Endpoint
     from gitboot.serve.certificate import Certificate

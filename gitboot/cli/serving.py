@@ -22,7 +22,7 @@ from gitboot.ledger.naming import address_beside
 from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
-    from gitboot.cli.credential_files import CredentialFiles
+    from gitboot.cli.credential_checks import CredentialFiles
     from gitboot.cli.endpoint_processes import Workers
     from gitboot.serve.certificate import Certificate
 

@@ -18,8 +18,8 @@ from gitboot.facts import facts as as_facts
 from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.rollback import joined, offering, withheld_by
 from gitboot.instance.stops import released
+from gitboot.instance.withheld_boots import joined, offering, withheld_by
 from gitboot.ledger.entries import Withheld
 from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves

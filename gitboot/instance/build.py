@@ -42,6 +42,7 @@ from gitboot.instance.laps import Laps
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.lookout import ArtifactWatch, Lookout
+from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.publishing import Target
@@ -54,7 +55,6 @@ from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
-from gitboot.instance.withdrawals import NotedWithdrawals
 from gitboot.ledger import events, facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request

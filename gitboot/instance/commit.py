@@ -38,7 +38,8 @@ class Commit:
     site: str | None = None  # whose servers alone these are; None: all of the fleet
     written: Mapping[str, Written] = field(default_factory=dict)  # by server; of none, where no page is published
     shown: bytes | None = None  # what the page shows of streams and windows, as JSON
-    withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)  # see `instance.rollback`
+    # Install boots that a newer commit takes back, by UUID: see `instance.withheld_boots`.
+    withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)
     base: Revision | None = field(default=None, compare=False)  # what it was evaluated against
     # Servers of which it says anything else than its base, gone ones too.
     touched: frozenset[str] = field(default=frozenset(), compare=False)

@@ -17,8 +17,8 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft
 from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
+from gitboot.instance.noted_clears import NotedWithdrawals, Withdrawal
 from gitboot.instance.spools import FolderSpool, ReadSpool
-from gitboot.instance.withdrawals import NotedWithdrawals, Withdrawal
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark

@@ -50,10 +50,10 @@ from gitboot.instance.beginning import doubt_of
 from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import media_of, shared_values, wanted_by
-from gitboot.instance.rollback import offering
 from gitboot.instance.states import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
+from gitboot.instance.withheld_boots import offering
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars import SystemUuid, format_instant

@@ -15,11 +15,11 @@ from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.instance.commit import Commit, Evaluated
-from gitboot.instance.inheritance import inheritances, without_base
+from gitboot.instance.inherited_identities import inheritances, without_base
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
-from gitboot.instance.rollback import need_no_install
+from gitboot.instance.withheld_boots import need_no_install
 from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.model.scalars import SystemUuid

@@ -20,8 +20,8 @@ from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
 from gitboot.instance.requests import HeldChanges
-from gitboot.instance.rollback import rolled_back
 from gitboot.instance.switching import carry_switches
+from gitboot.instance.withheld_boots import rolled_back
 from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars import SystemUuid

@@ -11,7 +11,7 @@ import msgspec
 from gitboot.ledger.database import ManyRows
 
 if TYPE_CHECKING:
-    from gitboot.ledger.limited_connection import LimitedConnection
+    from gitboot.ledger.deadline_connection import LimitedConnection
 
 _AT_ONCE: Final = 500
 _COLUMNS: Final = (

@@ -31,7 +31,7 @@ try:
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import TransactionStatus
 
-    from gitboot.ledger.limited_connection import (
+    from gitboot.ledger.deadline_connection import (
         ANSWER_S,
         LEISURE_S,
         LOCK_S,

@@ -11,9 +11,9 @@ from gitboot.bounds import Spent, lift
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import Revision
 from gitboot.source.bringing import InThisProcess
+from gitboot.source.fetch_deadlines import note_work, reported
 from gitboot.source.repository import lacks_memory
 from gitboot.source.sending import ERRORS, Arrived, Order, Report, failed, order, remote_of
-from gitboot.source.steps import note_work, reported
 
 
 def main(parent: str) -> None:

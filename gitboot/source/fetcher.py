@@ -12,9 +12,9 @@ from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.load import Revision
 from gitboot.source.bringing import Tip
+from gitboot.source.fetch_deadlines import Step
 from gitboot.source.remote import Head, Remote
 from gitboot.source.sending import Arrived, Order, order_of, raised, report
-from gitboot.source.steps import Step
 
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
 TOTAL_S: Final = 3600.0  # of whatever makes no new clone
@@ -24,9 +24,9 @@ _START_S: Final = 60.0  # until a process has read its program from a slow disk
 class FetchProcess:
     """Fetches and pushes as `InThisProcess` does; raises `SourceTooLarge`, too, if that takes too much memory.
 
-    Raises `SourceError` if the process does not report the next step of its work in time (`gitboot.source.steps`), or
-    takes longer than ``deadline_s`` as a whole. A new clone may take as long as data arrives at the slowest rate. The
-    process is killed then, and the next fetch starts another one.
+    Raises `SourceError` if the process does not report the next step of its work in time
+    (`gitboot.source.fetch_deadlines`), or takes longer than ``deadline_s`` as a whole. A new clone may take as long as
+    data arrives at the slowest rate. The process is killed then, and the next fetch starts another one.
 
     A process is started at the first need, and again after it has died; for several threads at once, one each. They
     end with the thread that started them, and with `close`.

@@ -48,7 +48,7 @@ from gitboot.model.scalars.numbers import (
     parse_signed,
     version_key,
 )
-from gitboot.model.scalars.placeholders import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 
 __all__ = [

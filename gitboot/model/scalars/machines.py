@@ -7,7 +7,7 @@ from ipaddress import IPv6Address, ip_network
 from typing import Final, NewType
 
 from gitboot.model.scalars.numbers import INTEGER
-from gitboot.model.scalars.placeholders import is_placeholder_mac, is_placeholder_uuid
+from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.problems.codes import Code
 
