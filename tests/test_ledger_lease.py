@@ -230,13 +230,31 @@ def test_who_was_stopped_with_its_clock_is_told_by_the_server_that_another_has_i
                 ledger.database.lease.check()
 
 
-def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(path: Path) -> None:
+def refuse_writes(path: Path, server: PostgresServer) -> None:
+    """Let the ledger answer reads alone, as on a disk without room."""
+    schema = schema_of(path)
+    refuses = "RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE disk_full; END'"
+    server.sql(f"CREATE FUNCTION {schema}.refuse() {refuses}")
+    server.sql(f"CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.lease EXECUTE FUNCTION {schema}.refuse()")
+
+
+def test_what_only_ends_something_needs_the_lease_that_was_confirmed_last_if_a_write_failed(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    """A read that succeeds after the write changes nothing."""
     with held(path, ONE) as (ledger, _), kept(ledger, lambda: None) as (_, fence, ending_fence):
         lease = ledger.database.lease
         assert lease is not None
         ending_fence()
-        ledger.is_failing = True  # as after a call that got no answer
+        refuse_writes(path, postgres_server)
+        with pytest.raises(LeaseLost, match="it cannot be asked"):
+            ending_fence()
+        with pytest.raises(LedgerError, match="cannot be written"), ledger.writing() as tx:
+            facts.accept(tx, "c0ffee")
+        assert facts.read(ledger).accepted is None
         ending_fence()
+        with pytest.raises(LeaseLost, match="it cannot be asked"):
+            fence()
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
             ending_fence()
