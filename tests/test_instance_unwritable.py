@@ -16,13 +16,14 @@ from threading import Thread
 import pytest
 
 from gitboot.bmc.override import State
+from gitboot.instance import bookmark, build
 from gitboot.instance import loop as instance_loop
-from gitboot.instance.directory import WITHDRAWALS, read_status
+from gitboot.instance.directory import PLANNED, WITHDRAWALS, read_status
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.loop import Loop
-from gitboot.ledger import overrides
+from gitboot.ledger import evidence, overrides
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.model.scalars import Digest, SystemUuid, format_instant
 from gitboot.observe import stopped
 from gitboot.stoppage import Stoppage
 from tests.bench import NOON, Bench
@@ -37,6 +38,7 @@ from tests.rack import POOL, Blade, Rack, until_condition
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
+from tests.test_instance_bookmark import Patient
 from tests.test_instance_maintaining import Maintained as InMaintenance
 from tests.test_instance_standing import ledger_locked
 
@@ -308,8 +310,16 @@ class Restarting:
             other.execute("ROLLBACK")
 
     def boots(self, name: str) -> str:
-        path = self.folder / "output/boot/v1/boot" / mac_of(name).replace(":", "-") / "boot.ipxe"
-        return path.read_text()
+        return (self.folder / "output" / self._entry(name)).read_text()
+
+    def noted(self, parts: Parts, name: str) -> Digest | None:
+        """Return the plan that the ledger has for the file of a server as it is dated now."""
+        modified = int((self.folder / "output" / self._entry(name)).stat().st_mtime)
+        found = evidence.version(parts.ledger, self._entry(name), modified)
+        return found[0] if found is not None else None
+
+    def _entry(self, name: str) -> str:
+        return f"boot/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe"
 
     def begin(self) -> None:
         """Run the first instance, which publishes both boots, and end it."""
@@ -396,6 +406,63 @@ def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(resta
             assert "flatcar-1" not in restarting.boots("web01")
         restarting.reconcile(parts)
         assert "flatcar-1" in restarting.boots("web01")
+
+
+@pytest.fixture
+def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
+    """As `restarting`, but each instance goes on from where the one before stood: as with hundreds of servers."""
+    monkeypatch.setattr(bookmark, "WORTH", 0)
+    monkeypatch.setattr(bookmark, "_OFTEN", timedelta())
+    monkeypatch.setattr(build, "Patrol", Patient)
+    made = Restarting(tmp_path)
+    made.begin()
+    assert (tmp_path / "state" / PLANNED).exists()
+    return made
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_again(
+    request: pytest.FixtureRequest, resumes: bool
+) -> None:
+    """The stop ends before the ledger takes anything. So nobody's plan is another than before the restart."""
+    restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
+    stands, output = restarting.boots("web01"), restarting.folder / "output" / "ops"
+    with ExitStack() as process, ExitStack() as failure:
+        failure.enter_context(restarting.locked())
+        parts = process.enter_context(restarting.running())
+        assert parts.reconciler.standing.publication.complete is resumes
+        stopped.say(output, Stoppage("ada", "wrong image", everything=False), restarting.now)
+        restarting.reconcile(parts)
+        assert "flatcar-1" not in restarting.boots("web01")
+        stopped.take_back(output)
+        restarting.reconcile(parts)
+        failure.close()
+        restarting.reconcile(parts)
+        assert restarting.boots("web01") == stands
+        assert restarting.noted(parts, "web01") is not None
+        assert parts.reconciler.status.condition("Published")
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+def test_each_file_that_was_published_after_a_restart_without_the_ledger_is_noted_by_its_date(
+    request: pytest.FixtureRequest, resumes: bool
+) -> None:
+    """An access log of a mirror has nothing but the date of what was sent."""
+    restarting: Restarting = request.getfixturevalue("resuming" if resumes else "restarting")
+    restarting.push(maintenance("repair", "20T13:00 20T14:00", select="{matchLabels: {name: web01}}"))
+    with restarting.running() as parts:
+        restarting.reconcile(parts)
+        before = restarting.noted(parts, "web01")
+        assert before is not None and restarting.noted(parts, "web02") is not None
+    with restarting.running() as parts:
+        with restarting.locked():
+            for boot in ("flatcar-1", "memtest-7", "flatcar-1"):
+                restarting.reconcile(parts)
+                assert (boot in restarting.boots("web01")) is (restarting.now.hour < 14)
+                restarting.now += timedelta(hours=1)
+        restarting.reconcile(parts)
+        assert all("flatcar-1" in restarting.boots(name) for name in ("web01", "web02"))
+        assert None not in (restarting.noted(parts, "web01"), restarting.noted(parts, "web02"))
 
 
 def test_a_system_that_runs_finds_its_user_data_while_the_ledger_takes_no_offer(tmp_path: Path) -> None:

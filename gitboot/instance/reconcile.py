@@ -538,13 +538,16 @@ def _bases(commit: Commit) -> tuple[str, ...]:
 
 
 def _started_anew(before: Standing, started: Standing) -> Standing:
-    """Return where an instance stands that can write for the first time since its start."""
+    """Return where an instance stands that can write for the first time since its start.
+
+    Files may have changed since then, and the ledger has no date of those. So all of them are published anew.
+    """
     return replace(
         before,
         knowledge=started.knowledge,
         attempt=started.attempt,
         plans=started.plans,
-        publication=started.publication,
+        publication=replace(started.publication, complete=False),
         unplanned=started.unplanned,
     )
 
