@@ -412,6 +412,17 @@ def test_a_batch_is_taken_in_once_and_what_was_taken_back_is_not_there(path: Pat
         assert fetches.take(batch, []) == batch.end, "of a file that is gone nothing is kept: it is another one by now"
 
 
+def test_a_writer_goes_back_and_never_forward(path: Path) -> None:
+    with open_ledger(path), shared(path) as fetches:
+        batch = ForwardedBatch(SPOOL, 0, line_of(GIVEN))
+        assert fetches.take(batch, [SPOOL.file]) == batch.end
+        for place in (batch.end + 1, 7, 8):
+            fetches.go_back(SPOOL, place)
+        other = Writer(SPOOL.spool, "8-0123456789abcdef")
+        assert fetches.take(batch, [SPOOL.file, other.file]) == 7
+        assert fetches.take(batch._replace(writer=other), [SPOOL.file, other.file]) == batch.end
+
+
 def test_who_is_recording_just_now_is_waited_for_and_never_left_out(path: Path, recorded: RecordedFetches) -> None:
     """Numbers are given in another order than transactions end in."""
     with held(path, ONE) as (_, lease):

@@ -265,6 +265,21 @@ def test_after_a_failed_sync_a_file_is_trusted_no_more(
     assert take(tmp_path, {}).observations == [observation(1), observation(3)]
 
 
+@pytest.mark.parametrize("left", [0, 9, len(line_of(observation(1)))], ids=["nothing", "half a line", "a line"])
+def test_a_file_that_somebody_has_cut_off_gets_no_more_lines(tmp_path: Path, written: SpoolFile, left: int) -> None:
+    """Readers have come further than its end."""
+    write(written, 1, 2)
+    taken = take(tmp_path, {})
+    (path,) = tmp_path.glob("*.jsonl")
+    os.truncate(path, left)
+    write(written, 3)
+    again = take(tmp_path, taken.offsets)
+    assert (again.observations, again.strays) == ([observation(3)], 0)
+    assert (path.stat().st_size, len(names(tmp_path))) == (left, 2)
+    forget(tmp_path, again.offsets)
+    assert len(names(tmp_path)) == 1 and not path.exists(), "the other is still written"
+
+
 def test_what_was_taken_back_by_its_writer_was_not_given(tmp_path: Path, written: SpoolFile) -> None:
     """Another process has read the line before its sync failed."""
     given = GivenBoots(tmp_path)

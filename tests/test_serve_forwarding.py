@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import fcntl
+import os
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,8 +18,10 @@ from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.postgresql import connected
+from gitboot.model.scalars import Digest
+from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, files, identity
+from gitboot.observe.spool import Spool, files, identity, line_of
 from gitboot.observe.spool_forwarder import Forwarder
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clients import Clients
@@ -27,13 +31,14 @@ from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping, Uptime
 from tests import plain
-from tests.fleets import fleet
+from tests.fleets import at, fleet
 from tests.instance import eventually
 from tests.postgresqls import PostgresServer
 from tests.serving import ENTRY, LOADER, LOOKUPS, ONCE, Fleet, Site, get, planned, site
 from tests.site import PassingLoop, ask_endpoint
 from tests.test_serve_supervise import served
 
+NOON = at("20T12:00")
 GIVEN, DISK = "(Network)", "boots its local disk"
 FLEET = planned(*ONCE)
 REPORTED = planned(fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"), *ONCE[1:])
@@ -228,6 +233,92 @@ def test_fetches_are_sent_by_one_process_of_several(hosts: Hosts) -> None:
         get(other.url + REPORT)
         assert len(eventually(hosts.arrived)) == 1
     assert hosts.arrived() == []
+
+
+def line(number: int) -> bytes:
+    """A report, as an endpoint records it."""
+    path = f"boot/v1/boot/m/provisioned/{number}"
+    return line_of(Observation(server="web01", path=path, client="10.0.0.7", at=NOON, digest=Digest("ab" * 32)))
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize(
+    "left", [0, 9, len(line(0)), len(line(0)) + 9], ids=["nothing", "half", "a line", "a line and half"]
+)
+def test_a_file_that_is_shorter_than_what_was_sent_is_sent_from_its_end_on(
+    hosts: Hosts, tmp_path: Path, caplog: pytest.LogCaptureFixture, left: int, restarts: bool
+) -> None:
+    folder = tmp_path / "far"
+    folder.mkdir()
+    path = folder / "1-00.jsonl"
+    path.write_bytes(line(0) + line(1))
+    with closing(SharedFetches(hosts.address)) as shared:
+        forwarder = Forwarder(folder, shared)
+
+        def arrived() -> list[bytes]:
+            (Forwarder(folder, shared) if restarts else forwarder).send()
+            return [line_of(each) for each in hosts.arrived()]
+
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # its writer may still add to it
+            assert arrived() == [line(0), line(1)]
+            os.truncate(path, left)
+            (folder / "2-00.jsonl").write_bytes(line(2))
+            assert arrived() == [line(2)], "the other files are sent"
+            for number in (3, 4, 5):
+                with path.open("ab") as appending:
+                    appending.write(line(number))
+                assert arrived() == [line(number)]
+            assert arrived() == []
+        (told,) = caplog.messages
+        assert f"{path} has {left} bytes, and gitboot has sent {len(line(0) + line(1))} bytes of it" in told
+        assert arrived() == arrived() == []
+    assert files(folder) == [], "all of it was sent"
+
+
+def test_a_line_that_is_cut_off_while_it_is_sent_stops_nothing(hosts: Hosts, tmp_path: Path) -> None:
+    """The sync of its writer failed after the line was read."""
+    folder = tmp_path / "far"
+    folder.mkdir()
+    path = folder / "1-00.jsonl"
+    path.write_bytes(line(0) + line(1))
+
+    class CutOff(SharedFetches):
+        def take(self, batch: ForwardedBatch, there: Collection[str]) -> int:
+            if batch.lines:
+                os.truncate(path, len(line(0)))
+            return super().take(batch, there)
+
+    with closing(CutOff(hosts.address)) as shared:
+        forwarder = Forwarder(folder, shared)
+        forwarder.send()
+        forwarder.send()
+    assert [line_of(each) for each in hosts.arrived()] == [line(0), line(1)]
+    assert files(folder) == []
+
+
+def test_reports_arrive_from_a_host_whose_disk_lost_the_end_of_a_file_that_was_sent(hosts: Hosts) -> None:
+    hosts.publish(REPORTED)
+    spool = hosts.tree.root.parent / "far"
+    arguments = ("--spool", str(spool), "--ledger", hosts.address.url)
+    found: list[Observation] = []
+
+    def have_arrived(count: int) -> bool:
+        found.extend(hosts.arrived())
+        return len(found) >= count
+
+    with served(hosts.tree.root, *arguments) as (url, _):
+        assert {get(url + REPORT).status_code for _ in range(3)} <= {200, 204}
+        eventually(lambda: have_arrived(3))
+    for path in files(spool):
+        os.truncate(path, path.stat().st_size // 2)
+    with served(hosts.tree.root, *arguments) as (url, _):
+        assert get(url + REPORT).status_code in (200, 204)
+        eventually(lambda: have_arrived(4))
+        get(url + REPORT)
+        eventually(lambda: have_arrived(5))
+        eventually(lambda: len(files(spool)) == 1)
+    assert (len(found), hosts.arrived()) == (5, [])
 
 
 def test_an_endpoint_that_is_killed_loses_no_report_and_sends_none_twice(hosts: Hosts) -> None:

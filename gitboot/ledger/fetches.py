@@ -18,7 +18,7 @@ from gitboot.errors import LedgerError
 from gitboot.ledger.lease import Lease, now_s
 from gitboot.ledger.leaving import NOBODY, left
 from gitboot.ledger.naming import PostgresAddress
-from gitboot.observe.batches import SUFFIX, ForwardedBatch, writer_of
+from gitboot.observe.batches import SUFFIX, ForwardedBatch, Writer, writer_of
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.given import Given, has_reported, how_given
 from gitboot.observe.observation import Observation
@@ -70,8 +70,6 @@ class SharedFetches:
         spool, file = batch.writer
 
         def take(run: _Run) -> int:
-            for place, holder in run(_NOT_LEFT):
-                self._refuse_left(place, holder)
             run("INSERT INTO writers VALUES (%s, %s, 0) ON CONFLICT DO NOTHING", (spool, file))
             ((place,),) = run("SELECT place FROM writers WHERE spool = %s AND file = %s FOR UPDATE", (spool, file))
             if batch.begin != place or not batch.lines:
@@ -81,8 +79,25 @@ class SharedFetches:
             run("DELETE FROM writers WHERE spool = %s AND NOT file = ANY(%s)", (spool, [*there, file]))
             return batch.end
 
+        return self._taking(take)
+
+    def go_back(self, writer: Writer, place: int) -> None:
+        self._taking(
+            lambda run: run(
+                "UPDATE writers SET place = %s WHERE spool = %s AND file = %s AND place > %s", (place, *writer, place)
+            )
+        )
+
+    def _taking(self, work: Callable[[_Run], _T]) -> _T:
+        """Change what is known of writers, unless the ledger goes on elsewhere."""
+
+        def change(run: _Run) -> _T:
+            for place, holder in run(_NOT_LEFT):
+                self._refuse_left(place, holder)
+            return work(run)
+
         try:
-            return self._transactions.within(take)
+            return self._transactions.within(change)
         except self._transactions.errors as error:
             raise NotTaken(in_one_line(error)) from error
 

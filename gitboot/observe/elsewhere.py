@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from gitboot.observe.batches import ForwardedBatch
+from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.given import Given
 from gitboot.observe.observation import Observation
 
@@ -65,4 +65,10 @@ class SpoolElsewhere(Protocol):
         """Take a batch if it is the next one of its writer; return the byte at which the next one has to begin.
 
         ``there`` are the files that the batch's spool has. Raises `NotTaken`.
+        """
+
+    def go_back(self, writer: Writer, place: int) -> None:
+        """Let the next batch of a writer begin at ``place``, if more than that was taken of its file.
+
+        Raises `NotTaken`.
         """

@@ -90,8 +90,8 @@ class SpoolFile:
 
         Raises OSError if the lines may be lost. Somebody may have read them all the same: an intent needs `withheld`.
         """
-        if self._fd is None or self._size >= self._most_bytes or not os.fstat(self._fd).st_nlink:
-            self._begin()  # what has no name any more nobody would read
+        if self._fd is None or self._size >= self._most_bytes or not self._is_as_left(self._fd):
+            self._begin()
         assert self._fd is not None  # noqa: S101
         try:
             if os.write(self._fd, lines) < len(lines):
@@ -101,6 +101,11 @@ class SpoolFile:
             self._cut_off()
             raise
         self._size += len(lines)
+
+    def _is_as_left(self, fd: int) -> bool:
+        """Whether readers find what is appended: they skip bytes of a file that was longer when they read it."""
+        status = os.fstat(fd)
+        return status.st_nlink > 0 and status.st_size == self._size
 
     def close(self) -> None:
         """Let the instance delete what is there, once it has taken it."""

@@ -6,13 +6,12 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.observe.batches import ForwardedBatch, Writer, next_batch
+from gitboot.observe.batches import Writer, next_batch
 from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere
 from gitboot.observe.spool import aside, files, identity, spent
 from gitboot.phrases import in_one_line
@@ -29,7 +28,8 @@ class Forwarder:
     """Sends what this host's spool holds to the shared fetch log, and deletes what arrived; in a thread.
 
     Of several processes that write to one spool, one sends. The database says how far it has each file, so that no line
-    is lost or counted twice, whichever of the two restarts.
+    is lost or counted twice, whichever of the two restarts. A writer whose sync failed cuts its file off, perhaps after
+    the database has taken the lines. Then the rest of the file counts as sent, and sending goes on at its end.
     """
 
     def __init__(self, folder: Path, shared: SpoolElsewhere) -> None:
@@ -70,17 +70,33 @@ class Forwarder:
         names = [path.stem for path in there]
         for path in there:
             writer = Writer(spool, path.stem)
-            while (batch := next_batch(path, writer, self._places.get(path.name, 0))).lines:
-                self._places[path.name] = self._send(batch, names, path.stat().st_size)
+            self._go_back_to_end(path, writer)
+            # Of a file that this process does not know, the database is asked even if there is nothing to send.
+            while (batch := next_batch(path, writer, self._place(path))).lines or path.name not in self._places:
+                self._places[path.name] = self._shared.take(batch, names)
+                self._go_back_to_end(path, writer)
         for path in spent(self._folder, self._places):
             path.unlink(missing_ok=True)
-        self._places = {path.name: self._places.get(path.name, 0) for path in there if path.exists()}
+        self._places = {path.name: self._place(path) for path in there if path.exists()}
 
-    def _send(self, batch: ForwardedBatch, names: Collection[str], size: int) -> int:
-        place = self._shared.take(batch, names)
+    def _go_back_to_end(self, path: Path, writer: Writer) -> None:
+        """Go on at the end of a file that is shorter than the part of it that was sent."""
+        place = self._place(path)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return
         if place > size:
-            raise NotTaken("what it answers is no place in that file")
-        return place
+            self._shared.go_back(writer, size)
+            self._places[path.name] = size
+            _logger.warning(
+                "%s has %d bytes, and gitboot has sent %d bytes of it. It sends what is appended from now on.",
+                *(path, size, place),
+            )
+
+    def _place(self, path: Path) -> int:
+        """Return how many bytes of a file have arrived, as far as this process knows."""
+        return self._places.get(path.name, 0)
 
 
 def _lock(folder: Path) -> int | None:
