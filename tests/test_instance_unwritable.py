@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from threading import Thread
 
 import pytest
 
+from gitboot.bmc.media import Medium, MediumState
 from gitboot.bmc.override import State
 from gitboot.instance import bookmark, build
 from gitboot.instance import loop as instance_loop
@@ -560,7 +562,19 @@ def test_an_override_is_withdrawn_at_the_end_of_its_window_without_the_ledger(ma
         assert (maintained.shown, maintained.notes.exists()) == ("Disabled", True)
     maintained.bench.reconcile()
     assert (maintained.state, maintained.notes.exists()) == (State.WITHDRAWN, False)
-    assert "OverrideWithdrawn" in maintained.bench.told()
+    assert maintained.bench.told().count("OverrideWithdrawn") == 1
+
+
+def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained: Maintained) -> None:
+    """A reconcile holds what jobs write down until its own write has ended, which may take all of a lease."""
+    maintained.wait(hours=1)
+    inbox, (record,) = maintained.bench.instance.inbox, maintained.bench.knowledge.overrides_of(WEB01)
+    with inbox.held():
+        job = Thread(target=inbox.record, args=(WEB01, replace(record, state=State.WITHDRAWING)), daemon=True)
+        job.start()
+        job.join(60)
+        assert not job.is_alive()
+        assert maintained.notes.exists()
 
 
 def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(maintained: Maintained) -> None:
@@ -579,6 +593,7 @@ def test_a_withdrawal_without_the_ledger_is_known_after_a_restart(maintained: Ma
     maintained.restart()
     maintained.bench.reconcile()
     assert (maintained.state, maintained.notes.exists()) == (State.WITHDRAWN, False)
+    assert maintained.bench.told().count("OverrideWithdrawn") == 1
 
 
 def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(maintained: Maintained) -> None:
@@ -598,6 +613,16 @@ def test_an_override_that_is_gone_without_a_note_is_unknown_and_never_set_again(
         maintained.wait(minutes=1)
         maintained.bench.reconcile()
     assert (maintained.state, len(maintained.machine.writes)) == (State.LOST, patches)
+
+
+def test_a_medium_that_is_ejected_after_its_override_was_withdrawn_is_noted(maintained: Maintained) -> None:
+    (set_,) = maintained.bench.knowledge.overrides_of(WEB01)
+    medium = Medium(url="http://b/1.iso", state=MediumState.EJECTING, at=set_.at)
+    withdrawn = replace(set_, state=State.WITHDRAWN, medium=medium)
+    ejected = withdrawn.having(replace(medium, state=MediumState.EJECTED))
+    assert withdrawn.is_ended_by(ejected)
+    assert not withdrawn.is_ended_by(replace(set_, state=State.WITHDRAWING))
+    assert not ejected.is_ended_by(withdrawn)
 
 
 def test_a_note_of_an_older_setting_changes_nothing(maintained: Maintained) -> None:

@@ -399,25 +399,6 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
         assert facts.read(ledger).accepted == "decade"
 
 
-def test_a_ledger_is_unwritable_from_a_write_that_failed_to_one_that_succeeds_whatever_is_read(path: Path) -> None:
-    with open_ledger(path) as ledger, closing(sqlite3.connect(path, isolation_level=None)) as other:
-        ledger.database.execute("PRAGMA busy_timeout = 0")
-        other.execute("BEGIN IMMEDIATE")
-        assert not ledger.is_unwritable
-        with pytest.raises(LedgerError, match="locked"), ledger.writing() as tx:
-            facts.accept(tx, "c0ffee")
-        assert ledger.is_failing and ledger.is_unwritable
-        assert facts.read(ledger).accepted is None
-        assert (ledger.is_failing, ledger.is_unwritable) == (False, True)
-        other.execute("ROLLBACK")
-        ledger.read_back()
-        ledger.probe()
-        assert (ledger.is_failing, ledger.is_unwritable) == (False, True)
-        with ledger.writing() as tx:
-            facts.accept(tx, "c0ffee")
-        assert (ledger.is_failing, ledger.is_unwritable) == (False, False)
-
-
 # What is kept
 
 INSTANTS = st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001

@@ -19,13 +19,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
+from gitboot.bmc.marks import Marks
+from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.cli import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
-from gitboot.instance.build import _kept as kept
-from gitboot.ledger import events, evidence, facts, records
+from gitboot.instance.inbox import Inbox
+from gitboot.instance.noted_clears import NotedWithdrawals
+from gitboot.ledger import events, evidence, facts, overrides, records
 from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
@@ -238,28 +242,79 @@ def refuse_writes(path: Path, server: PostgresServer) -> None:
     server.sql(f"CREATE TRIGGER refuse BEFORE UPDATE ON {schema}.lease EXECUTE FUNCTION {schema}.refuse()")
 
 
-def test_what_only_ends_something_needs_the_lease_that_was_confirmed_last_if_a_write_failed(
+def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last(
     path: Path, postgres_server: PostgresServer
 ) -> None:
-    """A read that succeeds after the write changes nothing."""
-    with held(path, ONE) as (ledger, _), kept(ledger, lambda: None) as (_, fence, ending_fence):
+    """A read that succeeds meanwhile changes nothing."""
+    with held(path, ONE) as (ledger, _), closing(PostgresRenewing(address(path))) as renewing:
         lease = ledger.database.lease
         assert lease is not None
-        ending_fence()
+        keeper = LeaseKeeper(lease, renewing, lambda: None)
+        keeper.check_ending()
         refuse_writes(path, postgres_server)
-        with pytest.raises(LeaseLost, match="it cannot be asked"):
-            ending_fence()
-        with pytest.raises(LedgerError, match="cannot be written"), ledger.writing() as tx:
-            facts.accept(tx, "c0ffee")
-        assert facts.read(ledger).accepted is None
-        ending_fence()
-        with pytest.raises(LeaseLost, match="it cannot be asked"):
-            fence()
+        for _ in range(2):  # the second time it is known that the server renews nothing
+            keeper.check_ending()
+            with pytest.raises(LeaseLost, match="it cannot be asked"):
+                keeper.check()
+            assert facts.read(ledger).accepted is None
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
-            ending_fence()
+            keeper.check_ending()
+
+
+def test_what_only_ends_something_does_not_wait_for_a_server_that_another_thread_asks(
+    path: Path, postgres_server: PostgresServer
+) -> None:
+    asks, answer = threading.Event(), threading.Event()
+
+    class Waiting(PostgresRenewing):
+        def renew(self, held: HeldLease) -> None:
+            asks.set()
+            assert answer.wait(60)
+            super().renew(held)
+
+    with held(path, ONE) as (ledger, lease), closing(Waiting(address(path))) as renewing:
+        assert ledger.database.lease is not None
+        keeper = LeaseKeeper(ledger.database.lease, renewing, lambda: None)
+        other = threading.Thread(target=keeper.check)
+        other.start()
+        assert asks.wait(60)
+        keeper.check_ending()
+        assert other.is_alive()
+        answer.set()
+        other.join()
+        postgres_server.sql(f"UPDATE {schema_of(path)}.lease SET holder = 'two', epoch = {lease.epoch + 1}")
+        with pytest.raises(LeaseLost, match="another instance acts"):
+            keeper.check_ending()
+
+
+def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: Path, tmp_path: Path) -> None:
+    """A database that answers reads and no writes takes most of a lease until it refuses one."""
+    uuid = SystemUuid("34323550-3939-5a43-3244-373535534d32")
+    note = tmp_path / "withdrawals.json"
+    record = OverrideRecord(
+        reason="maintenance/repair/1",
+        plan_digest="d",
+        override=Override(enabled=Enabled.ONCE, target=BootTarget.PXE),
+        marks=Marks(),
+        state=State.WITHDRAWING,
+        at=NOON,
+        clears_from=NOON,
+    )
+    with held(path, ONE) as (ledger, _):
+        inbox = Inbox(ledger, withdrawals=NotedWithdrawals(note, "l"), clock=lambda: NOON)
+        with psycopg.connect(address(path).url) as another:
+            another.execute("SELECT 1 FROM lease FOR UPDATE")
+            inbox.record(uuid, record)
+        assert not ledger.is_failing
+        assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
+        assert overrides.read(ledger) == {}
+        lease = ledger.database.lease
+        assert lease is not None
+        lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
-            fence()
+            inbox.record(uuid, replace(record, state=State.WITHDRAWN))
+        assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
 
 
 def test_while_the_server_cannot_be_asked_nothing_is_certain(path: Path) -> None:

@@ -18,11 +18,13 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 from gitboot.bmc.identity import NOTHING, Another, Identified, IdentityChanged, Same, Shown, is_another_system
 from gitboot.bmc.marks import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.bmc.media import MediaSlot, Medium, MediumState, places, slot_with
 from gitboot.load.machines import BmcAccess
+from gitboot.model.scalars import SystemUuid
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)
@@ -194,7 +196,8 @@ class OverrideRecord:
     def is_ended_by(self, noted: OverrideRecord) -> bool:
         """Whether a withdrawal that was noted beside the ledger is of this override, as it was set last."""
         is_same = (self.reason, self.override, self.plan_digest) == (noted.reason, noted.override, noted.plan_digest)
-        return self.state.is_open and is_same and self.clears_from == noted.clears_from and self.at <= noted.at
+        is_older = self.state.is_open or (self.has_media and not noted.state.is_open)
+        return is_older and is_same and self.clears_from == noted.clears_from and self.at <= noted.at
 
     @property
     def media(self) -> tuple[Medium, ...]:
@@ -216,6 +219,14 @@ class OverrideRecord:
         if self.data_medium is not None and self.data_medium.url == medium.url:
             return replace(self, data_medium=medium)
         return replace(self, medium=medium)
+
+
+class Withdrawal(NamedTuple):
+    """A record that only ends something, of a machine, which was noted beside the ledger."""
+
+    uuid: SystemUuid
+    record: OverrideRecord
+    is_left: bool = False  # whether an earlier process has noted it: no result of a job tells of it any more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

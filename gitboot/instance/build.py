@@ -376,8 +376,7 @@ def _tell_of_taking_over(store: Store, tell: Tell, at: datetime) -> None:
 def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetches | None, Fence, Fence]]:
     """The spool of a ledger that other hosts share, None where nobody does, and what keeps them apart.
 
-    The second fence is for what only ends something: while the ledger's database gives no answer, the lease that it
-    confirmed last is enough, until that runs out.
+    The second fence is for what only ends something (`LeaseKeeper.check_ending`).
     """
     held, address = store.database.lease, address_beside(store.path)
     if held is None or address is None:
@@ -386,7 +385,7 @@ def _kept(store: Store, lost: Callable[[], None]) -> Iterator[tuple[RecordedFetc
     from gitboot.ledger.postgresql import PostgresRenewing
 
     with closing(RecordedFetches(address)) as shared, LeaseKeeper(held, PostgresRenewing(address), lost) as keeper:
-        yield shared, keeper.check, lambda: held.check() if store.is_unwritable else keeper.check()
+        yield shared, keeper.check, keeper.check_ending
 
 
 def named_ledger(settings: Settings) -> Path:

@@ -13,11 +13,11 @@ from typing import Protocol
 
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.override import OverrideRecord, Withdrawal
 from gitboot.bmc.switch import SwitchRecord
-from gitboot.errors import LeaseLost, LedgerError, LedgerLeft
+from gitboot.errors import LedgerError
 from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
-from gitboot.instance.noted_clears import NotedWithdrawals, Withdrawal
+from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.spools import FolderSpool, ReadSpool
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
@@ -69,7 +69,7 @@ class Intake:
     witnessed: bool = False  # whether something outside STATE and OUTPUT knows the ledger's newest change
     stoppage: Stoppage | None = None  # what a person has stopped where endpoints read it
     sightings: Mapping[BootFile, Sighting] | None = None  # of all artifacts that are looked at; None: nobody looks
-    noted: tuple[Withdrawal, ...] = ()  # what jobs withdrew, and the ledger does not have
+    noted: tuple[Withdrawal, ...] = ()  # what jobs withdraw, and the ledger does not have
     given: tuple[Observation, ...] = ()  # of what was spooled, boots that the ledger never offered
 
 
@@ -127,27 +127,29 @@ class Inbox:
     def record(self, uuid: SystemUuid, record: OverrideRecord | SwitchRecord) -> None:
         """Write down what a job is about to do, or has done, before it goes on; raises `LedgerError`.
 
-        What only ends something does not wait for the ledger: it is noted beside it if the ledger cannot be written.
+        A record that only ends something is noted beside the ledger, and the next reconcile writes it: the job waits
+        neither for the ledger nor for a reconcile that does. The lease has to stand, because another instance may have
+        set the override anew since it ran out.
         """
-        at = self._clock() if self._clock is not None else None
-        may_note = at is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(at)
+        if self._clock is not None and isinstance(record, OverrideRecord) and record.ends_unrecorded(self._clock()):
+            if (lease := self._store.database.lease) is not None:
+                lease.check()
+            self.withdrawals.note(uuid, record)
+            return
         failed_before = self._failed
         with self._lock:
+            if self._failed != failed_before:
+                raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
             try:
-                if self._failed != failed_before or (may_note and self._store.is_unwritable):
-                    raise LedgerError(f"{self._store.database.name}: the ledger cannot be written (it failed before)")
                 with self._store.writing() as tx:
                     if isinstance(record, SwitchRecord):
                         switches.write(tx, [(uuid, record)])
                     else:
                         overrides.write(tx, [(uuid, record)])
-            except LedgerError as error:
+            except LedgerError:
                 self._failed += 1
-                if not may_note or isinstance(record, SwitchRecord) or isinstance(error, LeaseLost | LedgerLeft):
-                    raise
-                self.withdrawals.note(uuid, record)
-            else:
-                self._written.append((uuid, record))
+                raise
+            self._written.append((uuid, record))
 
     def collect(self, results: Mapping[SystemUuid, Result]) -> None:
         """Take what came of jobs."""
@@ -210,7 +212,7 @@ class Inbox:
                 if isinstance(record, OverrideRecord):
                     found[uuid] = {**found.get(uuid, known.get(uuid, {})), record.reason: record}
             overrides = self.withdrawals.over(replaced(known, found) if found else known)
-            return overrides, frozenset((*found, *(uuid for uuid, _ in self.withdrawals)))
+            return overrides, frozenset((*found, *(each.uuid for each in self.withdrawals)))
 
     def forgotten_next(self, taken: Mapping[str, int]) -> int:
         """How often something of the spool will have been dropped, which the next tree is to know."""

@@ -10,7 +10,7 @@ from typing import Final
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.bmc.identity import Pinned
-from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.override import OverrideRecord, Withdrawal
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.diff.identities import LostIdentity
 from gitboot.errors import Orders
@@ -41,7 +41,7 @@ class Batch:
     written: tuple[
         tuple[SystemUuid, OverrideRecord | SwitchRecord], ...
     ] = ()  # by jobs at BMCs; the ledger has it already
-    noted: tuple[tuple[SystemUuid, OverrideRecord], ...] = ()  # withdrawn by jobs; the ledger does not have it
+    noted: tuple[Withdrawal, ...] = ()  # by jobs at BMCs, of what they end; the ledger does not have it
     requests: tuple[Request, ...] = ()
     held: HeldChanges | None = None  # what can be approved
     stoppage: Stoppage | None = None  # what a person has stopped without the ledger
@@ -93,8 +93,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
             learning.switches.note(uuid, record, stored=True)
         else:
             learning.note_override(uuid, record, stored=True)
-    for uuid, record in batch.noted:
-        _note_withdrawal(learning, uuid, record, at)
+    for each in batch.noted:
+        _note_withdrawal(learning, each, at)
     if batch.keeping is not None:
         _forget_old(learning, at)
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
@@ -143,17 +143,20 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
     )
 
 
-def _note_withdrawal(learning: Learning, uuid: SystemUuid, record: OverrideRecord, at: datetime) -> None:
+def _note_withdrawal(learning: Learning, noted: Withdrawal, at: datetime) -> None:
     """Learn of a withdrawal that was noted beside the ledger, unless the override was set or settled since."""
+    uuid, record, is_left = noted
     known = next((each for each in learning.overrides_of(uuid) if each.reason == record.reason), None)
     if known is None or not known.is_ended_by(record):
         return
     learning.note_override(uuid, record)
+    if not is_left:
+        return  # the result of its job becomes an event
     machine = learning.known.machines.get(uuid)
     name = machine.name if machine is not None else uuid
     message = (
-        f"{name}: {record.override.enabled} {record.override.target} for {record.reason} was withdrawn while the "
-        "ledger could not be written"
+        f"{name}: the instance noted before it ended that {record.override.enabled} {record.override.target} for "
+        f"{record.reason} is {record.state}"
     )
     facts = {"server": name, "reason": record.reason, "plan": record.plan_digest}
     learning.events.append(Event(at=at, type=f"Override{record.state}", message=message, facts=facts))

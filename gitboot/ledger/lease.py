@@ -22,6 +22,7 @@ from gitboot.files import write_whole
 
 SECONDS: Final = 15.0
 SHARE: Final = 5  # of them, until it is renewed where no transaction does
+_ENDING_S: Final = 0.5  # that a request which only ends something waits for another renewal
 _LAST_S: Final = 1.0  # for a renewal that is under way at the end
 _HOLDER: Final = "holder"  # in STATE
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -113,6 +114,7 @@ class LeaseKeeper:
     def __init__(self, held: HeldLease, renewing: Renewing, on_lost: Callable[[], None]) -> None:
         self._held, self._renewing, self._on_lost = held, renewing, on_lost
         self._asking = threading.Lock()
+        self._is_unanswered = False  # whether the server did not answer when it was last asked to renew it
         self._ending = threading.Event()
         self._thread = BackgroundThread(self._run, name="lease", first_pause_s=held.seconds / SHARE)
 
@@ -143,13 +145,33 @@ class LeaseKeeper:
         if not self._renew():
             raise LeaseLost(f"{self._held.name}: it cannot be asked whether another instance acts by this ledger")
 
+    def check_ending(self) -> None:
+        """Raise `LeaseLost` as `check` does, for a request that only ends something.
+
+        If the server does not answer, the lease that it confirmed last is enough. Nobody waits for it longer than
+        `_ENDING_S` while another thread asks it.
+        """
+        self._held.check()
+        until_s = now_s() + self._held.seconds
+        if not self._is_unanswered and self._asking.acquire(timeout=_ENDING_S):
+            try:
+                self._ask(until_s)
+            finally:
+                self._asking.release()
+        self._held.check()
+
     def _renew(self) -> bool:
         """Renew it, unless that was done by another thread since this was called; say whether it is renewed."""
         until_s = now_s() + self._held.seconds
         with self._asking:
-            if self._held.until_s < until_s:
-                self._renewing.renew(self._held)
+            self._ask(until_s)
         return self._held.until_s >= until_s
+
+    def _ask(self, until_s: float) -> None:
+        """Ask the server to renew it, if it does not last until then; for the thread that has `_asking`."""
+        if self._held.until_s < until_s:
+            self._renewing.renew(self._held)
+            self._is_unanswered = self._held.until_s < until_s
 
 
 def now_s() -> float:

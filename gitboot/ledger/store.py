@@ -87,7 +87,6 @@ class Store:
         self.database, self.path = database, path
         self._lock = threading.Lock()
         self.is_failing = False  # whether the last read or write failed
-        self.is_unwritable = False  # whether the last write failed, whatever was read since
         self._failures = 0  # writes that failed
         self.is_suspect = False  # whether a write has failed: nothing counts as written until it was read back
         self._written: tuple[str, int] | None = None  # the identity, and the changes that were last synced
@@ -133,7 +132,7 @@ class Store:
             except BaseException as error:
                 self.is_suspect |= database.may_have_lost(error)
                 if isinstance(error, (*database.errors, LedgerError)):
-                    self.is_failing = self.is_unwritable = True
+                    self.is_failing = True
                     self._failures += 1
                 with suppress(*database.errors):  # the first error says more
                     database.rollback()
@@ -142,7 +141,7 @@ class Store:
                         f"{self.database.name}: the ledger cannot be written ({in_one_line(error)})"
                     ) from error
                 raise
-            self.is_failing = self.is_unwritable = False
+            self.is_failing = False
             if changes is not None:
                 self._written = changes
                 self.write_mark(*changes)
@@ -165,7 +164,7 @@ class Store:
                 with self.reading():
                     self.database.probe()
             except LedgerError:
-                self.is_failing = self.is_unwritable = True
+                self.is_failing = True
                 raise
 
     def rows(self, query: str, *parameters: Any) -> list[Row]:
