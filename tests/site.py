@@ -138,11 +138,13 @@ class MortalSpool(Spool):
     """A spool whose thread ends with its process, which is told."""
 
     ended: Callable[[], None] = staticmethod(lambda: None)
+    has_ended = False
 
     def _run(self) -> None:
         try:
             super()._run()
         except Killed:
+            self.has_ended = True
             self.ended()
 
 
@@ -471,6 +473,8 @@ class Site:
                     ask_endpoint(serving.endpoint, method, path, client, headers.items(), body)
                 )
                 serving.spool.ended = lambda: self._ended(asked)
+                if serving.spool.has_ended:  # since the answer before: it writes the outcome after the answer
+                    self._ended(asked)
                 if self.slow is not None:
                     self._answer_slowly(serving, asked, self.slow)
                 answer = self._loop.run_until_complete(asked)
