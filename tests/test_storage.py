@@ -220,28 +220,22 @@ def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_
         assert overrides.read(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
 
-def test_what_only_ends_something_is_noted_without_an_attempt_until_the_ledger_has_taken_a_write(
-    tmp_path: Path,
-) -> None:
+def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path: Path) -> None:
     """Each attempt could wait for a lock, and reads succeed meanwhile."""
 
     def ended(number: int) -> OverrideRecord:
         return replace(INTENT, reason=f"maintenance/repair/{number}", state=State.WITHDRAWN, clears_from=NOON)
 
     with open_ledger(tmp_path / "ledger.sqlite") as ledger:
-        ledger.database.execute("PRAGMA busy_timeout = 0")
         inbox = Inbox(ledger, clock=lambda: NOON)
         with closing(sqlite3.connect(ledger.path)) as other:
             other.execute("BEGIN IMMEDIATE")
             inbox.record(WEB01, ended(1))
-        assert overrides.read(ledger) == {}
-        inbox.record(WEB01, ended(2))
-        assert overrides.read(ledger) == {}
-        assert list(inbox.withdrawals) == [(WEB01, ended(1)), (WEB01, ended(2))]
+        assert not ledger.is_failing
         inbox.record(WEB01, INTENT)  # which needs the ledger
-        inbox.record(WEB01, ended(3))
-        assert overrides.read(ledger) == {WEB01: {each.reason: each for each in (INTENT, ended(3))}}
-        assert list(inbox.withdrawals) == [(WEB01, ended(1)), (WEB01, ended(2))]
+        inbox.record(WEB01, ended(2))
+        assert overrides.read(ledger) == {WEB01: {INTENT.reason: INTENT}}
+        assert [each.record for each in inbox.withdrawals] == [ended(1), ended(2)]
 
 
 def test_e37_a_fetch_whose_sync_failed_is_not_recorded(disk: FailingDisk) -> None:
