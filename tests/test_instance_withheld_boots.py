@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,19 @@ from tests.serving import rendered_states
 NOON = at("20T12:00")
 SERVERS = tuple(f"web{number:02}" for number in range(6))
 LOOSE = Limits(max_update_percent=100, max_delete_percent=100, max_small_group=100)
+WITHIN = replace(LOOSE, max_reinstalls=len(SERVERS))  # a commit may reinstall all servers
 OLD, BAD = "flatcar-1", "flatcar-2"
+PARKED = "lifecycle: Parked"
 
 
-def documents(image_name: str = OLD, *, servers: Iterable[str] = SERVERS, more: Iterable[str] = ()) -> dict[str, str]:
+def documents(
+    image_name: str = OLD, *, servers: Iterable[str] = SERVERS, more: Iterable[str] = (), spec: str = ""
+) -> dict[str, str]:
     """Web servers that are installed whenever their image changes, and one that boots without a disk."""
     live = [server("live01", "role: live")] if servers else []
     texts = (
         fleet("baseURL: 'http://boot.test', provisioning: {evidence: Fetched}"),
-        *(server(name, "role: web") for name in servers),
+        *(server(name, "role: web", spec) for name in servers),
         *live,
         *(image(name) for name in (OLD, BAD)),
         image("live-1", "writesDisk: false"),
@@ -76,6 +81,19 @@ def approved(repository: Repository, tmp_path: Path, unending: Collection[str] =
         held = parts.reconciler.status.held
         assert held is not None and held.guards == ("maxReinstalls",)
         approve(parts, held.digest)
+        turn(parts, 2)
+        assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
+        yield parts
+
+
+@contextmanager
+def rolled_out(repository: Repository, tmp_path: Path) -> Iterator[Parts]:
+    """An instance that has accepted the bad image within the limit, and offers it to all web servers."""
+    with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+        turn(parts)
+        bad = repository.push(documents(BAD))
+        turn(parts, 1)
+        assert parts.reconciler.status.accepted == bad
         turn(parts, 2)
         assert {name: boot(parts, name) for name in SERVERS} == dict.fromkeys(SERVERS, (Cause.PENDING, BAD))
         yield parts
@@ -210,6 +228,111 @@ def test_a_revert_applies_once_the_fetch_log_can_be_read_again(parts: Parts, rep
     for seconds in (6, 7, 8):
         turn(parts, seconds)
     assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
+def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: Repository, tmp_path: Path) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+        fetch(parts, planned(parts, "web03"), 3)  # gitboot learns it only after it has looked at the revert
+        revert = repository.push(documents())
+        parts.source.fetch()
+        for seconds in (3, 4):
+            assert parts.reconciler.reconcile(NOON + timedelta(seconds=seconds)) == NOON + timedelta(seconds=seconds)
+            assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
+            assert f"{BAD}/kernel" not in scripts(tmp_path)
+        turn(parts, 5)
+        assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+        turn(parts, 100)
+        found = {name: boot(parts, name) for name in SERVERS}
+        assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
+        assert not [each for each in parts.events if each.type in ("Held", "TakenBackBootMade")]
+
+
+def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:
+    bad = planned(parts, "web03")
+    repository.push(documents())
+    turn(parts, 3)
+    candidate = parts.reconciler.standing.attempt.candidate
+    assert candidate is not None
+    fetch(parts, bad, 3)
+    line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
+    revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
+    for seconds in (4, 5):
+        turn(parts, seconds)
+        assert parts.reconciler.status.accepted != revert
+    turn(parts, 6)
+    assert parts.reconciler.status.accepted == revert
+    turn(parts, 100)
+    assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
+
+
+def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        if parts.spool.exists():
+            parts.spool.rmdir()
+        parts.spool.write_text("no folder")
+        revert = repository.push(documents())
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+            assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
+def test_a_revert_within_the_limit_applies_while_gitboot_cannot_publish(repository: Repository, tmp_path: Path) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        script = tmp_path / "output" / "boot" / "v1" / "boot" / mac_of("web03").replace(":", "-") / "boot.ipxe"
+        script.unlink()
+        (script / "in-the-way").mkdir(parents=True)
+        revert = repository.push(documents())
+        turn(parts, 3)
+        assert not parts.reconciler.status.condition("Published") and parts.reconciler.status.accepted != revert
+        turn(parts, 4)
+        assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (revert, None)
+
+
+def test_a_revert_within_the_limit_applies_if_the_commit_after_it_is_invalid(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        revert = repository.push(documents())
+        repository.push({"other.yaml": "kind: Server\n"})
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (status.accepted, commit_accepted(parts).reason) == (revert, "Invalid")
+
+
+@pytest.mark.parametrize("are_together", [False, True])
+def test_a_revert_within_the_limit_waits_if_another_commit_parked_the_servers_before(
+    repository: Repository, tmp_path: Path, *, are_together: bool
+) -> None:
+    with rolled_out(repository, tmp_path) as parts:
+        bad = planned(parts, "web03")
+        parked = repository.push(documents(BAD, spec=PARKED))
+        if not are_together:
+            turn(parts, 3)
+            assert parts.reconciler.status.accepted == parked
+        fetch(parts, bad, 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+        assert parts.reconciler.status.accepted == revert
+        turn(parts, 100)
+        assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
+
+
+def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_reconcile(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with in_process(tmp_path, repository.bare, limits=WITHIN, initial="adopt", clock=lambda: NOON) as parts:
+        turn(parts)
+        for seconds, files in ((10, documents(spec=PARKED)), (20, documents()), (30, documents(BAD))):
+            commit = repository.push(files)
+            turn(parts, seconds)
+            assert parts.reconciler.status.accepted == commit, seconds
+            turn(parts, seconds + 1)
 
 
 def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
@@ -371,6 +494,30 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_is_held_by_nobody_bu
         assert [each["server"] for each in attempted()["withheld"]] == list(SERVERS)
         for path in paths.values():
             assert f"{BAD}/kernel" not in instance.get(path).text
+
+
+def test_finding_r1_a_revert_within_the_limit_installs_again_what_fetched_the_bad_image_and_nothing_else(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The stranger allows six reinstallations, one machine fetches the bad image, and `git revert` follows at once."""
+    loose = {
+        "GITBOOT_MAX_UPDATE_PERCENT": "100",
+        "GITBOOT_MAX_SMALL_GROUP": "100",
+        "GITBOOT_MAX_REINSTALLS": str(len(SERVERS)),
+    }
+    paths = {name: f"/v1/boot/{mac_of(name).replace(':', '-')}/boot.ipxe" for name in SERVERS}
+    with running(repository.bare, tmp_path, "--poll", "1", environment=loose, records="adopt") as instance:
+        bad = repository.push(documents(BAD))
+        eventually(lambda: instance.status()["applied"]["commit"] == bad)
+        assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
+        revert = repository.push(documents())
+        eventually(lambda: instance.status()["applied"]["commit"] == revert)
+        eventually(lambda: f"{OLD}/kernel" in instance.get(paths["web03"]).text)
+        for name in set(SERVERS) - {"web03"}:
+            assert "/kernel" not in instance.get(paths[name]).text
+        failing = {each["type"] for each in instance.status()["conditions"] if not each["status"]}
+        assert "RecordsKnown" not in failing
+        assert not [each for each in instance.events if each["type"] == "TakenBackBootMade"]
 
 
 def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(

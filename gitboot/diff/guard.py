@@ -93,6 +93,7 @@ class Verdict:
     trips: tuple[Trip, ...]
     areas: tuple[Area, ...] = ()  # how much of which group of servers it changes, the whole fleet first
     inherited: tuple[Inheritance, ...] = ()  # identities of machines that were perhaps installed
+    waits: bool = False  # whether the instance reads all fetches before it accepts the step
 
     @property
     def held(self) -> bool:

@@ -52,6 +52,7 @@ class Way:
     steps: tuple[Hop, ...]  # that trip and that nobody acknowledged: each can be by its own digest
     unheeded: tuple[Unheeded, ...]
     used: frozenset[str] = frozenset()  # the ids of the signed lines that count for the hops
+    waits: bool = False  # whether the next hop waits, although no guard holds it
 
     @property
     def reached(self) -> int:
@@ -78,13 +79,15 @@ def way(
     counts by its signature does not count behind any commit with the same signed content.
 
     ``arrived`` is called for each position as soon as it is known from where the position is reached.
+
+    If a hop waits that no guard holds, nothing beyond it is reached. So the order of steps does not depend on the wait.
     """
     if len(legs) > MAX_STEPS:
         messages = tuple(message for leg in legs for message in leg.messages)
         legs = (*(replace(leg, valid=False, messages=()) for leg in legs[:-1]), replace(legs[-1], messages=messages))
     search = _Search(legs, judged, approved, need, met, arrived)
     for new, leg in enumerate(legs, 1):
-        if leg.valid:
+        if leg.valid and not search.waits:
             search.arrive(new)
     return search.found(len(legs))
 
@@ -128,6 +131,7 @@ class _Search:
     paths: dict[int, _Path] = field(default_factory=lambda: {0: _Path()})
     matched: set[_Line | str] = field(default_factory=set)  # whose digest is one of a hop up to their commit
     heeded: set[_Line] = field(default_factory=set)  # whose digest is one of any hop
+    waits: bool = False  # whether a hop waits that no guard holds
     lines: tuple[_Line, ...] = field(init=False)
     faulty: tuple[Unheeded, ...] = field(init=False)
 
@@ -149,6 +153,9 @@ class _Search:
             path = self.paths[old]
             hop, used = self._acknowledged(Hop(old=old, new=new, verdict=self.judged(old, new)), path)
             if not hop.verdict.held and (old == latest or hop.verdict.trips):
+                self.waits = hop.verdict.waits
+                if self.waits:
+                    return
                 self.paths[new] = _Path((*path.hops, hop), path.used | used)
                 self.arrived(old, new)
                 return
@@ -200,7 +207,7 @@ class _Search:
         )
         steps = tuple(self._steps(reached, newest)) if held is not None else ()
         used = frozenset(each for each in path.used if isinstance(each, str))
-        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale), used=used)
+        return Way(hops=path.hops, held=held, steps=steps, unheeded=(*self.faulty, *stale), used=used, waits=self.waits)
 
     def _steps(self, reached: int, newest: int) -> Iterator[Hop]:
         """Each single step behind the last position reached that somebody has to acknowledge."""

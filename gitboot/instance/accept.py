@@ -16,7 +16,7 @@ from gitboot.diff.identities import LostIdentity
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.facts import facts as as_facts
 from gitboot.instance.commit import Commit
-from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, approvals
+from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.instance.withheld_boots import joined, offering, withheld_by
@@ -126,6 +126,8 @@ class Attempt:
     stands: Revision | None = None  # the commit by which they were found when gitboot published without them last
     read: Revision | None = None  # the same commit, once every fetch up to then is learned
     is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
+    awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
+    waits: bool = False  # whether a step waits for that which no guard holds
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
@@ -142,6 +144,8 @@ class Attempt:
     def is_preliminary(self) -> bool:
         """Whether gitboot judges the held commit by records as soon as it has learned of the fetches up to now."""
         candidate, is_published = self.candidate, self.evaluated is not None and self.stands == self.evaluated
+        if candidate is not None and self.waits:
+            return True
         is_judged_soon = is_published and self.waiting is None and not self.is_log_unread
         return is_judged_soon and candidate is not None and candidate.is_preliminary
 
@@ -295,7 +299,9 @@ class Accepting:
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
         reads_records = attempt.read == latest
-        has_news |= reads_records and self._has_new_records(attempt, knowledge)
+        has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
+        wait = _wait(attempt, latest)
+        has_news |= attempt.waits and wait is Wait.NONE
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
         if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
             self._judging.forget_unevaluated()
@@ -304,10 +310,11 @@ class Accepting:
             return attempt
         if self._is_retrying:
             # The boots that these commits take back are still offered: withhold them first, then read the records.
-            reads_records, attempt = False, replace(attempt, stands=None, read=None)
+            reads_records, attempt = False, replace(attempt, evaluated=None, stands=None, read=None)
+            wait = _wait(attempt, latest)
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
-            found = self._judging.judge(ahead, knowledge, attempt.met, reads_records=reads_records)
+            found = self._judging.judge(ahead, knowledge, attempt.met, reads_records=reads_records, wait=wait)
         except Unfinished:
             return attempt
         self._records_read, self._is_retrying = _records_of(knowledge), False
@@ -333,6 +340,7 @@ class Accepting:
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
         withheld = self._withheld(before, attempt.accepted, found.newer, found.evaluated)
         attempt = replace(attempt, withheld=withheld, evaluated=latest)
+        attempt = replace(attempt, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _postponed(attempt, retries, at)
         if found.invalid is not None:
@@ -445,7 +453,8 @@ class Accepting:
                 return attempt
             commit = evaluated.commit
         self._kept = None
-        return replace(self._accepted(commit, (), {}, events, at), orders=attempt.orders, withheld=attempt.withheld)
+        resumed = self._accepted(commit, (), {}, events, at)
+        return replace(resumed, orders=attempt.orders, withheld=attempt.withheld, evaluated=commit.revision)
 
     def _accepted(
         self,
@@ -515,6 +524,19 @@ def _signed(signatures: CommitSignatures | None, since: Revision | None, ahead: 
     )
     untrusted = signatures.faults(since, [revision for revision, _ in ahead.merges])
     return replace(ahead, merges=merges, untrusted=untrusted)
+
+
+def _wait(attempt: Attempt, latest: Revision) -> Wait:
+    """Return which steps to the newest commit wait until all fetches are read.
+
+    They wait until gitboot has published without the boots that they take back, and has read the fetch log then. They
+    do not wait if gitboot could not publish, or cannot read the log: evidence that comes later installs nothing.
+    """
+    is_new = attempt.evaluated != latest
+    if attempt.accepted is None or not (is_new or (attempt.stands == latest and not attempt.is_log_unread)):
+        return Wait.NONE
+    # What the commit before the accepted one offered counts, too, until all fetches since are read.
+    return Wait.ALL if attempt.read is None else Wait.OFFERED
 
 
 def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:

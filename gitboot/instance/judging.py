@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from typing import Any, Protocol
 
 from gitboot.authorship import Message, ReinstallsNeed
@@ -19,7 +20,7 @@ from gitboot.instance.inherited_identities import inheritances, without_base
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
-from gitboot.instance.withheld_boots import need_no_install
+from gitboot.instance.withheld_boots import may_be_unread, need_no_install
 from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.model.scalars import SystemUuid
@@ -41,6 +42,14 @@ class Evaluating(Protocol):
 
 class Unfinished(Exception):
     """A commit is still being evaluated."""
+
+
+class Wait(Enum):
+    """Which steps wait until all fetches are read, of those that reinstall fewer servers by records than by commits."""
+
+    NONE = auto()  # no step: the boots cannot be withheld, or the fetch log cannot be read
+    OFFERED = auto()  # steps that take back a boot which the accepted commit offers
+    ALL = auto()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +75,6 @@ class Candidate:
     need: ReinstallsNeed | None = None  # by which alone reinstallations are acknowledged
     heeds_lines: bool = True  # whether lines of messages count; they may have been carried out already
     by_records: bool = False  # whether what records show decides how many servers it reinstalls
-    awaits_records: bool = False  # whether records may show that it reinstalls less, once all fetches are read
     is_preliminary: bool = False  # whether they may let it through
     reinstalls: tuple[str, ...] = ()  # servers that it may reinstall, as far as records can show that
 
@@ -90,6 +98,8 @@ class Advance:
     passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
     evaluated: Revision | None = None  # the newest commit whose evaluation ended, or the accepted one; None: none
+    awaits_records: bool = False  # whether more can perhaps be accepted once all fetches are read
+    waits: bool = False  # whether a step waits for that which no guard holds
 
     @property
     def newer(self) -> tuple[Commit, ...]:
@@ -177,13 +187,19 @@ class Judging:
         self._known: dict[tuple[Revision | None, Revision], Evaluated | InvalidRepository] = {}
 
     def judge(
-        self, ahead: Ahead, knowledge: Knowledge, met: frozenset[str] = frozenset(), *, reads_records: bool = False
+        self,
+        ahead: Ahead,
+        knowledge: Knowledge,
+        met: frozenset[str] = frozenset(),
+        *,
+        reads_records: bool = False,
+        wait: Wait = Wait.NONE,
     ) -> Advance:
         """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`.
 
         ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
         records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
-        have been read.
+        have been read. Without it, ``wait`` says which steps are not accepted before, even if no guard holds them.
         """
         heeds_lines = not knowledge.facts.gap
         if not heeds_lines:
@@ -210,7 +226,10 @@ class Judging:
             shown[old, new] = _shown_installed(commits[old], evaluated, knowledge)
             installed = evaluated.commit.called(shown[old, new]) if reads_records else frozenset()
             come = introduced(known, walk.come_by(old, ()))
-            return self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
+            verdict = self._verdict(ahead, commits[old], evaluated, knowledge, walk.lost_at(old), come, installed)
+            if reads_records or not _waits(wait, ahead.accepted, evaluated.commit, shown[old, new], knowledge):
+                return verdict
+            return replace(verdict, waits=True)
 
         def arrived(old: int, new: int) -> None:
             evaluated = self._evaluated(ahead.merges[new - 1][0], commits[old])
@@ -222,6 +241,7 @@ class Judging:
             return ahead.merges[hop.new - 1][0], hop.verdict
 
         found, candidate = way(walk.legs, judged, given, self._need, knowledge.met | met, arrived), None
+        by_fetches = {pair for pair, machines in shown.items() if machines and not reads_records}
         if found.held is not None and walk.invalid is None and (newest := commits[len(walk.legs)]) is not None:
             candidate = Candidate(
                 commit=newest,
@@ -235,7 +255,7 @@ class Judging:
                     self._evaluated(newest.revision, commits[found.held.old]),
                     shown[found.held.old, found.held.new],
                     found.held.verdict,
-                    reads_records=reads_records,
+                    awaits=(found.held.old, found.held.new) in by_fetches,
                 ),
             )
         moves = walk.moves_by(found.reached)
@@ -253,9 +273,11 @@ class Judging:
             candidate=candidate,
             invalid=walk.invalid,
             orders=walk.orders_after(found.reached),
-            passed=tuple(_passed(ahead, walk, found)),
+            passed=tuple(_passed(ahead, walk, found, waits=found.waits)),
             is_incomplete=walk.is_incomplete,
             evaluated=walk.evaluated(ahead),
+            awaits_records=found.held is not None and any(old == found.reached for old, _ in by_fetches),
+            waits=found.waits,
         )
 
     def forget_unevaluated(self) -> None:
@@ -378,16 +400,24 @@ def _shown_installed(base: Commit | None, evaluated: Evaluated, knowledge: Knowl
     return need_no_install(evaluated.changes.by_policy, base, evaluated.commit, knowledge)
 
 
+def _waits(
+    wait: Wait, accepted: Commit | None, commit: Commit, shown: Sequence[SystemUuid], knowledge: Knowledge
+) -> bool:
+    """Return whether a step waits for fetches; by their records, it does not reinstall the machines ``shown``."""
+    if wait is Wait.NONE or accepted is None or not shown:
+        return False
+    return wait is Wait.ALL or may_be_unread(accepted, commit, shown, knowledge)
+
+
 def _by_records(
-    evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, reads_records: bool
+    evaluated: Evaluated | InvalidRepository, shown: Sequence[SystemUuid], verdict: Verdict, *, awaits: bool
 ) -> dict[str, Any]:
     """Return the fields of a `Candidate` that records decide; those of the machines ``shown`` show it as installed."""
     assert isinstance(evaluated, Evaluated)  # noqa: S101 - a guard judges valid commits only
     names, installed = evaluated.changes.by_policy, evaluated.commit.called(shown)
-    awaits, open_trips = bool(shown) and not reads_records, [each for each in verdict.trips if not each.acknowledged]
+    open_trips = [each for each in verdict.trips if not each.acknowledged]
     return {
         "by_records": bool(names),
-        "awaits_records": awaits,
         "is_preliminary": awaits
         and all(each.guard is Guard.MAX_REINSTALLS and each.number - len(shown) <= each.limit for each in open_trips),
         "reinstalls": tuple(each for each in names if each not in installed),
@@ -403,8 +433,8 @@ def _identities(
     return evaluated.changes.gained, lost
 
 
-def _passed(ahead: Ahead, walk: _Walk, found: Way | None) -> Iterator[PassedMerge]:
-    """What becomes of each commit before the newest."""
+def _passed(ahead: Ahead, walk: _Walk, found: Way | None, *, waits: bool = False) -> Iterator[PassedMerge]:
+    """What becomes of each commit before the newest, as far as that does not wait for fetches."""
     steps = {step.new: step.verdict for step in found.steps} if found is not None else {}
     accepted = {hop.new: hop.verdict.trips for hop in found.hops} if found is not None else {}
     first = ahead.merges[min(steps) - 1][0][:12] if steps else None
@@ -413,6 +443,8 @@ def _passed(ahead: Ahead, walk: _Walk, found: Way | None) -> Iterator[PassedMerg
             says = invalid_words(fault.problems)
         elif found is not None and position <= found.reached:
             says = accepted_words(trip.by for trip in accepted.get(position, ()))
+        elif waits:
+            continue
         elif position in steps:
             says = held_words(steps[position].holding)
         else:

@@ -156,8 +156,7 @@ class Loop:
         self._fetch_once()
         self._reconcile(wait=True)
         for _ in range(2):  # to learn of the fetches up to now, and to judge by the records
-            candidate = self._reconciler.standing.attempt.candidate
-            if candidate is not None and candidate.awaits_records:
+            if self._reconciler.standing.attempt.awaits_records:
                 self._reconcile(wait=True)
 
     def run(self, serving: Callable[[], Endpoints] | None = None) -> None:

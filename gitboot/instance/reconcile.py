@@ -173,7 +173,7 @@ class Reconciler:
             now = self._resumed(replace(before, unwritable=str(error)), at)
         now = replace(now, knowledge=replace(now.knowledge, claims=self._inbox.claims))
         lap(Stage.WRITE)
-        different, may_judge = frozenset[str](), False
+        different = frozenset[str]()
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
@@ -186,19 +186,17 @@ class Reconciler:
             if wait:
                 self._target.settle()
             now = _with_withheld_standing(now, commit)
-            candidate = now.attempt.candidate
-            may_judge = candidate is not None and candidate.awaits_records
-            may_judge = may_judge and _progress(now.attempt) != _progress(before.attempt)
             lap(Stage.PUBLISH)
             now = self._asked(now, commit, at)
             lap(Stage.ASK)
             now = self._waited(now, at) if wait else now
+        # A commit is judged by the records once it is learned what was fetched before files changed.
+        may_judge = now.attempt.awaits_records and _progress(now.attempt) != _progress(before.attempt)
         due = self._reported(now, at)
         if self._bookmark is not None:
             self._bookmark.keep(self.standing, len(different), at)
         lap(Stage.REPORT)
         lap.end(Stage.RECONCILE)
-        # A held commit is judged by the records once it is learned what was fetched before files changed.
         is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
         return at if is_judged_next or may_judge else due
 
@@ -446,9 +444,9 @@ class Reconciler:
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
 
 
-def _progress(attempt: Attempt) -> tuple[str | None, str | None]:
-    """Return how far a commit has come that is judged by records."""
-    return attempt.stands, attempt.read
+def _progress(attempt: Attempt) -> tuple[object, ...]:
+    """Return how far a commit has come that is judged by records, and whether the fetch log could be read."""
+    return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread
 
 
 def _with_withheld_standing(now: Standing, commit: Commit) -> Standing:

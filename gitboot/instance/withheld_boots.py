@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -90,6 +90,29 @@ def _needs_none(old: Decision | None, new: Decision, knowledge: Knowledge) -> bo
     if any(not each.is_withheld for each in record.unknown_serves):
         return False
     return not any(_shows(old.policy, record, each.reason, each.state) for each in knowledge.overrides_of(new.uuid))
+
+
+def may_be_unread(accepted: Commit, commit: Commit, machines: Iterable[SystemUuid], knowledge: Knowledge) -> bool:
+    """Return whether a machine may have fetched an install boot of ``accepted`` that ``commit`` does not offer.
+
+    A fetch log that gitboot has not read yet can show such a fetch. The boot is not offered to a machine whose record
+    shows that it is provisioned. A maintenance offers its boot whatever is provisioned.
+    """
+    for uuid in machines:
+        offered = _decision_of(accepted, uuid)
+        if offered is None:
+            continue
+        policy, record = offered.policy, knowledge.record(uuid)
+        is_pending = policy is None or record is None or not _is_done(policy, record)
+        boots = withheld_boots(offered, _decision_of(commit, uuid), commit.revision)
+        if any(is_pending or each.maintenance is not None for each in boots):
+            return True
+    return False
+
+
+def _is_done(policy: PolicyDecision, record: Record) -> bool:
+    """Return whether a policy does not ask for its boot any more."""
+    return policy.network_boot is not NetworkBoot.ALWAYS and is_provisioned(policy, record)
 
 
 def _shows(policy: PolicyDecision | None, record: Record, reason: str, state: State) -> bool:
