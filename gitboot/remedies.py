@@ -51,6 +51,9 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "ClockTrusted": {"Behind": _CLOCK, "Unsynchronised": _CLOCK},
     "CredentialsRead": {"Unreadable": "ls -l FILE  # that the message names; gitboot reads it again for each request"},
     "Evidence": {"NoEvidence": "gitboot run … --listen HOST:PORT"},
+    "HistoryKept": {
+        "CommitGone": "gitboot run … --allow-rewind  # once, if these boots are to be offered again",
+    },
     "IdentitiesUnique": {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},

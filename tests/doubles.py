@@ -60,6 +60,8 @@ class Commits:
 
     _numbers = count(1)
 
+    has_fetched = True
+
     def __init__(self) -> None:
         self.newest: Snapshot | None = None
         self.ledger: str | None = None  # that a Fleet names which says nothing of it

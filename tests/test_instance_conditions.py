@@ -13,7 +13,7 @@ from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.job import Outcome
 from gitboot.diff.guard import Limits
 from gitboot.errors import Orders
-from gitboot.instance.accept import Accepting, Attempt
+from gitboot.instance.accept import Accepting, Attempt, Gone
 from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, carried, conditions
 from gitboot.instance.knowledge import Knowledge
@@ -211,6 +211,13 @@ def same(standing: Standing) -> Standing:
             (False, "Invalid"),
         ),
         ("a guard holds it", with_(attempt=held()), "CommitAccepted", (False, "GuardTripped")),
+        ("no commit withholds boots", same, "HistoryKept", None),
+        (
+            "a commit that the branch does not have withholds boots",
+            with_(attempt=replace(accepted(COMMIT), gone=Gone(Revision("0" * 40), 2, is_here=False))),
+            "HistoryKept",
+            (False, "CommitGone"),
+        ),
         ("nobody looks at artifacts", same, "ArtifactsPresent", None),
         ("nothing is known of any", known(sightings={}), "ArtifactsPresent", (True, "Present")),
         ("one is missing", looked({KERNEL: ABSENT}), "ArtifactsPresent", (False, "Missing")),

@@ -317,6 +317,8 @@ def test_who_takes_over_withholds_what_a_held_revert_takes_back_before_its_clone
         status = hosts.two.instance.status  # type: ignore[union-attr]
         eventually(lambda: "web03" in [each["server"] for each in status()["attempted"]["withheld"]])
         assert "flatcar" not in boots(waiting, hosts.two)
+        found = until_condition(hosts.two.instance, "HistoryKept", status=False, reason="CommitGone")  # type: ignore[arg-type]
+        assert revert[:12] in found["message"]
         git(rack.repository.bare, "update-ref", "refs/heads/main", revert)
         eventually(is_held_by_installed)
         assert waiting.times_set == 1

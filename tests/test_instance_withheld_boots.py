@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,8 +24,8 @@ from gitboot.source.bringing import CLONE
 from gitboot.status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server
 from tests.inprocess import Parts, in_process
-from tests.instance import Repository, eventually, git, running
-from tests.rack import Rack
+from tests.instance import Instance, Repository, eventually, git, running
+from tests.rack import Rack, until_condition
 from tests.rack import boots as boots_of
 from tests.serving import rendered_states
 
@@ -335,6 +336,116 @@ def test_a_change_of_a_server_of_which_no_boot_is_withheld_is_accepted_in_one_re
             turn(parts, seconds + 1)
 
 
+def lose(clone: Path, repository: Repository) -> None:
+    """Lose the clone, and in the repository all commits that its branch does not have."""
+    shutil.rmtree(clone)
+    git(repository.bare, "gc", "--quiet", "--prune=now")
+
+
+def history_kept(parts: Parts) -> Condition | None:
+    return next((each for each in parts.reconciler.status.conditions if each.type == "HistoryKept"), None)
+
+
+@pytest.mark.parametrize("loses_clone", [False, True])
+def test_boots_withheld_by_a_commit_that_is_gone_are_a_condition_until_the_remedy(
+    repository: Repository, tmp_path: Path, *, loses_clone: bool
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+        assert bad is not None
+        fetch(parts, planned(parts, "web03"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+        assert parts.reconciler.status.held is not None and history_kept(parts) is None
+        git(repository.bare, "update-ref", "refs/heads/main", bad)
+        if not loses_clone:
+            turn(parts, 7)
+            assert_is_gone(parts, revert)
+    if loses_clone:
+        lose(tmp_path / "state" / CLONE, repository)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        parts.reconciler.reconcile(NOON + timedelta(seconds=8))
+        assert loses_clone or history_kept(parts) is None  # gitboot fetches now if it has no clone
+        for seconds in (9, 10):
+            turn(parts, seconds)
+            assert_is_gone(parts, revert)
+            message = getattr(history_kept(parts), "message", "")
+            assert ("until the branch has that commit again" in message) == loses_clone
+        assert f"{BAD}/kernel" not in scripts(tmp_path)
+        assert [each.facts["commit"] for each in parts.events if each.type == "CommitGone"] == [revert]
+    rewinding = replace(LOOSE, allow_rewind=True)
+    with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
+        parts.reconciler.reconcile(NOON + timedelta(seconds=11))
+        assert f"{BAD}/kernel" not in scripts(tmp_path)  # until gitboot has fetched
+        turn(parts, 12)
+        assert (history_kept(parts), parts.reconciler.status.withheld) == (None, ())
+        assert f"{BAD}/kernel" in scripts(tmp_path)
+    with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
+        turn(parts, 13)
+        assert (history_kept(parts), parts.reconciler.status.accepted) == (None, bad)
+        assert f"{BAD}/kernel" in scripts(tmp_path)
+
+
+def assert_is_gone(parts: Parts, revert: str) -> None:
+    """Assert that the condition names the revert, and the number of servers whose boots it withholds."""
+    condition = history_kept(parts)
+    assert condition is not None and (condition.status, condition.reason) == (False, "CommitGone")
+    assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in condition.message
+    assert condition.remedy is not None and "--allow-rewind" in condition.remedy
+    assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
+
+
+def test_a_newer_commit_ends_what_a_commit_that_is_gone_withholds_if_the_clone_has_that_commit(
+    parts: Parts, repository: Repository, tmp_path: Path
+) -> None:
+    bad = parts.reconciler.status.accepted
+    assert bad is not None
+    fetch(parts, planned(parts, "web03"), 3)
+    repository.push(documents())
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    git(repository.bare, "update-ref", "refs/heads/main", bad)
+    turn(parts, 7)
+    condition = history_kept(parts)
+    assert condition is not None and "until you push a newer commit" in condition.message
+    newer = git(repository.bare, "commit-tree", "-p", bad, "-m", "Keep the image", f"{bad}^{{tree}}")
+    git(repository.bare, "update-ref", "refs/heads/main", newer)
+    turn(parts, 8)
+    assert (parts.reconciler.status.accepted, history_kept(parts)) == (newer, None)
+    assert f"{BAD}/kernel" in scripts(tmp_path)
+
+
+def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with approved(repository, tmp_path) as parts:
+        fetch(parts, planned(parts, "web03"), 3)
+        fetch(parts, planned(parts, "web04"), 3)
+        revert = repository.push(documents())
+        for seconds in (4, 5, 6):
+            turn(parts, seconds)
+        bad = parts.reconciler.status.accepted
+    assert bad is not None
+    git(repository.bare, "update-ref", "refs/heads/main", bad)
+    lose(tmp_path / "state" / CLONE, repository)
+    git(repository.work, "reset", "--hard", bad)
+    held = repository.push(documents(BAD, servers=SERVERS[:4]))  # takes the boots of two servers back
+    rewinding = replace(LOOSE, allow_rewind=True, max_deletes=0)
+    with in_process(tmp_path, repository.bare, limits=replace(LOOSE, max_deletes=0), clock=lambda: NOON) as parts:
+        for seconds in (7, 8, 9):
+            turn(parts, seconds)
+        condition = history_kept(parts)
+        assert condition is not None and f"{revert[:12]}, which takes the install boots of" in condition.message
+        assert [each.server for each in parts.reconciler.status.withheld] == list(SERVERS)
+    with in_process(tmp_path, repository.bare, limits=rewinding, clock=lambda: NOON) as parts:
+        for seconds in (10, 11, 12):
+            turn(parts, seconds)
+        status = parts.reconciler.status
+        assert status.held is not None and status.held.commit == held
+        assert [each.server for each in status.withheld] == list(SERVERS[4:])
+
+
 def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
     parts: Parts, repository: Repository
 ) -> None:
@@ -518,6 +629,47 @@ def test_finding_r1_a_revert_within_the_limit_installs_again_what_fetched_the_ba
         failing = {each["type"] for each in instance.status()["conditions"] if not each["status"]}
         assert "RecordsKnown" not in failing
         assert not [each for each in instance.events if each["type"] == "TakenBackBootMade"]
+
+
+@pytest.mark.parametrize("loses_clone", [False, True])
+def test_finding_r1_a_held_revert_that_is_force_pushed_away_is_a_condition_and_its_remedy_ends_it(
+    repository: Repository, tmp_path: Path, *, loses_clone: bool
+) -> None:
+    """The stranger drops a held revert with a force-push, perhaps loses the clone, and asks `status` what to do."""
+    state, path = tmp_path / "state", f"/v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
+    loose = {"GITBOOT_MAX_UPDATE_PERCENT": "100", "GITBOOT_MAX_SMALL_GROUP": "100"}
+
+    def run(*arguments: str, records: str | None = None) -> AbstractContextManager[Instance]:
+        return running(repository.bare, tmp_path, "--poll", "1", *arguments, environment=loose, records=records)
+
+    def held_is(instance: Instance, commit: str) -> Any:
+        attempted = instance.status()["attempted"]
+        return attempted["commit"] == commit and attempted["held"]
+
+    with run(records="adopt") as instance:
+        bad = repository.push(documents(BAD))
+        held = eventually(lambda: held_is(instance, bad))
+        request(state, APPROVE, {"digest": held["digest"], "guards": held["guards"], "reason": "planned"})
+        eventually(lambda: instance.status()["applied"]["commit"] == bad)
+        fetched = f"/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
+        assert f"{BAD}/kernel" in instance.get(fetched).text
+        revert = repository.push(documents())
+        eventually(lambda: held_is(instance, revert))
+        if not loses_clone:
+            git(repository.bare, "update-ref", "refs/heads/main", bad)
+            until_condition(instance, "HistoryKept", status=False, reason="CommitGone")
+    if loses_clone:
+        git(repository.bare, "update-ref", "refs/heads/main", bad)
+        lose(state / CLONE, repository)
+    with run() as instance:
+        found = until_condition(instance, "HistoryKept", status=False, reason="CommitGone")
+        assert f"{revert[:12]}, which takes the install boots of {len(SERVERS)} servers back" in found["message"]
+        assert f"{BAD}/kernel" not in instance.get(path).text
+    words = shlex.split(found["remedy"], comments=True)
+    assert words[:3] == ["gitboot", "run", "…"]
+    with run(*words[3:]) as instance:
+        eventually(lambda: f"{BAD}/kernel" in instance.get(path).text)
+        assert all(each["type"] != "HistoryKept" for each in instance.status()["conditions"])
 
 
 def test_a_revert_withdraws_the_override_of_the_bad_image_and_applies_once_its_absence_is_proven(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import is_not
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.bmc.access import Pair
@@ -34,6 +34,10 @@ from gitboot.stoppage import Halt
 
 class CommitSource(Protocol):
     """Where commits come from, as far as accepting one needs it; errors as those of `gitboot.source.Source`."""
+
+    @property
+    def has_fetched(self) -> bool:
+        """Whether this process has fetched the branch."""
 
     def latest(self) -> Revision | None:
         """The commit that was fetched last."""
@@ -93,6 +97,14 @@ class Authority:
 NOBODY_SIGNS: Final = Authority()
 
 
+class Gone(NamedTuple):
+    """Boots that stay withheld because the branch does not have the commit that takes them back."""
+
+    commit: Revision
+    servers: int  # machines of the accepted commit whose boots are withheld for no other commit
+    is_here: bool  # whether the clone has the commit, so that a newer one can be compared with it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
     """What became of the newest commit, and which one goes on."""
@@ -128,6 +140,7 @@ class Attempt:
     is_log_unread: bool = False  # whether the fetch log could not be read to its end the last time
     awaits_records: bool = False  # whether more can perhaps be accepted once that is learned
     waits: bool = False  # whether a step waits for that which no guard holds
+    gone: Gone | None = None  # of these boots, those that a commit withholds which the branch does not have
     rolled_back: frozenset[SystemUuid] = frozenset()  # whose records let the accepted commit take a boot back
 
     @property
@@ -215,6 +228,7 @@ class Accepting:
         self._records_read: tuple[object, ...] = ()  # by `_records_of`, when it was judged
         self._path: tuple[tuple[Commit, ...], Withheld | None] | None = None  # the last of `withheld_by`
         self._offering: tuple[Commit, Withheld | None, Commit] | None = None  # the last of `_without_withheld`
+        self._left_out: tuple[Revision, Revision, bool] | None = None  # the last of `is_rewind` that `_is_gone` read
 
     def accept(self, before: Attempt, knowledge: Knowledge, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """What becomes of the newest commit, and what there is to say of it.
@@ -302,11 +316,14 @@ class Accepting:
         has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
         wait = _wait(attempt, latest)
         has_news |= attempt.waits and wait is Wait.NONE
+        has_news |= (is_gone := self._is_gone(attempt.withheld, latest)) != (attempt.gone is not None)
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
         if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
             self._judging.forget_unevaluated()
             self._is_retrying = True
-        if latest == attempt.attempted and not (attempt.is_behind and (has_news or self._is_retrying)):
+        if latest == attempt.attempted and not attempt.is_behind:
+            return self._withheld(attempt, before, (), latest, is_gone=is_gone)
+        if latest == attempt.attempted and not (has_news or self._is_retrying):
             return attempt
         if self._is_retrying:
             # The boots that these commits take back are still offered: withhold them first, then read the records.
@@ -320,8 +337,8 @@ class Accepting:
         self._records_read, self._is_retrying = _records_of(knowledge), False
         attempt = replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
-            withheld = self._withheld(before, attempt.accepted, found.valid, found.evaluated)
-            return replace(attempt, orders=found.latest_orders, waiting=latest, withheld=withheld, evaluated=latest)
+            attempt = self._withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
+            return replace(attempt, orders=found.latest_orders, waiting=latest, evaluated=latest)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             met = attempt.met | found.used
@@ -338,9 +355,8 @@ class Accepting:
             )
             events += _acknowledged(found.hops, at)
         attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
-        withheld = self._withheld(before, attempt.accepted, found.newer, found.evaluated)
-        attempt = replace(attempt, withheld=withheld, evaluated=latest)
-        attempt = replace(attempt, awaits_records=found.awaits_records, waits=found.waits)
+        attempt = self._withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
+        attempt = replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _postponed(attempt, retries, at)
         if found.invalid is not None:
@@ -354,30 +370,57 @@ class Accepting:
         return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
 
     def _withheld(
-        self, before: Withheld | None, accepted: Commit | None, newer: Sequence[Commit], evaluated: Revision | None
-    ) -> Withheld | None:
-        """Return what newer commits withhold, and what was withheld ``before`` by a commit that is newer than those.
+        self,
+        attempt: Attempt,
+        before: Withheld | None,
+        newer: Sequence[Commit],
+        evaluated: Revision | None,
+        *,
+        is_gone: bool,
+    ) -> Attempt:
+        """Return the attempt with what newer commits withhold, and what was withheld ``before`` by another commit.
 
         ``evaluated`` is the newest commit whose evaluation ended. After a restart, a restore or a take-over, the commit
-        of ``before`` may be newer: its evaluation did not end, or the clone lacks it.
+        of ``before`` may be newer: its evaluation did not end, or the clone lacks it. ``is_gone``: the branch does not
+        have it. Then a person decides, unless ``evaluated`` is known to be no older commit.
         """
-        now = None
+        now, accepted = None, attempt.accepted
         if accepted is not None and newer and evaluated is not None:
             path = (accepted, *newer)
             if self._path is None or len(path) != len(self._path[0]) or any(map(is_not, path, self._path[0])):
                 self._path = path, withheld_by(accepted, newer, evaluated)
             found = self._path[1]
             now = found._replace(by=evaluated) if found is not None else None
-        if before is None or before.by == evaluated:
-            return now
-        by, is_over = Revision(before.by), False
+        if before is None or before.by == evaluated or (is_gone and self._limits.allow_rewind):
+            return replace(attempt, withheld=now, gone=None)
+        by, is_here, is_over = Revision(before.by), False, False
         with suppress(SourceError):
-            # A commit that was force-pushed away is in no clone that is made anew.
+            is_here = self._source.has(by)
+            is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
+        if is_over:
+            return replace(attempt, withheld=now, gone=None)
+        withheld, gone = joined(before, now), None
+        if is_gone:
+            others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
+            servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
+            gone = Gone(by, sum(each in machines for each in servers), is_here)
+        return replace(attempt, withheld=withheld, gone=gone)
+
+    def _is_gone(self, withheld: Withheld | None, latest: Revision) -> bool:
+        """Return whether the branch does not have the commit by which boots are withheld, as it was fetched last.
+
+        That is not known before the first fetch of a process: the clone may be of before the commit.
+        """
+        if withheld is None or withheld.by == latest or not self._source.has_fetched:
+            return False
+        by = Revision(withheld.by)
+        with suppress(SourceError):
             if not self._source.has(by):
-                is_over = self._limits.allow_rewind
-            elif evaluated is not None:
-                is_over = self._source.is_rewind(evaluated, by)
-        return now if is_over else joined(before, now)
+                return True
+            if self._left_out is None or self._left_out[:2] != (by, latest):
+                self._left_out = by, latest, self._source.is_rewind(by, latest)
+            return self._left_out[2]
+        return False
 
     def _has_new_records(self, attempt: Attempt, knowledge: Knowledge) -> bool:
         """Return whether records may let a held commit through that did not when it was judged last."""

@@ -57,6 +57,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         _of_the_clock(standing, at),
         *_of_the_fleet(standing, at),
         *_of_identities(standing.attempt, at),
+        *_of_withheld_boots(standing.attempt, at),
         *_of_bmcs(standing.schedule, at),
         *_of_who_sets_them(standing, at),
         *_of_waves(standing, at),
@@ -174,6 +175,18 @@ def _of_identities(attempt: Attempt, at: datetime) -> Iterator[Condition]:
         others = f" {more(len(found) - 1, 'identity')}".rstrip()
         message = f"{first}; gitboot does not look for the server by it, and accepts no commit that has it{others}"
         yield _condition("IdentitiesUnique", False, "Placeholder", message, at)
+
+
+def _of_withheld_boots(attempt: Attempt, at: datetime) -> Iterator[Condition]:
+    """Yield whether the branch has the commit that takes install boots back, if these stay withheld without it."""
+    if (gone := attempt.gone) is not None and gone.servers:
+        servers = count(gone.servers, "server")
+        newer = "you push a newer commit" if gone.is_here else "the branch has that commit again"
+        message = (
+            f"the branch does not have {gone.commit[:12]}, which takes the install boots of {servers} back: gitboot "
+            f"withholds these boots until {newer}, or you start gitboot once with --allow-rewind"
+        )
+        yield _condition("HistoryKept", False, "CommitGone", message, at)
 
 
 def _of_endpoints(serving: Endpoints | None, at: datetime) -> Iterator[Condition]:
@@ -666,6 +679,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case "BranchFollowed", _:  # once, not with each branch that is checked out
             return "BranchLeft" if before is None or before.status else None
+        case "HistoryKept", _:
+            return "CommitGone"
         case "Serving", "NotResponding":
             return "EndpointNotResponding"
         case "ProxiesNamed", _:
@@ -693,6 +708,8 @@ def _facts(condition: Condition, standing: Standing, at: datetime) -> dict[str, 
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "BootsProven":
             return {"servers": sorted({name for servers in _unproven(standing, at).values() for name in servers})}
+        case "HistoryKept" if (gone := standing.attempt.gone) is not None:
+            return {"commit": gone.commit}
         case "SecretsPrivate":
             return {"servers": sorted(unexpected_fetches(standing))}
         case type if type.startswith("Bmc/"):

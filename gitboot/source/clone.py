@@ -72,6 +72,7 @@ class Source:
             followed = FollowedBranch(remote.reference, is_default=False)
         self._followed, self._remote = followed, _with_reference(remote, followed)
         self._head: Head | None = None  # what the remote's HEAD named at the last fetch
+        self.has_fetched = False  # whether `latest` was fetched since this was made
         self.fetching = fetching or InThisProcess()
         self.clone = Stored(state / CLONE, CorruptClone)
         _sweep(self.clone.path)
@@ -192,7 +193,7 @@ class Source:
             self._replace()
         if self._record is not None and followed is not None:
             self._follow(followed, fetched, self._record)
-        self._head = head
+        self._head, self.has_fetched = head, True
         return fetched
 
     def restore(self, accepted: Revision | None) -> None:
@@ -205,6 +206,7 @@ class Source:
         _, remote = self._resolved()
         found = self.fetching.restore(remote, self._state, accepted)
         self._replace()
+        self.has_fetched = True
         if not found:
             raise SourceRefused(f"the accepted commit {accepted} is not at {self._remote.url}, nor left here")
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
