@@ -267,6 +267,26 @@ def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, r
     assert (boot(parts, "web03"), boot(parts, "web02")) == ((Cause.PENDING, OLD), (Cause.PROVISIONED, None))
 
 
+def test_a_held_revert_that_is_acknowledged_is_not_shown_as_held_while_it_waits(
+    parts: Parts, repository: Repository
+) -> None:
+    fetch(parts, planned(parts, "web03"), 3)
+    repository.push(documents())
+    for seconds in (4, 5, 6):
+        turn(parts, seconds)
+    held = parts.reconciler.status.held
+    assert held is not None and not commit_accepted(parts).status
+    line = f"Gitboot-Ack: {held.digest} maxReinstalls"
+    revert = repository.push({"README.md": "Taken back."}, f"Install web03 again\n\n{line}")
+    for seconds in (7, 8):
+        turn(parts, seconds)
+        status = parts.reconciler.status
+        assert (status.attempted, status.held) == (revert, None) and status.accepted != revert
+        assert [each for each in status.conditions if each.type == "CommitAccepted" and not each.status] == []
+    turn(parts, 9)
+    assert parts.reconciler.status.accepted == revert and commit_accepted(parts).status
+
+
 def test_a_revert_within_the_limit_applies_while_the_fetch_log_cannot_be_read(
     repository: Repository, tmp_path: Path
 ) -> None:

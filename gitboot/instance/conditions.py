@@ -150,7 +150,8 @@ def _of_the_source(standing: Standing, at: datetime) -> Iterator[Condition]:
     else:
         yield _condition("Accepting", True, "Accepting", "new commits are accepted", at)
     if attempt.is_preliminary:
-        yield from (each for each in standing.conditions if each.type == "CommitAccepted")
+        # What was false before is about another commit, or about a commit that is acknowledged now.
+        yield from (each for each in standing.conditions if each.type == "CommitAccepted" and each.status)
     elif attempt.candidate is not None:
         yield _condition("CommitAccepted", False, "GuardTripped", held_message(attempt.candidate), at)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
