@@ -38,12 +38,17 @@ PARKED = "lifecycle: Parked"
 
 
 def documents(
-    image_name: str = OLD, *, servers: Iterable[str] = SERVERS, more: Iterable[str] = (), spec: str = ""
+    image_name: str = OLD,
+    *,
+    servers: Iterable[str] = SERVERS,
+    more: Iterable[str] = (),
+    spec: str = "",
+    evidence: str = "Fetched",
 ) -> dict[str, str]:
     """Web servers that are installed whenever their image changes, and one that boots without a disk."""
     live = [server("live01", "role: live")] if servers else []
     texts = (
-        fleet("baseURL: 'http://boot.test', provisioning: {evidence: Fetched}"),
+        fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}}}"),
         *(server(name, "role: web", spec) for name in servers),
         *live,
         *(image(name) for name in (OLD, BAD)),
@@ -71,13 +76,15 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
 
 
 @contextmanager
-def approved(repository: Repository, tmp_path: Path, unending: Collection[str] = ()) -> Iterator[Parts]:
+def approved(
+    repository: Repository, tmp_path: Path, unending: Collection[str] = (), *, evidence: str = "Fetched"
+) -> Iterator[Parts]:
     """An instance that has accepted the bad image with an approval, and offers it to all web servers."""
     with in_process(
         tmp_path, repository.bare, limits=LOOSE, initial="adopt", unending=unending, clock=lambda: NOON
     ) as parts:
         turn(parts)
-        repository.push(documents(BAD))
+        repository.push(documents(BAD, evidence=evidence))
         turn(parts, 1)
         held = parts.reconciler.status.held
         assert held is not None and held.guards == ("maxReinstalls",)
@@ -122,9 +129,9 @@ def boot(parts: Parts, name: str) -> tuple[Cause, str | None]:
     return found.cause, found.boot.image if found.boot is not None else None
 
 
-def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = None) -> None:
+def fetch(parts: Parts, plan: BootPlan, seconds: float, *, intent: str | None = None, file: str = "boot.ipxe") -> None:
     """The machine of a plan fetches its boot script; with ``intent``, an endpoint has written no more than that."""
-    path = f"boot/v1/boot/{mac_of(plan.server).replace(':', '-')}/boot.ipxe"
+    path = f"boot/v1/boot/{mac_of(plan.server).replace(':', '-')}/{file}"
     at = NOON + timedelta(seconds=seconds)
     parts.spool.mkdir(exist_ok=True)
     spool = SpoolFile(parts.spool)
@@ -466,22 +473,26 @@ def test_of_two_commits_that_withhold_boots_only_the_one_that_is_gone_counts(
         assert [each.server for each in status.withheld] == list(SERVERS[4:])
 
 
+@pytest.mark.parametrize(("evidence", "file"), [("Fetched", "boot.ipxe"), ("Reported", "provisioned/token")])
 def test_late_evidence_of_a_boot_that_was_taken_back_installs_nothing_and_asks_a_person(
-    parts: Parts, repository: Repository
+    repository: Repository, tmp_path: Path, evidence: str, file: str
 ) -> None:
-    bad = planned(parts, "web02")
-    revert = repository.push(documents())
-    for seconds in (3, 4, 5):
-        turn(parts, seconds)
-    assert parts.reconciler.status.accepted == revert
-    fetch(parts, bad, 2)  # by a mirror, whose log comes now
-    for seconds in (6, 200):
-        turn(parts, seconds)
-    assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
-    failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
-    assert failing["RecordsKnown"].reason == "UnknownServers"
-    (event,) = (each for each in parts.events if each.type == "TakenBackBootMade")
-    assert event.warning and event.facts["server"] == "web02"
+    """A mirror served the boot, and its log comes late, or the installer reports late what it has installed."""
+    repository.push(documents(evidence=evidence))
+    with approved(repository, tmp_path, evidence=evidence) as parts:
+        bad = planned(parts, "web02")
+        revert = repository.push(documents(evidence=evidence))
+        for seconds in (3, 4, 5):
+            turn(parts, seconds)
+        assert parts.reconciler.status.accepted == revert
+        fetch(parts, bad, 2, file=file)
+        for seconds in (6, 200):
+            turn(parts, seconds)
+        assert boot(parts, "web02") == (Cause.OVERWRITTEN, None)
+        failing = {each.type: each for each in parts.reconciler.status.conditions if not each.status}
+        assert failing["RecordsKnown"].reason == "UnknownServers"
+        (event,) = (each for each in parts.events if each.type == "TakenBackBootMade")
+        assert event.warning and event.facts["server"] == "web02"
 
 
 def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_back_is_evaluated(
