@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.plan import Cause, Phase, Record, Run, UserDataFiles
+from gitboot.plan import Cause, InstallAttempt, Phase, Record, Run, Seen, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
 from tests.cases import for_each
@@ -388,6 +388,23 @@ def test_r5_the_boot_that_was_made_stays_for_the_grace_of_a_fetch() -> None:
     assert boots(fetched + timedelta(seconds=60), *seed, record=record) == "disk"
     within = planned(fetched, *seed, record=record)
     assert within is not None and within.override is None  # nothing is set any more
+
+
+@pytest.mark.parametrize(("often", "key"), [(ONCE, "provision/1"), (CHANGE, "provision/1/flatcar-1")])
+def test_r5_within_the_grace_of_a_fetch_the_plan_has_the_key_of_the_boot_that_was_made(often: str, key: str) -> None:
+    """An endpoint refuses this boot, and none with another key, after the machine has fetched its data."""
+    first, last = (Seen(at(f"20T{time}"), "boot/v1/boot/web01/boot.ipxe", "10.0.0.7") for time in ("11:00", "12:00"))
+    record = Record(
+        provision=1,
+        image="flatcar-1",
+        evidence="Fetched",
+        provisioned_at=last.at,
+        grace_until=last.at + timedelta(seconds=60),
+        attempts=(InstallAttempt(key=key, number=1, boots=(first, last), started=first, started_boot=1),),
+    )
+    seed = (SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:-1], policy("web", often=often))
+    within = planned(last.at + timedelta(seconds=5), *seed, record=record)
+    assert within is not None and within.key == f"{key}/boot/2"
 
 
 def test_r5_an_override_consumed_without_evidence_turns_to_the_disk_after_30_minutes() -> None:

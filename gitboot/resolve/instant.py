@@ -404,7 +404,9 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if is_provisioned(policy, record):
         since, until = record.provisioned_at, record.grace_until
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
-            return given
+            if not record.attempts or overtaken_attempt(record) is not None:
+                return given
+            return replace(given, key=record.attempts[-1].boot_key)  # the key that is wanted now may be a later one
         asks_still = since is not None and _is_within(since, at, DATA_GRACE) and record.evidence != _TAKEN_FOR_IT
         data = boot.user_data if asks_still else None
         if data is not None and record.evidence not in EVIDENCE_OF_A_BEGINNING:
