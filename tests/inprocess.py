@@ -15,6 +15,7 @@ from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
 from gitboot.ledger import requests
+from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
 from gitboot.source import Reader, Source
@@ -50,6 +51,7 @@ def in_process(
     clock: Callable[[], datetime] = lambda: datetime.now(UTC),
     uptime: Callable[[], Uptime] = uptime,
     site: str | None = None,
+    lease_s: float = SECONDS,
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
@@ -68,6 +70,7 @@ def in_process(
         site=site,
         listen="by the test itself",
         spool=folder / "spool",
+        lease_s=lease_s,
         accepted_filesystems=("tmpfs", "ramfs", "overlay"),  # where tests may lie, as in containers
     )
     events: list[Event] = []

@@ -16,7 +16,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,15 +29,18 @@ from gitboot.errors import GitbootError, PublishError
 from gitboot.instance.directory import LEDGER
 from gitboot.instance.requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.ledger import requests
+from gitboot.ledger.fetches import SharedFetches
 from gitboot.model.scalars import SystemUuid
+from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.spool import Spool, aside
+from gitboot.observe.spool_forwarder import Forwarder
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recording import Recording
+from gitboot.serve.recording import ForwardedRecording, Recorder, Recording
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
@@ -67,6 +70,7 @@ OTHERS: Final = {  # whose fetches never count, by what they say they are
     "gitboot-looker": HERE,
 }
 _DEADLINE_S: Final = 600.0  # for a fetch to stand recorded: a busy machine is no slow disk
+_LEASE_S: Final = 3600.0  # of a ledger that hosts share: longer than a life takes, so that no thread renews the lease
 _ASKED_AFTER_S: Final = 31 * 60  # what came of an override that is gone is waited for, and then a person is asked
 _BEGAN: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _MOST_AT_ONCE: Final = 3  # times that an instance reconciles where something is due at once
@@ -148,6 +152,13 @@ class MortalSpool(Spool):
             self.ended()
 
 
+class Forwarding(NamedTuple):
+    """How an endpoint records in the PostgreSQL ledger that several hosts share."""
+
+    shared: SharedFetches
+    forwarder: Forwarder  # sends when the test lets it, and not in a thread
+
+
 @dataclass
 class Serving:
     """One endpoint's process."""
@@ -157,12 +168,26 @@ class Serving:
     compared: ComparedClock
     spool: MortalSpool
     recording: Recording
+    forwarding: Forwarding | None = None
     fate: Fate = field(default_factory=Fate)
+    is_behind: bool = False  # whether something waits in its fetch log for the PostgreSQL
 
     def look(self) -> None:
-        """As it does each second."""
+        """Do what the process does each second."""
         self.tree.look()
         self.compared.keep()
+        if self.forwarding is not None:
+            self.is_behind = True
+            with living(self.fate), suppress(NotTaken, Killed):
+                self.forwarding.forwarder.send()
+                self.is_behind = False
+
+    def close(self) -> None:
+        """End the process, which may be dead."""
+        with living(self.fate), suppress(Killed):
+            self.spool.close()
+        if self.forwarding is not None:
+            self.forwarding.shared.close()
 
 
 @dataclass
@@ -213,15 +238,29 @@ class Site:
             (self.folder / "assets" / asset).parent.mkdir(parents=True)
         self.assets_are_there()
         give_credentials(self.folder, password="secret")
-        for name in ("spool", "spool-b"):
-            (self.folder / name).mkdir()
-        self.origin, self.ledger = Origin(self.folder / "git"), ledger_in(self.folder / "state")
+        self.origin, self.ledger = Origin(self.folder / "git"), self._make_ledger()
         self.commit = replace(self.commit, bmc="a" if self.bmcs else None)
         self.book.ask(self.commit.label, ask_of(self.ways))
         self.push()
         self.start_instance("fresh")
         self.start_endpoint()
         self.reconcile()
+
+    def _make_ledger(self) -> str:
+        """Make the ledger and the folders of fetch logs; return the identity of the ledger."""
+        for name in ("spool", "spool-b"):
+            (self.folder / name).mkdir()
+        return ledger_in(self.folder / "state")
+
+    @property
+    def place(self) -> Path:
+        """The folder with OUTPUT and STATE of the instance."""
+        return self.folder
+
+    @property
+    def spool(self) -> Path:
+        """The fetch log of the endpoint that machines ask."""
+        return self.folder / "spool"
 
     def _machine(self, name: str) -> Watched:
         machine = Watched(name, uuid=uuid_of(name), profile=GENERIC)
@@ -366,18 +405,25 @@ class Site:
 
     def start_instance(self, initial: str | None = None) -> None:
         self.instance_fate, stack = Fate(), ExitStack()
+        self.instance = stack.enter_context(self._instance(initial))
+        self._stack = stack
+
+    def _instance(self, initial: str | None = None) -> AbstractContextManager[Parts]:
         limits = {**UNGUARDED, "max_bmc_changes": 10**6, "max_reinstalls": 0 if self.ways.is_guarded else 10**6}
-        made = in_process(
-            self.folder,
+        return in_process(
+            self.place,
             self.origin.path,
             limits=Limits(**limits),
             clock=lambda: self.clock,
             initial=initial,
             credentials=self.folder,
-            uptime=lambda: self.up,
+            uptime=self._uptime_of(self.place),
+            lease_s=_LEASE_S,
         )
-        self.instance = stack.enter_context(made)
-        self._stack = stack
+
+    def _uptime_of(self, host: Path) -> Callable[[], Uptime]:
+        """Return what tells how long a host runs; ``host`` is its folder."""
+        return lambda: self.up
 
     def stop_instance(self) -> None:
         with living(self.instance_fate), suppress(Killed):
@@ -423,22 +469,27 @@ class Site:
 
     def start_endpoint(self) -> None:
         self.stop_endpoint()
-        self.serving = self._served(self.folder / "spool")
+        self.serving = self._served(self.spool)
 
     def _served(self, folder: Path) -> Serving:
+        output, up = self.place / "output", self._uptime_of(folder.parent)
         spool = MortalSpool(folder)
-        compared = ComparedClock(lambda: self.clock, folder=aside(folder), uptime=lambda: self.up)
-        words = Words(*folders(self.folder / "output", folder))
-        tree = PublishedTree(self.folder / "output", lambda: self.clock, compared=compared, words=words)
-        recording = Recording(spool, _DEADLINE_S)
-        assets = self.folder / "assets"
-        endpoint = Endpoint(self.folder / "output", tree, lambda: self.clock, recording, assets=assets)
-        return Serving(endpoint, tree, compared, spool, recording)
+        compared = ComparedClock(lambda: self.clock, folder=aside(folder), uptime=up)
+        tree = PublishedTree(output, lambda: self.clock, compared=compared, words=Words(*folders(output, folder)))
+        recording, forwarding = Recording(spool, _DEADLINE_S), self._forwarding(folder)
+        recorder: Recorder = recording
+        if forwarding is not None:
+            recorder = ForwardedRecording(recording, forwarding.shared, _DEADLINE_S)
+        endpoint = Endpoint(output, tree, lambda: self.clock, recorder, assets=self.folder / "assets")
+        return Serving(endpoint, tree, compared, spool, recording, forwarding)
+
+    def _forwarding(self, folder: Path) -> Forwarding | None:
+        """Return how an endpoint with this fetch log reaches the ledger that other hosts share."""
+        return None
 
     def stop_endpoint(self) -> None:
         if self.serving is not None:
-            with living(self.serving.fate), suppress(Killed):
-                self.serving.spool.close()
+            self.serving.close()
         self.serving = None
 
     def fetch(self, path: str, client: str = ITSELF, agent: str = IPXE, **more: str) -> Given | None:
@@ -459,7 +510,7 @@ class Site:
         try:
             return self._fetch_from(other, path, ITSELF, IPXE, {})
         finally:
-            other.spool.close()
+            other.close()
 
     def _fetch_from(
         self, serving: Serving, path: str, client: str, agent: str, more: Mapping[str, str]
@@ -475,9 +526,9 @@ class Site:
                 serving.spool.ended = lambda: self._ended(asked)
                 if serving.spool.has_ended:  # since the answer before: it writes the outcome after the answer
                     self._ended(asked)
-                if self.slow is not None:
-                    self._answer_slowly(serving, asked, self.slow)
+                self._disturb(serving, asked)
                 answer = self._loop.run_until_complete(asked)
+                self._come_to_rest(serving)
             except (asyncio.CancelledError, Killed):
                 return None
             if serving.fate.dies_in is not None:  # it dies before it has answered, with all written down
@@ -486,6 +537,14 @@ class Site:
         if (why := answer.why_not) is not None:
             self.counts[f"refused: {why}"] += 1
         return answer
+
+    def _disturb(self, serving: Serving, asked: asyncio.Task[Given]) -> None:
+        """Let a fault befall a fetch while it is answered."""
+        if self.slow is not None:
+            self._answer_slowly(serving, asked, self.slow)
+
+    def _come_to_rest(self, serving: Serving) -> None:
+        """Wait for what an endpoint goes on with after an answer, if what follows depends on that."""
 
     def _answer_slowly(self, serving: Serving, asked: asyncio.Task[Given], slow: SlowSyncs) -> None:
         """Answer a fetch while the fetch log syncs slowly, and let the log come to rest."""
@@ -510,17 +569,21 @@ class Site:
                 self.reconcile()
             if number == slow.expires:
                 self.counts["the deadline passed during a sync"] += 1
-                for _ in range(_MOST_DEADLINES):
-                    if asked.done():
-                        break
-                    self._loop.passed_s += _DEADLINE_S + 1
-                    self._loop.run_until_complete(asyncio.wait([asked], timeout=_ANSWERED_S))
+                self._pass_deadlines(asked)
         finally:
             if number in slow.fails:
                 self.counts["a sync failed"] += 1
                 ends.set_exception(OSError(errno.EIO, os.strerror(errno.EIO)))
             else:
                 ends.set_result(None)
+
+    def _pass_deadlines(self, asked: asyncio.Task[Given]) -> None:
+        """Let an endpoint's deadlines pass until it answers."""
+        for _ in range(_MOST_DEADLINES):
+            if asked.done():
+                break
+            self._loop.passed_s += _DEADLINE_S + 1
+            self._loop.run_until_complete(asyncio.wait([asked], timeout=_ANSWERED_S))
 
     def _ended(self, asked: asyncio.Task[Given]) -> None:
         self._loop.call_soon_threadsafe(asked.cancel)
@@ -553,6 +616,7 @@ class Site:
         """It fetches its entry; where it goes on, what the entry names, and what its installer has to say."""
         answer = self._through_proxy(boots.path) if boots.proxy else self.fetch(boots.path)
         self._judge(answer)
+        self._has_entry()
         label = answer.label if answer is not None else None
         if answer is None or label is None or not boots.goes_on:
             return
@@ -564,6 +628,9 @@ class Site:
                 self.installer = self._installer(ask, data.body)
                 if boots.ends is not None:
                     self.report(boots.ends)
+
+    def _has_entry(self) -> None:
+        """Let something happen after the machine has got its entry, before it fetches what the entry names."""
 
     def _installer(self, ask: Ask, data: str) -> Installer | None:
         """Who was given this user data; None: it has nothing to say."""
@@ -637,7 +704,7 @@ class Site:
     def serve_static(self, path: str) -> None:
         """A mirror of the tree gives the machine what stands there."""
         with suppress(OSError):
-            text = (self.folder / "output" / "boot" / path.lstrip("/")).read_text()
+            text = (self.place / "output" / "boot" / path.lstrip("/")).read_text()
             if self.ways.names_endpoint:
                 self.nobody_else_is_given(Given(200, {}, text), "a mirror's client")
 
@@ -841,7 +908,7 @@ class Site:
 
     @property
     def _looked_into(self) -> list[Path]:
-        return [each for each in folders(self.folder / "output", self.folder / "spool") if each.is_dir()]
+        return [each for each in folders(self.place / "output", self.spool) if each.is_dir()]
 
     def adopt(self) -> None:
         """An operator says of a ledger in doubt that all is installed as Git wants it."""
@@ -903,7 +970,7 @@ class Site:
             return
         for path in LOOKUPS:
             with suppress(FileNotFoundError):
-                text = (self.folder / "output" / "boot" / path.lstrip("/")).read_text()
+                text = (self.place / "output" / "boot" / path.lstrip("/")).read_text()
                 label = Given(200, {}, text).label
                 if label is not None and self._is_over(label):
                     self.book.wrong(self.now, f"the file of {path} still boots {label}, which is over")

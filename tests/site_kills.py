@@ -1,7 +1,8 @@
 """The end of a process at any of its system calls, for processes whose parts live in this one.
 
-What changes files counts: between two such calls nobody can tell one instant from another. A process that has died
-changes nothing any more.
+What changes files counts, and each call to a PostgreSQL: between two such calls nobody can tell one instant from
+another. A process that has died changes nothing any more. A call to a PostgreSQL may also end without an answer, as
+one does that has hung until its deadline.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from functools import wraps
 from queue import SimpleQueue
 from typing import Any, Final
 from unittest.mock import patch
+
+import psycopg
+from psycopg.pq import TransactionStatus
 
 from gitboot.errors import LedgerError
 from gitboot.ledger.store import Store, Transaction
@@ -28,13 +33,64 @@ class Killed(BaseException):
     """The end of a process, at this very instruction."""
 
 
+@dataclass
+class Hang:
+    """Calls to a PostgreSQL that get no answer until their deadline, which has passed at once here."""
+
+    after: int = 0  # calls that are answered before
+    calls: int = 10**6  # that get no answer
+    is_done: bool = False  # whether the PostgreSQL does what these calls ask for
+
+    def takes(self) -> bool:
+        """Return whether the next call is one of these, and count the call."""
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.calls -= 1
+        return self.calls >= 0
+
+
+class HeldCall:
+    """One call to a PostgreSQL that lasts until the test ends it."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number  # calls that are not held before
+        self._ends: Future[bool] = Future()
+        self.connection: psycopg.Connection[Any] | None = None  # whose call is held, or was
+        self.on_begin: Callable[[], object] = lambda: None  # called by the thread that calls
+
+    @property
+    def is_between_transactions(self) -> bool:
+        """Whether the connection holds no locks while its call is held."""
+        status = self.connection.pgconn.transaction_status if self.connection is not None else None
+        return status == TransactionStatus.IDLE
+
+    def takes(self, connection: psycopg.Connection[Any]) -> bool:
+        """Return whether the next call is the one, and count the call."""
+        self._left -= 1
+        if self._left != -1:
+            return False
+        self.connection = connection
+        return True
+
+    def hold(self) -> bool:
+        """Wait for the end of the call; return whether it never reaches the server."""
+        self.on_begin()
+        return self._ends.result()
+
+    def end(self, *, is_lost: bool) -> None:
+        self._ends.set_result(is_lost)
+
+
 class Fate:
-    """When a process dies, and whether it has."""
+    """When a process dies, whether it has, and which of its calls to a PostgreSQL hang."""
 
     def __init__(self) -> None:
         self.dead = False
         self.dies_in: int | None = None  # calls from now
         self.calls = 0
+        self.hang: Hang | None = None
+        self.held: HeldCall | None = None
 
     def next(self) -> None:
         """One call more, if the process lives to make it."""
@@ -158,6 +214,43 @@ def _writing(store: Store) -> Iterator[Transaction]:
 
 
 _REAL_WRITING: Final = Store.writing
+_RENEWS: Final = "lease"  # the thread in which `gitboot.ledger.lease` renews a lease: no life takes as long as one
+
+
+def _postgresql_call(connection: psycopg.Connection[Any], calls: Any, *arguments: Any, **more: Any) -> Any:
+    """Make one call to a PostgreSQL, which may hang. Raises OperationalError as `LimitedConnection` does then."""
+    if not _living or threading.current_thread().name == _RENEWS:
+        return _REAL_WAIT(connection, calls, *arguments, **more)
+    fate = _living[-1]
+    try:
+        fate.next()
+    except Killed:
+        connection.close()
+        raise
+    held = fate.held
+    is_lost = held is not None and held.takes(connection) and held.hold()
+    if not is_lost and (fate.hang is None or not fate.hang.takes()):
+        return _REAL_WAIT(connection, calls, *arguments, **more)
+    if not is_lost and fate.hang is not None and fate.hang.is_done:
+        with suppress(psycopg.Error):
+            _REAL_WAIT(connection, calls, *arguments, **more)
+    calls.close()
+    connection.close()
+    raise psycopg.OperationalError("no answer within 5 s")
+
+
+def _connected(cls: type[psycopg.Connection[Any]], *arguments: Any, **more: Any) -> psycopg.Connection[Any]:
+    """Connect to a PostgreSQL, which may hang. Raises OperationalError then."""
+    if _living and threading.current_thread().name != _RENEWS:
+        _next()
+        if (hang := _living[-1].hang) is not None and hang.takes():
+            raise psycopg.OperationalError("connection timeout expired")
+    made: psycopg.Connection[Any] = _REAL_CONNECT(cls, *arguments, **more)
+    return made
+
+
+_REAL_WAIT: Final = psycopg.Connection.wait
+_REAL_CONNECT: Final = psycopg.Connection.connect.__func__  # type: ignore[attr-defined] # of the class method
 
 
 @contextmanager
@@ -171,4 +264,6 @@ def mortals() -> Iterator[None]:
             stack.enter_context(patch.object(os, name, _mortal(sync)))
         stack.enter_context(patch.object(os, "open", _mortal(os.open, counts=_opens_to_change)))
         stack.enter_context(patch.object(Store, "writing", _writing))
+        stack.enter_context(patch.object(psycopg.Connection, "wait", _postgresql_call))
+        stack.enter_context(patch.object(psycopg.Connection, "connect", classmethod(_connected)))
         yield

@@ -481,11 +481,12 @@ class World:
     counts: Counter[str] = field(default_factory=Counter)
     kinds: Kinds = field(default_factory=lambda: KINDS)
     is_strict: bool = False  # whether each site checks the promises of `tests.site_faults`, too
+    site_of: Callable[..., Site] = Site
 
     def live(self, life: Life) -> list[str]:
         """What was wrong in it; however it went: in the end, left alone, all is in order."""
         bmcs = self.bmcs if life.has_bmc else {}
-        site = Site(Path(mkdtemp(dir=self.folder)), bmcs, life.ways, life.netboots, self.is_strict)
+        site = self.site_of(Path(mkdtemp(dir=self.folder)), bmcs, life.ways, life.netboots, self.is_strict)
         try:
             for each in life.steps:
                 self.kinds[each.name].do(site, **each.facts)
@@ -510,19 +511,22 @@ class World:
                     steps = list(fewer.steps)
                 else:
                     position += length
-        self.counts = before
+        self.counts.clear()
+        self.counts.update(before)
         return Life(life.ways, life.has_bmc, life.netboots, tuple(steps))
 
 
 @contextmanager
-def world(folder: Path, kinds: Kinds = KINDS, *, is_strict: bool = False) -> Iterator[World]:
+def world(
+    folder: Path, kinds: Kinds = KINDS, *, is_strict: bool = False, site_of: Callable[..., Site] = Site
+) -> Iterator[World]:
     """Yield a world whose processes are mortal, for lives of these kinds of steps."""
     with ExitStack() as stack:
         bmcs = {name: stack.enter_context(RedfishServer(Service())) for name in ("a", "b")}
         stack.enter_context(mortals())
         logging.disable(logging.CRITICAL)
         stack.callback(logging.disable, logging.NOTSET)
-        yield World(folder, bmcs, kinds=kinds, is_strict=is_strict)
+        yield World(folder, bmcs, kinds=kinds, is_strict=is_strict, site_of=site_of)
 
 
 def folder_for_lives() -> TemporaryDirectory[str]:
