@@ -201,6 +201,7 @@ class SharedSite(Site):
                 each.look()
         super().reconcile()
         self._look()
+        self._record_was_given()
         self._every_outcome_is_known()
 
     def take_over(self, how: str, calls: int | None) -> None:
