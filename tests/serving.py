@@ -178,7 +178,7 @@ class Site:
             found[:] = with_outcomes([*found, *taken.observations], lambda each: each)
             return not any(each.is_open_intent for each in found)
 
-        eventually(has_outcomes)
+        assert eventually(has_outcomes), "an endpoint was killed before it had written what came of a boot"
         return that_use_up(found)
 
     def reset(self) -> None:
