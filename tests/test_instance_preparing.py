@@ -124,7 +124,7 @@ def test_who_takes_over_has_its_tree_before_and_nothing_in_it_is_given(rack: Rac
         web = begun(rack, hosts)
         (event,) = eventually(lambda: told(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (WORTH + 1, 1)
-        assert re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"])
+        eventually(lambda: re.search(r"acts by .*; its tree is as of 20", hosts.two.condition["message"]))
         apart = differing(hosts)
         assert f"boot{web.entry}" in apart
         assert [path for path in apart if not names(web).search(path)] == []

@@ -36,7 +36,7 @@ from tests.fleets import SEED, document, fleet, image, mac_of, maintenance, poli
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually
 from tests.postgresqls import PostgresServer, postgresql
-from tests.rack import POOL, Blade, Rack, until_condition
+from tests.rack import POOL, Blade, Rack, typed, until_condition
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
@@ -166,6 +166,33 @@ def test_finding_c2_a_window_ends_while_postgresql_hangs_at_bmcs_as_long_as_the_
         rack.address = server.address()
         arguments = ("--ledger", rack.address.url, *configured(lease_seconds=lease_s))
         ends_its_window(rack, lambda: server_hung(server), *arguments, withdraws=lease_s == 600)
+
+
+def test_finding_c2_a_window_ends_though_the_instance_restarts_while_its_postgresql_is_gone(rack: Rack) -> None:
+    """The process ends with an error each time that the service manager starts it, and ends the window before."""
+    with postgresql() as server:
+        rack.address = server.address()
+        ledger = ("--ledger", rack.address.url)
+        web = rack.add("web01")
+        rack.pool = (*POOL, *repair_until(datetime.now(UTC) + timedelta(hours=9)))
+        rack.push()
+        with rack.running(*ledger, records="fresh"):
+            eventually(lambda: boots_maintenance(rack, web))
+            for seconds in (15, 30, 60, 120, 240):
+                end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
+                rack.pool = (*POOL, *repair_until(end))
+                rack.push(f"Repair for {seconds} seconds")
+                assert rack.typed("reconcile").code == 0
+                if eventually(lambda: boots_maintenance(rack, web) or datetime.now(UTC) >= end):  # noqa: B023
+                    break
+    assert boots_maintenance(rack, web), "the machine is too slow"
+
+    def starts_again() -> bool:
+        ended = typed("run", rack.repository.bare, "--out", rack.output, "--state", rack.state, *ledger)
+        assert ended.code != 0 and "Traceback" not in ended.err
+        return not boots_maintenance(rack, web)
+
+    eventually(starts_again)
 
 
 # Pass by pass

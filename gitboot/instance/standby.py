@@ -18,7 +18,7 @@ import msgspec
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
-from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
+from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
 from gitboot.frames import decoder
 from gitboot.instance import directory as state
 from gitboot.instance.bookmark import WORTH
@@ -31,7 +31,9 @@ from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.model.scalars import format_instant
+from gitboot.phrases import count
 from gitboot.processes import spawn
+from gitboot.publish.ended_windows import end_windows
 from gitboot.source import FetchProcess, Source
 from gitboot.status import Condition, Event, Status
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import PostgresRenewing
 
 LOOK_S: Final = 2.0  # between two looks at the lease
+_SHARE: Final = 20  # how much longer than its last search for ended windows an instance waits until the next
 _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to what is published
 _FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
 
@@ -75,6 +78,7 @@ class Standby:
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
         self._has_failed, self._said = False, ""
+        self._ends_windows_from = 0.0  # by the monotonic clock
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
         """Wait while another instance has the lease; False: the end was asked for meanwhile.
@@ -101,6 +105,8 @@ class Standby:
                 if waits[0] == _STANDING_BY and is_large():
                     preparation.look()
                 self._say(*waits, since, preparation.said)
+                if not preparation.is_running:
+                    self._end_windows()
                 end.wait(min(LOOK_S, self._settings.lease_s / 5))
             return False
 
@@ -110,6 +116,7 @@ class Standby:
             other = looking.other_than(Holder.of(self._settings.state))
         except LedgerError as error:
             if not self.is_patient:
+                self._end_windows()  # the service manager starts it again, until the ledger answers
                 raise
             return _reason(error), str(error)
         self.is_patient = True
@@ -117,6 +124,22 @@ class Standby:
             self._note_progress(looking.progress())
             self._reference = self._settings.git.reference or looking.branch() or self._reference
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
+
+    def _end_windows(self) -> None:
+        """End the windows that are over in the tree of this host: nobody else does while this instance waits."""
+        began_s, at = time.monotonic(), self._clock()
+        if began_s < self._ends_windows_from:
+            return
+        try:
+            servers = end_windows(self._settings.output, at)
+        except PublishError as error:
+            self._tell(Event(at=at, type="WindowsNotEnded", message=str(error), warning=True))
+            servers = ()
+        now_s = time.monotonic()
+        self._ends_windows_from = now_s + _SHARE * (now_s - began_s)
+        if servers:
+            message = f"{count(len(servers), 'server')} left a maintenance that is over, though this instance waits"
+            self._tell(Event(at=at, type="WindowsEnded", message=message, facts={"servers": list(servers)}))
 
     def _note_progress(self, found: tuple[str, int] | None) -> None:
         """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""
@@ -159,6 +182,11 @@ class _Preparation:
         self._due, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
         self._last: Event | None = None  # that was told
         self.said = ""  # how far the tree has come
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is writing the tree."""
+        return self._process is not None
 
     def look(self) -> None:
         """Start it where it is due, and tell what came of it; of the thread with which it is to end."""
