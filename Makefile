@@ -4,8 +4,8 @@
 PYTHON := python3.11 python3
 BIN := .venv/bin
 # A file goes to one process: what stands around the machines that it boots is set up once. Most tests wait for other
-# processes, or for firmware, now and then: there are two for each core.
-WORKERS := $(shell expr 2 \* $$(nproc))
+# processes now and then: there are three for each core. A boot of firmware computes more: there are two.
+WORKERS := $(shell expr 3 \* $$(nproc))
 PYTEST = $(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 READY := .venv/.ready
 
@@ -24,6 +24,7 @@ run: $(READY) ## watch gitboot work on the example fleet, on this machine only
 test: $(READY) ## run all tests but those that boot real firmware or install packages
 	$(PYTEST) $(BOOTS) $(SEARCH)
 
+test-boot: WORKERS := $(shell expr 2 \* $$(nproc))
 test-boot: $(READY) ## boot real firmware from what is published; installs Debian packages, needs root
 	scripts/install-packages tests/boots/packages.txt
 	$(PYTEST) --boots $(BOOTS) tests/boots

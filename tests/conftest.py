@@ -97,7 +97,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _FIRST: Final = (
     *("test_debian", "test_ipxe", "test_grub", "test_ipv6", "test_whole_way", "test_paths", "test_aarch64", "test_kea"),
     *(
+        "test_run_example",
+        "test_ledger_lease",
         "test_instance_standby",
+        "test_instance_unwritable",
         "test_instance_preparing",
         "test_evaluate",
         "test_evaluate_hostile",
@@ -105,7 +108,7 @@ _FIRST: Final = (
         "test_drills",
     ),
     *("test_publish_kill", "test_ci"),
-    *("test_cli_requests", "test_serve_once", "test_run_example", "test_resolve_leaks", "test_serve_supervise"),
+    *("test_cli_requests", "test_serve_once", "test_kill_hand_over", "test_resolve_leaks", "test_serve_supervise"),
     *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
     *("test_source_fetcher", "test_laws", "test_evaluate_laws", "test_instance_standing", "test_machine_lives"),
     *("test_instance_overrides", "test_document", "test_diff_less", "test_source_remote"),
