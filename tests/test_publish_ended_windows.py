@@ -72,15 +72,13 @@ def test_an_installation_that_follows_a_window_is_not_offered(tmp_path: Path) ->
     assert DISK in boots(here)
 
 
-def test_the_next_window_is_no_reason_to_stay_in_the_one_that_is_over(tmp_path: Path) -> None:
+def test_the_next_window_is_not_opened_in_place_of_the_one_that_is_over(tmp_path: Path) -> None:
     here = Site(tmp_path / "out")
     next_one = maintenance("next", "21T04:00 21T08:00")
     here.publish(planned(*ALWAYS, REPAIR, next_one, now=AFTER), at=AFTER)
     assert "Maintenance/repair" in boots(here)
     assert end_windows(here.root, OVER) == ("web01",)
-    assert "Maintenance/next" in boots(here)
-    assert end_windows(here.root, at("21T08:00")) == ("web01",)
-    assert WINDOW_BOOTS not in boots(here)
+    assert "boots its local disk" in boots(here), "a newer commit may have cancelled the next window"
 
 
 def test_a_file_that_somebody_else_wrote_is_left_alone(here: Site) -> None:

@@ -28,9 +28,10 @@ _FILE_MODE: Final = 0o666  # the bits of a folder's permissions that its files h
 def end_windows(root: Path, at: datetime) -> tuple[str, ...]:
     """Replace each file of a window that is over at ``at``, and return the names of the servers, sorted.
 
-    The file becomes what its path answers at ``at`` if that writes no disk, else what is answered in its place. A file
-    is left alone if its content is not known to be of a window, or if another process publishes the tree. Raises
-    `PublishError`.
+    The file becomes what its path answers at ``at``. If that is another window, the file becomes what the path answers
+    outside of windows, because a newer commit may have cancelled that window. In place of a boot that writes a disk,
+    the file becomes the fallback of that boot. A file whose content is not known to be of a window is left alone. So is
+    a tree that another process publishes. Raises `PublishError`.
     """
     if not (root / BOOT).is_dir():
         return ()
@@ -84,14 +85,19 @@ def _overdue(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple
             continue
         lying = disk.read(path)
         if lying is not None and hashlib.sha256(lying).hexdigest() in windows:
+            if now is not None and now.in_window:
+                now = next((turn for turn in reversed(turns) if not turn.in_window), None)
             yield path, _instead(disk, state, now)
 
 
-def _instead(disk: Disk, state: PublishedServer, now: Turn | None) -> bytes | None:
-    digest = None if now is None else now.content if now.writes is None else now.writes.fallback
+def _instead(disk: Disk, state: PublishedServer, turn: Turn | None) -> bytes | None:
+    """Return what a path answers by a turn that boots nothing which writes a disk; None: nothing."""
+    if turn is None:
+        return None
+    digest = turn.content if turn.writes is None else turn.writes.fallback
     if digest is None:
         return None
-    if (text := state.contents.get(digest)) is not None:
+    text, stored = state.contents.get(digest), state.stored.get(digest)
+    if text is not None:
         return text.encode()
-    stored = state.stored.get(digest)
     return disk.read(stored) if stored is not None else None
