@@ -723,8 +723,10 @@ def test_finding_c2_a_loop_that_hangs_shows_a_condition(tmp_path: Path, monkeypa
         with parts.ledger._lock:  # as by a database that gives no answer
             thread.start()
             eventually(lambda: (tmp_path / "state/status.json").exists() and conditions().get("Reconciling") is False)
+        monkeypatch.setattr(instance_loop, "STALLED_S", 3600.0)  # longer than a stage takes on any machine
         eventually(lambda: parts.reconciler.status.applied is not None)
+        running.fetch_now()
+        eventually(lambda: "Reconciling" not in conditions())
         running.stop()
         thread.join()
         assert "StageHangs" in {event.type for event in parts.events}
-    assert "Reconciling" not in conditions()

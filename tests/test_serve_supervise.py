@@ -98,7 +98,7 @@ def test_several_processes_turn_at_one_instant_and_see_what_is_published_at_the_
             tree.publish(planned(*ONCE[:-1], policy(f"v{version}", often="Once"), now=AFTER), commit=str(version))
             for path in LOOKUPS * 3:  # each by a connection of its own, whoever takes it
                 assert f"BootPolicy/v{version}," in get(url + path).text
-    assert len(tree.observed()) == 10 * 9
+        assert len(tree.observed()) == 10 * 9
 
 
 def test_what_is_meant_for_another_command_is_not_handed_down(tree: Site, monkeypatch: pytest.MonkeyPatch) -> None:
