@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Self
 
 from benchmarks.cost import Cost
@@ -83,8 +84,8 @@ def memory(name: str) -> Iterator[Path]:
     root = Path("/dev/shm")
     if not root.is_dir():
         raise CannotRun("there is no /dev/shm")
-    with _folder(root / name) as folder:
-        yield folder
+    with TemporaryDirectory(prefix=f"{name}-", dir=root) as folder:
+        yield Path(folder)
 
 
 @contextmanager
@@ -108,12 +109,3 @@ def disk(name: str, scratch: Path) -> Iterator[Path]:
     finally:
         image.unlink(missing_ok=True)
         at.rmdir()
-
-
-@contextmanager
-def _folder(path: Path) -> Iterator[Path]:
-    path.mkdir()
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
