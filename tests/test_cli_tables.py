@@ -55,7 +55,7 @@ COMMANDS: Final = {  # by the module that prints it, and an option where it prin
     "records": "records show --state {state}",
     "bmc": "bmc get --state {state} --credentials {folder}/credentials",
     "power": "bmc power get --state {state} --credentials {folder}/credentials",
-    "verify_mirror": "verify-mirror --tree {folder}/output --mirror {folder}/empty",
+    "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
     "unknown_machines": "unknown machines",

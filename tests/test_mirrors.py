@@ -301,7 +301,7 @@ def test_a_mirror_by_the_published_configuration_is_as_published_and_nothing_is_
     client: httpx.Client,
     logged: Callable[[int], list[Told]],
 ) -> None:
-    assert verified("--tree", output, "--mirror", mirror.url) == (0, {"files": len(_boot_files()), "items": []})
+    assert verified("--tree", output, mirror.url) == (0, {"files": len(_boot_files()), "items": []})
     client.get("/last")
     found = logged(len(_boot_files()))
     assert eventually(lambda: b"/last" in mirror.log.read_bytes())

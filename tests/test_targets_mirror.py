@@ -100,8 +100,9 @@ def serving(folder: Path, context: ssl.SSLContext | None = None) -> Iterator[Cop
             copy.connections += 1
 
         def do_GET(self) -> None:
-            copy.asked[self.command, self.path] += 1
-            status, content, headers = copy.answer(self.path)
+            path = self.path.partition("?")[0]
+            copy.asked[self.command, path] += 1
+            status, content, headers = copy.answer(path)
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -157,7 +158,7 @@ def verify(typed: Callable[..., tuple[int, str, str]], output: Path) -> Verify:
     """Type the command: its exit code, and the faults by path."""
 
     def verify(mirror: object, *more: object) -> tuple[int, dict[str, str]]:
-        code, out, err = typed("verify-mirror", "--tree", output, "--mirror", mirror, "-o", "json", *more)
+        code, out, err = typed("verify-mirror", "--tree", output, mirror, "-o", "json", *more)
         assert out, err
         return code, {f"/{each['path']}": each["fault"] for each in json.loads(out)["items"]}
 
@@ -320,7 +321,7 @@ def test_a_mirror_that_nobody_is_at_is_one_error(
 ) -> None:
     with serving(copy) as mirror:
         url = mirror.url
-    code, out, err = typed("verify-mirror", "--tree", output, "--mirror", url)
+    code, out, err = typed("verify-mirror", "--tree", output, url)
     assert (code, out, err.count("\n")) == (6, "", 1)
     assert "Connection refused" in err
 
@@ -335,7 +336,7 @@ def test_a_certificate_has_to_be_trusted_and_an_authority_can_be_named(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     with serving(copy, context) as mirror:
-        code, _, err = typed("verify-mirror", "--tree", output, "--mirror", mirror.url)
+        code, _, err = typed("verify-mirror", "--tree", output, mirror.url)
         assert (code, "certificate verify failed" in err) == (6, True)
         assert verify(mirror.url, "--ca-bundle", certificate) == (0, {})
 
@@ -345,7 +346,7 @@ def test_a_table_says_what_and_why_and_how_much(
 ) -> None:
     _removed(copy, ENTRY)
     _older(copy, FIRST)
-    code, out, _ = typed("verify-mirror", "--tree", output, "--mirror", mirror.url)
+    code, out, _ = typed("verify-mirror", "--tree", output, mirror.url)
     rows = [line.split(maxsplit=2) for line in out.splitlines()]
     assert code == 8
     assert rows[0] == ["FOUND", "PATH", "WHY"]
@@ -438,12 +439,12 @@ def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
 def test_what_is_no_mirror_is_a_usage_error(
     output: Path, typed: Callable[..., tuple[int, str, str]], where: str
 ) -> None:
-    code, _, err = typed("verify-mirror", "--tree", output, "--mirror", where)
+    code, _, err = typed("verify-mirror", "--tree", output, where)
     assert (code, "a:b" in err) == (64, False)
 
 
 def test_a_folder_that_is_no_tree_is_refused(tmp_path: Path, typed: Callable[..., tuple[int, str, str]]) -> None:
-    code, _, err = typed("verify-mirror", "--tree", tmp_path, "--mirror", tmp_path)
+    code, _, err = typed("verify-mirror", "--tree", tmp_path, tmp_path)
     assert (code, "expected a tree that gitboot published" in err) == (8, True)
 
 

@@ -40,7 +40,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "run": "Follow a repository; publish, serve and set BMCs.",
         "serve": "Serve the published boot files from this host.",
         "artifacts": "Place boot loaders; download and verify images.",
-        "verify-mirror": "Compare a mirror with the published boot files.",
+        "verify-mirror": "Compare a mirror with its signed list or the tree.",
         "read-access-logs": "Read what machines fetched from a mirror.",
         "doctor": "Check this host: clock, disks, credentials, loaders.",
     },

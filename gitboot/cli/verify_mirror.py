@@ -1,8 +1,10 @@
-"""`gitboot verify-mirror`: compare a mirror with the published tree."""
+"""`gitboot verify-mirror`: compare a mirror with the signed list that it carries, or with the published tree."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,22 +17,25 @@ from gitboot.cli.inputs import OutputOption, document, output_option
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.targets.mirror import PublishedMirror
+    from gitboot.targets.mirror import FolderMirror, WebMirror
+    from gitboot.targets.mirror_comparison import MirrorReport
     from gitboot.targets.mirrored import MirrorFinding
 
 
 @click.command()
+@click.argument("mirror", metavar="MIRROR")
 @click.option(
-    "--tree",
-    required=True,
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The published tree that counts: what `gitboot run` wrote.",
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    help="The public key of the list's root: 64 hexadecimal digits, or a file with them. Repeat it if several keys "
+    "sign the root: each of them has to. Default: signatures are not checked.",
 )
 @click.option(
-    "--mirror",
-    required=True,
-    metavar="URL|DIR",
-    help="The copy of its boot/: http:// or https:// as machines ask it, or a folder on this machine.",
+    "--tree",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Compare with this published tree, which `gitboot run` wrote. Default: with the list that the mirror carries.",
 )
 @click.option(
     "--ca-bundle",
@@ -41,64 +46,116 @@ if TYPE_CHECKING:
 @click.option(
     "--read-entries",
     is_flag=True,
-    help="Read what only machines fetch, too. The mirror logs that as a machine's fetch: only where no instance takes "
-    "its log as evidence. Default: such files are asked for by HEAD, and judged by size, time and ETag.",
+    help="Read the files that only machines fetch, too. The mirror's log shows these requests as fetches of machines: "
+    "use it if no instance takes that log as evidence. Default: such files are not read.",
 )
 @click.option(
     "--target",
     "as_target",
     is_flag=True,
-    help="The mirror is a target of `gitboot run --target`, or stands before one: without boots that are made once.",
+    help="With --tree: the mirror is a target of `gitboot run --target`, or stands before one: without one-time boots.",
 )
 @click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
 @output_option("text", "json")
 @click.pass_context
 def command(
     context: click.Context,
-    tree: Path,
     mirror: str,
+    keys: tuple[str, ...],
+    tree: Path | None,
     ca_bundle: Path | None,
     read_entries: bool,
     as_target: bool,
     parallel: int,
     outputs: tuple[OutputOption, ...],
 ) -> None:
-    """Compare a mirror with the published tree: what it lacks, has of before, has otherwise, or has besides.
+    """Compare a mirror with the signed list that it carries.
 
-    Of a web server, also whether firmware and loaders can take what it says: type, size, no redirect, nothing that a
-    proxy may keep. What was published anew meanwhile is looked at again. What a web server has of servers that are gone
-    cannot be asked for: look at its folder. The exit code is 8 where something is wrong, and 6 where something could
-    not be looked at.
+    MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot. The report names missing, changed, stale
+    and additional files, caches that answer with what they stored, a list that has expired or that the --key has not
+    signed, and the age of the tree. For a web server it also names headers that firmware, loaders or proxies do not
+    take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
+    that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
-    from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
+    from gitboot.errors import UsageError
+    from gitboot.targets.mirror import compared, expected
     from gitboot.targets.mirrored import MirrorFault
 
-    look = partial(expected, tree, as_target=as_target)
-    looked: PublishedMirror
-    if "://" in mirror and not mirror.startswith("file://"):
-        looked = WebMirror(mirror, tree, ca_bundle, parallel=parallel, reads_entries=read_entries)
-    else:
-        looked = FolderMirror(_folder(mirror), tree)
+    if tree is not None and keys:
+        raise UsageError("--key is for the list that a mirror carries, and --tree compares with a tree: name one")
+    if tree is None and as_target:
+        raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
+    public_keys = [key for each in keys for key in _public_keys(each)]
+    opened = _opened(mirror, tree, ca_bundle, parallel, read_entries)
+    now = datetime.now(UTC)
+    report: MirrorReport | None = None
     with growing("files") as (begun, done):
-        found, files = compared(look, looked, parallel=parallel, begun=begun, done=done)
+        if tree is None:
+            from gitboot.targets.mirror_comparison import compare_with_list
+
+            report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
+            found, files = report.findings, report.files
+        else:
+            look = partial(expected, tree, as_target=as_target)
+            found, files = compared(look, opened, parallel=parallel, begun=begun, done=done)
     for output in outputs:
-        items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
-        is_json = output.format == "json"
-        output.write(document(files=files, items=items) if is_json else _as_text(found, files))
+        if output.format == "json":
+            items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
+            output.write(document(files=files, items=items, **_facts(report, now)))
+        else:
+            output.write(_as_text(found, files, report, now))
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
 
-def _folder(mirror: str) -> Path:
+def _public_keys(text: str) -> list[bytes]:
+    """Return the public keys that an option names."""
     from gitboot.errors import UsageError
+    from gitboot.mirror_program import parse_keys
 
+    try:
+        if len(text) == 64 and not Path(text).exists():
+            return parse_keys(text)
+        return parse_keys(Path(text).read_text())
+    except OSError as error:
+        raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"--key {text}: {error}") from error
+
+
+def _opened(
+    mirror: str, tree: Path | None, ca_bundle: Path | None, parallel: int, read_entries: bool
+) -> FolderMirror | WebMirror:
+    import secrets
+
+    from gitboot.errors import UsageError
+    from gitboot.targets.mirror import FolderMirror, WebMirror
+
+    if "://" in mirror and not mirror.startswith("file://"):
+        return WebMirror(
+            mirror, tree, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=secrets.token_hex(8)
+        )
     folder = Path(mirror.removeprefix("file://"))
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: --mirror takes a URL of a web server, or a folder on this machine")
-    return folder
+        raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
+    return FolderMirror(folder, tree)
 
 
-def _as_text(found: tuple[MirrorFinding, ...], files: int) -> str:
+def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
+    """Return what JSON shows besides the findings."""
+    from gitboot.targets.mirror_comparison import facts_of
+
+    if report is None:
+        return {}
+    return {
+        "list": facts_of(report.signed, now) if report.signed is not None else None,
+        "unchecked": list(report.unread),
+        "hidden": report.hidden,
+        "turning": list(report.turning),
+    }
+
+
+def _as_text(found: Sequence[MirrorFinding], files: int, report: MirrorReport | None, now: datetime) -> str:
     from gitboot.cli.table import table
     from gitboot.phrases import count
 
@@ -106,4 +163,37 @@ def _as_text(found: tuple[MirrorFinding, ...], files: int) -> str:
     counts = Counter(str(each.fault).lower() for each in found)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
     listed = [table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
-    return "\n".join((*listed, f"{count(files, 'file')}: {told}"))
+    return "\n".join((*listed, *_about(report, now), f"{count(files, 'file')}: {told}"))
+
+
+def _age(age: timedelta) -> str:
+    """Return a time in its largest whole unit."""
+    from gitboot.phrases import count
+
+    seconds = max(0, int(age.total_seconds()))
+    units = ((86400, "day"), (3600, "hour"), (60, "minute"))
+    return next((count(seconds // size, unit) for size, unit in units if seconds >= size), count(seconds, "second"))
+
+
+def _about(report: MirrorReport | None, now: datetime) -> list[str]:
+    """Return the lines about a list, and about what was not compared."""
+    from gitboot.model.scalars import format_instant
+    from gitboot.phrases import count
+    from gitboot.targets.mirror_comparison import signature_of
+
+    if report is None or (signed := report.signed) is None:
+        return []
+    signatures = {
+        "Verified": "its signatures are right",
+        "Unchecked": "its signatures were not checked: name the public key with --key",
+        "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
+    }
+    made = f"published {format_instant(signed.made)} ({_age(now - signed.made)} ago) from {signed.commit[:12]}"
+    lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
+    if report.unread:
+        lines.append(f"{count(len(report.unread), 'file')} not read, which only machines fetch (--read-entries)")
+    if report.hidden:
+        lines.append(f"{count(report.hidden, 'file')} not read, whose paths have tokens (compare a folder)")
+    if report.turning:
+        lines.append(f"{count(len(report.turning), 'file')} about to turn, or just turned")
+    return lines

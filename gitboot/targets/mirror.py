@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import partial
 from hashlib import md5, sha256
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
+from gitboot.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.tree import read_manifest, read_state
-from gitboot.render.paths import BOOT
+from gitboot.render.paths import BOOT, is_content
 from gitboot.render.state import server_of
 from gitboot.targets.mirrored import (
     NOBODY,
@@ -26,6 +27,7 @@ from gitboot.targets.mirrored import (
     MirrorFault,
     MirrorFile,
     MirrorFinding,
+    is_read_by_machines_only,
     judge,
     judge_absence,
     left_over,
@@ -34,6 +36,7 @@ from gitboot.targets.served import served
 
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # files that are given to threads at a time
+CHECK: Final = "check"  # in the query of a request that no cache may answer
 _MD5_LENGTH: Final = 32  # in hexadecimal digits
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
@@ -45,8 +48,8 @@ class PublishedMirror(Protocol):
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """What it has for a file."""
 
-    def besides(self, files: Mapping[str, MirrorFile]) -> Iterator[MirrorFinding]:
-        """What it has besides, as far as that can be seen."""
+    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+        """What it has besides these paths, as far as that can be seen."""
 
 
 def expected(root: Path, *, as_target: bool = False) -> dict[str, MirrorFile]:
@@ -128,11 +131,41 @@ def _looked_at(
 class FolderMirror:
     """A copy as it lies in a folder of this machine: all of it can be seen, but not how it is served."""
 
-    def __init__(self, folder: Path, root: Path) -> None:
-        self._folder, self._boot = folder, root / BOOT
+    def __init__(self, folder: Path, root: Path | None = None) -> None:
+        """``root`` is the published tree, if it is at hand."""
+        self._folder, self._boot = folder, root / BOOT if root is not None else None
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
-        path = self._folder / file.path
+        return self._read(self._folder / file.path)
+
+    def get(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the first bytes of a file and one more, or None if it is absent. Raises `HostUnreachable`."""
+        try:
+            with (self._folder / path).open("rb") as content:
+                return content.read(max_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise HostUnreachable(f"{self._folder / path} cannot be read: {error.strerror}") from error
+
+    def names(self) -> list[str]:
+        """Return the paths of all files, sorted."""
+        paths = (path for path in self._folder.rglob("*") if path.is_symlink() or not path.is_dir())
+        return sorted(str(path.relative_to(self._folder)) for path in paths)
+
+    def cached(self) -> Iterator[MirrorFinding]:
+        """A folder has no cache."""
+        yield from ()
+
+    def reads(self, _: str) -> bool:
+        """Return whether a path may be fetched: to read a file is no fetch."""
+        return True
+
+    def read(self, path: str, _: Collection[int]) -> MirrorAnswer:
+        """Return what a file is, read whole, whatever its size."""
+        return self._read(self._folder / path)
+
+    def _read(self, path: Path) -> MirrorAnswer:
         try:
             with path.open("rb") as content:
                 digest, found = sha256(), path.stat()
@@ -144,12 +177,21 @@ class FolderMirror:
             return MirrorAnswer(status=0, trouble=str(error.strerror))
         return MirrorAnswer(status=200, size=found.st_size, sha256=digest.hexdigest(), modified=int(found.st_mtime))
 
-    def besides(self, files: Mapping[str, MirrorFile]) -> Iterator[MirrorFinding]:
-        """What the published tree has not, neither published nor laid there by a person."""
-        for path in sorted(path for path in self._folder.rglob("*") if not path.is_dir()):
-            below = str(path.relative_to(self._folder))
-            if below not in files and not (self._boot / below).exists():
-                yield MirrorFinding(path=below, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
+    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
+        """What the published tree has not, neither published nor laid there by a person.
+
+        Without the tree, the signed list, `assets/` and content that a path names may lie there.
+        """
+        for path in self.names():
+            if path not in files and not self._may_lie_there(path):
+                yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
+
+    def _may_lie_there(self, path: str) -> bool:
+        if path.startswith(SIGNED):
+            return True
+        if self._boot is not None:
+            return (self._boot / path).exists()
+        return path.startswith("assets/") or is_content(BOOT + path)
 
 
 class WebMirror:
@@ -162,33 +204,87 @@ class WebMirror:
     def __init__(
         self,
         url: str,
-        root: Path,
+        root: Path | None,
         ca_bundle: Path | None,
         *,
         parallel: int,
         reads_entries: bool,
+        nonce: str = "1",
         deadline_s: float = TOTAL_S,
         rate: MinimumRate = SLOWEST_DOWNLOAD,
     ) -> None:
-        """The deadline is for an answer without its body; a file has to come at the ``rate``."""
+        """The deadline is for an answer without its body; a file has to come at the ``rate``.
+
+        ``root`` is the published tree, if it is at hand. ``nonce`` is a text that no request had before.
+        """
         self._url, self._boot, self._parallel, self._reads_entries = (
             url.rstrip("/"),
-            root / BOOT,
+            root / BOOT if root is not None else None,
             parallel,
             reads_entries,
         )
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
-        self._deadline_s, self._rate = deadline_s, rate
+        self._numbers = count()  # of requests that no cache may answer
+        self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """Ask as firmware does first, by HEAD, and then read it."""
         answer = self._asked("HEAD", file.path, file)
         if file.is_evidence and not self._reads_entries:
             return answer
-        is_plain = answer.status == 200 and answer.led_to is None and answer.size == file.size
-        return self._asked("GET", file.path, file) if is_plain else answer
+        return self._read(answer, file.path, (file.size,))
 
-    def besides(self, files: Mapping[str, MirrorFile]) -> Iterator[MirrorFinding]:
+    def get(self, path: str, max_bytes: int) -> bytes | None:
+        """Return the first bytes of a file and one more, or None if it is absent; from no cache.
+
+        Raises `HostUnreachable`.
+        """
+        query = f"?{CHECK}={self._nonce}-{next(self._numbers)}"
+        return self._got(path, max_bytes, query, {"Cache-Control": "no-cache"})[0]
+
+    def names(self) -> None:
+        """A web server lists nothing."""
+
+    def cached(self) -> Iterator[MirrorFinding]:
+        """Compare the timestamp of the signed list, which each publication changes, with what caches have of it."""
+        path = f"{SIGNED}{TIMESTAMP}"
+        before = self.get(path, MAX_TIMESTAMP_BYTES)
+        stored, age_s = self._got(path, MAX_TIMESTAMP_BYTES, "", {})
+        if age_s > 0:
+            message = f"a cache stored it {age_s} s ago"
+        elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
+            message = "a cache answers with another one than the mirror behind it"
+        else:
+            return
+        yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=f"{message}: let the cache heed Cache-Control")
+
+    def _got(self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]) -> tuple[bytes | None, int]:
+        """Return the first bytes of an answer and one more, or None if the file is absent, and its age in seconds."""
+        url = f"{self._url}/{quote(path)}{query}"
+        options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
+        with self._client.stream("GET", url, headers=headers, **options) as answer:
+            if answer.status in (404, 410):
+                return None, 0
+            if answer.status != 200:
+                raise HostUnreachable(f"{url} answers {answer.status}")
+            content = bytearray()
+            while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
+                content += chunk
+            return bytes(content), _said(answer).age_s
+
+    def reads(self, path: str) -> bool:
+        """Return whether a path may be fetched."""
+        return self._reads_entries or not is_read_by_machines_only(path)
+
+    def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
+        """Ask by HEAD, as firmware does first, and read what has one of these sizes, in bytes."""
+        return self._read(self._asked("HEAD", path), path, sizes)
+
+    def _read(self, answer: MirrorAnswer, path: str, sizes: Collection[int]) -> MirrorAnswer:
+        is_plain = answer.status == 200 and answer.led_to is None and answer.size in sizes
+        return self._asked("GET", path, most_bytes=max(sizes) + 1) if is_plain else answer
+
+    def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """What it gives that nobody has published, as far as one can ask for it; raises `HostUnreachable`."""
         first = self._asked("GET", NOBODY)
         if first.trouble:
@@ -201,15 +297,15 @@ class WebMirror:
             for path, answer in zip(absent, pool.map(partial(self._asked, "HEAD"), absent), strict=True):
                 yield from _only(judge_absence(path, answer, _EARLIER))
 
-    def _asked(self, method: str, path: str, file: MirrorFile | None = None) -> MirrorAnswer:
-        """What is answered; as many bytes of it are read as the file has, and one."""
+    def _asked(self, method: str, path: str, file: MirrorFile | None = None, *, most_bytes: int = 1) -> MirrorAnswer:
+        """What is answered; so many bytes of it are read at most."""
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
             with self._client.stream(method, f"{self._url}/{quote(path)}", **options) as answer:
                 found = _said(answer)
                 if method == "HEAD":
                     return replace(found, has_md5=file is not None and self._has_md5(answer, file))
-                digest, size = _read(answer, file.size + 1 if file is not None else 1)
+                digest, size = _read(answer, most_bytes)
                 return replace(found, sha256=digest, has_body=size > 0)
         except (HostUnreachable, ValueError) as error:
             return MirrorAnswer(status=0, trouble=str(error))
@@ -219,7 +315,10 @@ class WebMirror:
         if not file.is_evidence or len(etag) != _MD5_LENGTH:
             return False
         try:
-            content = file.instead if file.instead is not None else (self._boot / file.path).read_bytes()
+            if (content := file.instead) is None:
+                if self._boot is None:
+                    return False
+                content = (self._boot / file.path).read_bytes()
             return md5(content, usedforsecurity=False).hexdigest() == etag
         except OSError:
             return False
@@ -241,6 +340,7 @@ def _said(answer: AnswerStream) -> MirrorAnswer:
         content_type=headers.get("Content-Type", ""),
         cache_control=headers.get("Cache-Control", ""),
         encoding=headers.get("Content-Encoding", ""),
+        age_s=int(age) if (age := headers.get("Age", "")).isascii() and age.isdecimal() else 0,
         led_to=headers.get("Location") if 300 <= answer.status < 400 else None,
     )
 

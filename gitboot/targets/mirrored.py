@@ -23,6 +23,11 @@ class MirrorFault(StrEnum):
     UNSIZED = "Unsized"
     CACHEABLE = "Cacheable"
     UNDATED = "Undated"  # it has not the time of its version
+    CACHED = "Cached"  # a cache answered with what it has stored
+    UNSIGNED = "Unsigned"  # the list has no signatures, although a key is named
+    BAD_SIGNATURE = "BadSignature"  # a part of the list is not signed by the keys that have to sign it
+    DAMAGED = "Damaged"  # a part of the list is not what gitboot writes, or of another list
+    EXPIRED = "Expired"  # the list has not been renewed in time
     UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
 
 
@@ -33,7 +38,7 @@ class MirrorFile:
     path: str  # below boot/
     sha256: str
     size: int
-    modified: int  # in seconds since 1970
+    modified: int | None  # in seconds since 1970; None: any time is right
     keeps_time: bool = True  # whether a mirror has that time, too: its log is evidence by it
     instead: bytes | None = None  # the content, where it is not what lies in OUTPUT
 
@@ -63,6 +68,7 @@ class MirrorAnswer:
     content_type: str | None = None
     cache_control: str | None = None
     encoding: str = ""
+    age_s: int = 0  # for how long a cache has stored it
     led_to: str | None = None
     trouble: str = ""  # why there is no answer
 
@@ -119,14 +125,25 @@ _GONE: Final = (404, 410)
 
 
 def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
-    is_older = answer.modified is not None and answer.modified < file.modified and not is_immutable(BOOT + file.path)
+    is_older = (
+        answer.modified is not None
+        and file.modified is not None
+        and answer.modified < file.modified
+        and not is_immutable(BOOT + file.path)
+    )
     if answer.encoding not in ("", "identity"):
         yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
     elif (difference := _difference(file, answer)) is not None:
         yield MirrorFault.STALE if is_older else MirrorFault.WRONG, difference
     elif answer.sha256 is None and not answer.has_md5 and is_older:
         yield MirrorFault.STALE, "it is dated earlier than what is published"
-    elif file.keeps_time and file.is_evidence and not answer.has_md5 and answer.modified != file.modified:
+    elif (
+        file.keeps_time
+        and file.modified is not None
+        and file.is_evidence
+        and not answer.has_md5
+        and answer.modified != file.modified
+    ):
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
 
 
@@ -142,6 +159,8 @@ def _difference(file: MirrorFile, answer: MirrorAnswer) -> str | None:
 def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     wanted = content_type_of(BOOT + file.path)
     given = (answer.content_type or "").partition(";")[0].strip().lower()
+    if answer.age_s > 0 and not is_immutable(BOOT + file.path):
+        yield MirrorFault.CACHED, f"a cache stored this answer {answer.age_s} s ago, and machines get it until it ends"
     if answer.size is None:
         yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
@@ -162,6 +181,12 @@ PRIVATE: Final = {
     "ops/manifest.json": "what lies in ops/ is for operators, and has tokens and secrets",
     "": "it may list what there is, and so every machine",
 }
+
+
+def is_read_by_machines_only(path: str) -> bool:
+    """Return whether a GET of this path, below boot/, may count as a machine's fetch."""
+    kind = kind_of(BOOT + path)
+    return kind is not None and kind.role is not Role.OFFER
 
 
 def left_over(paths: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,344 @@
+"""`gitboot verify-mirror` with the list that a mirror carries: nothing but its URL and the public key."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gitboot.cli import main
+from gitboot.mirror_program import FileVersion
+from gitboot.targets.mirror import FolderMirror, WebMirror
+from gitboot.targets.mirror_comparison import ListedFile, compare_with_list, judge_listed
+from gitboot.targets.mirrored import MirrorAnswer, MirrorFault
+from tests.git_servers import free_port, listening, program
+from tests.mirrors import nginx
+from tests.preloaded import captured
+from tests.serving import ENTRY, MAC, UUID, Site
+from tests.signed_lists import FEW, ListSigner, listings_of, render_listing, sign_tree, write_list
+from tests.test_targets_mirror import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
+
+DAY = timedelta(days=1)
+LIST = "/signed/timestamp.json"
+
+
+@pytest.fixture(scope="module")
+def signer() -> ListSigner:
+    return ListSigner()
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory, signer: ListSigner) -> Path:
+    """A published tree with its signed list."""
+    root: Path = tmp_path_factory.mktemp("published") / "output"
+    Site(root).publish(FLEET)
+    sign_tree(root, signer)
+    return root
+
+
+@pytest.fixture
+def copy(output: Path, tmp_path: Path) -> Path:
+    """A copy of boot/ with its times: all that a mirror has."""
+    return shutil.copytree(output / "boot", tmp_path / "boot")
+
+
+@pytest.fixture
+def mirror(copy: Path) -> Iterator[CopyServer]:
+    with serving(copy) as mirror:
+        yield mirror
+
+
+Verify = Callable[..., tuple[int, dict[str, str], dict[str, Any]]]
+
+
+@pytest.fixture
+def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, signer: ListSigner) -> Verify:
+    """Type the command with the public key: its exit code, the faults by path, and all that it prints as JSON."""
+
+    def verify(mirror: object, *more: object, key: str | None = None) -> tuple[int, dict[str, str], dict[str, Any]]:
+        arguments = ["verify-mirror", mirror, "--key", key or signer.keys[0].hex(), "-o", "json", *more]
+        monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        assert shown.out, shown.err
+        found = json.loads(shown.out)
+        return int(ended.value.code or 0), {f"/{each['path']}": each["fault"] for each in found["items"]}, found
+
+    return verify
+
+
+def test_a_mirror_is_verified_by_its_url_and_the_public_key_alone(mirror: CopyServer, verify: Verify) -> None:
+    code, found, shown = verify(mirror.url)
+    assert (code, found) == (0, {})
+    assert shown["list"]["signature"] == "Verified" and 0 <= shown["list"]["ageSeconds"] < 3600
+    assert {f"/{path}" for path in shown["unchecked"]} >= {ENTRY, BY_MAC}
+    asked = {path for _, path in mirror.asked}
+    assert {FIRST, "/unknown.ipxe"} <= asked
+    evidence = [path for path in asked if path in (ENTRY, BY_MAC) or "/provisioned/" in path]
+    assert evidence == [], "a cache turns HEAD into GET, which counts as a fetch of a machine"
+
+
+def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_whatever_its_size_and_time(
+    output: Path, copy: Path, tmp_path: Path, signer: ListSigner
+) -> None:
+    """By HTTP from the real nginx, with the URL and the public key alone; of what only machines fetch, if asked to."""
+    for path in (ENTRY, FIRST):
+        before = (copy / path[1:]).stat()
+        content = (copy / path[1:]).read_bytes()
+        (copy / path[1:]).write_bytes(content[:-2] + b"#\n")
+        os.utime(copy / path[1:], (before.st_mtime, before.st_mtime))
+        assert (copy / path[1:]).stat().st_size == len(content)
+    (tmp_path / "nginx").mkdir()
+    with nginx(copy, output / "ops/serve", tmp_path / "nginx") as mirror:
+        for more, found in (
+            ((mirror.url,), {FIRST}),
+            ((mirror.url, "--read-entries"), {FIRST, ENTRY}),
+            ((copy,), {FIRST, ENTRY}),
+        ):
+            done = captured("verify-mirror", *more, "--key", signer.keys[0].hex(), "-o", "json")
+            items = json.loads(done.stdout)["items"]
+            assert done.returncode == 8
+            assert {(f"/{each['path']}", each["fault"]) for each in items} == {(path, "Wrong") for path in found}
+
+
+def test_missing_and_additional_files_are_found_in_a_folder_and_by_http(
+    mirror: CopyServer, copy: Path, verify: Verify
+) -> None:
+    token = next(path for path in copy.rglob("*") if path.parent.name == "provisioned")
+    gone = "/v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
+    (copy / gone[1:]).parent.mkdir(parents=True)
+    for name in (gone[1:], f"pxelinux.cfg/01-{MAC}", "left"):
+        (copy / name).parent.mkdir(exist_ok=True)
+        (copy / name).write_text("#!ipxe\n")
+    (copy / "assets").mkdir()
+    (copy / "assets/linux").write_text("placed by a person")
+    (copy / FIRST[1:]).unlink()
+    (copy / BY_MAC[1:]).unlink()
+    extra = {f"/pxelinux.cfg/01-{MAC}": "Extra"}
+    assert verify(mirror.url)[:2] == (8, {FIRST: "Missing"} | extra)
+    assert verify(mirror.url, "--read-entries")[:2] == (8, {FIRST: "Missing", BY_MAC: "Missing"} | extra)
+    code, found, _ = verify(copy)
+    assert found == {FIRST: "Missing", BY_MAC: "Missing", gone: "Extra", "/left": "Extra"} | extra
+    token.unlink()
+    code, found, _ = verify(copy)
+    assert code == 8 and len(found) == 6, "the digest of a path with a token stands for it"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "fault"),
+    [
+        (FIRST, {"Content-Type": "application/octet-stream"}, "Mistyped"),
+        (FIRST, {"Content-Length": None}, "Unsized"),
+        (FIRST, {"Content-Encoding": "gzip"}, "Wrong"),
+        (FIRST, {"Age": "7"}, "Cached"),
+        (ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable"),
+    ],
+)
+def test_headers_that_a_loader_or_a_proxy_may_misuse_are_found(
+    mirror: CopyServer, verify: Verify, path: str, headers: dict[str, str | None], fault: str
+) -> None:
+    mirror.headers[path] = headers
+    assert verify(mirror.url, "--read-entries")[:2] == (8, {path: fault})
+
+
+# The list
+
+
+def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify, signer: ListSigner) -> None:
+    stranger = ListSigner()
+    assert verify(copy, key=stranger.keys[0].hex())[:2] == (8, {"/signed/1.root.json": "BadSignature"})
+    listing = next((copy / "signed/servers").iterdir())
+    listing.write_bytes(listing.read_bytes() + b" ")
+    assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Damaged"
+    listing.unlink()
+    assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Missing"
+    timestamp = copy / "signed/timestamp.json"
+    timestamp.write_bytes(timestamp.read_bytes().replace(b'"gitboot":"0.2.0"', b'"gitboot":"0.2.1"'))
+    assert verify(copy)[:2] == (8, {LIST: "BadSignature"})
+    timestamp.write_bytes(b"{}")
+    assert verify(copy)[:2] == (8, {LIST: "Damaged"})
+    timestamp.unlink()
+    assert verify(copy)[:2] == (8, {LIST: "Missing"})
+
+
+def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
+    output: Path, copy: Path, verify: Verify, signer: ListSigner
+) -> None:
+    made = datetime.now(UTC) - 3 * DAY
+    write_list(
+        copy, signer.make(listings_of(output), made=made.replace(microsecond=0), expires=_seconds(made + DAY), bits=FEW)
+    )
+    (copy / FIRST[1:]).unlink()
+    code, found, shown = verify(copy)
+    assert (code, found) == (8, {LIST: "Expired", FIRST: "Missing"})
+    assert shown["list"]["ageSeconds"] >= 3 * 86400
+
+
+def _seconds(at: datetime) -> datetime:
+    return at.replace(microsecond=0)
+
+
+def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
+    output: Path, copy: Path, verify: Verify
+) -> None:
+    shutil.rmtree(copy / "signed")
+    now = _seconds(datetime.now(UTC))
+    write_list(copy, ListSigner.unsigned().make(listings_of(output), made=now, expires=now + DAY, bits=FEW))
+    assert verify(copy)[:2] == (8, {LIST: "Unsigned"})
+    done = captured("verify-mirror", copy)
+    assert (done.returncode, "unsigned" in done.stdout) == (0, True)
+    (copy / FIRST[1:]).unlink()
+    assert captured("verify-mirror", copy).returncode == 8
+
+
+def test_a_signed_list_is_compared_without_a_key_and_that_is_said(copy: Path) -> None:
+    done = captured("verify-mirror", copy)
+    assert (done.returncode, "signatures were not checked" in done.stdout) == (0, True)
+
+
+def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path, signer: ListSigner) -> None:
+    (tmp_path / "key").write_text(f"# root of lon1\n{signer.keys[0].hex()}\n")
+    assert captured("verify-mirror", copy, "--key", tmp_path / "key").returncode == 0
+    for key in ("x", "ab" * 31, tmp_path):
+        done = captured("verify-mirror", copy, "--key", key)
+        assert (done.returncode, done.stderr.count("\n"), "--key" in done.stderr) == (64, 1, True)
+
+
+def test_a_mirror_that_answers_nothing_is_one_error(copy: Path, signer: ListSigner) -> None:
+    with serving(copy) as mirror:
+        url = mirror.url
+    done = captured("verify-mirror", url, "--key", signer.keys[0].hex())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
+
+
+def test_errors_of_the_mirror_are_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
+    mirror.answers[FIRST] = (503, b"")
+    assert verify(mirror.url)[:2] == (6, {FIRST: "Unknown"})
+
+
+def test_a_list_that_is_published_meanwhile_is_compared_again(output: Path, copy: Path, signer: ListSigner) -> None:
+    """The file is replaced after the first list was read, and the newer list names what it is now."""
+    made = _seconds(datetime.now(UTC))
+    listings = listings_of(output)
+
+    def begun(_: int) -> None:
+        (copy / "left.ipxe").write_bytes(b"#!ipxe\n")
+        shared = json.loads(listings["shared.json"])
+        files = {path: [(None, (copy / path).read_bytes())] for path in (*shared["files"], "left.ipxe")}
+        newer = {**listings, "shared.json": render_listing(None, files)}
+        write_list(copy, signer.make(newer, made=made, expires=made + DAY, bits=FEW))
+
+    report = compare_with_list(FolderMirror(copy), signer.keys, made, parallel=2, begun=begun, done=lambda _: None)
+    assert report.findings == ()
+
+
+# Files that turn
+
+NOW = datetime(2026, 11, 27, 21, tzinfo=UTC)
+WINDOW, DISK = FileVersion(None, "a" * 64, 5), FileVersion(NOW, "d" * 64, 5)
+LATER = FileVersion(NOW + DAY, None, 0)
+
+
+def _answer(sha256: str | None, status: int = 200) -> MirrorAnswer:
+    return MirrorAnswer(status=status, size=5 if sha256 else None, sha256=sha256)
+
+
+@pytest.mark.parametrize(
+    ("right", "answer", "fault", "is_turning"),
+    [
+        pytest.param((DISK,), _answer(DISK.sha256), None, False, id="the version of now"),
+        pytest.param((DISK,), _answer(WINDOW.sha256), MirrorFault.STALE, False, id="a window that has ended"),
+        pytest.param((DISK,), _answer("e" * 64), MirrorFault.WRONG, False, id="another content"),
+        pytest.param((DISK,), _answer(None, 404), MirrorFault.MISSING, False, id="absent"),
+        pytest.param((DISK, WINDOW), _answer(WINDOW.sha256), None, True, id="a window that ends now"),
+        pytest.param((DISK, WINDOW), _answer("e" * 64), MirrorFault.WRONG, False, id="another content then"),
+        pytest.param((None,), _answer(None, 404), None, False, id="a path that is to be absent"),
+        pytest.param((None,), _answer(DISK.sha256), MirrorFault.EXTRA, False, id="a path that is there and is to go"),
+        pytest.param((None, DISK), _answer(DISK.sha256), None, True, id="a path that goes now"),
+        pytest.param((DISK, None), _answer(None, 404), None, True, id="a path that comes now"),
+    ],
+)  # fmt: skip
+def test_a_file_that_turns_is_judged_by_the_version_of_now(
+    right: tuple[FileVersion | None, ...], answer: MirrorAnswer, fault: MirrorFault | None, is_turning: bool
+) -> None:
+    judged = judge_listed(ListedFile("left", right, (WINDOW, DISK, LATER)), answer)
+    assert (judged.finding.fault if judged.finding else None, judged.is_turning) == (fault, is_turning)
+
+
+# Caches
+
+
+@contextmanager
+def nginx_cache(upstream: str, folder: Path) -> Iterator[str]:
+    """An nginx that keeps each answer for ten minutes, whatever its headers, as many CDNs are set up."""
+    folder.mkdir()
+    port = free_port()
+    temporary = "".join(f"{each}_temp_path {folder}/{each};" for each in ("client_body", "fastcgi", "uwsgi", "scgi"))
+    user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(
+        f"daemon off; {user} pid {folder}/pid; error_log {folder}/error.log; events {{}} http {{ {temporary}"
+        f"proxy_temp_path {folder}/proxy; proxy_cache_path {folder}/cache keys_zone=boots:1m; access_log off;"
+        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {upstream}; proxy_cache boots;"
+        "proxy_ignore_headers Cache-Control Expires; proxy_cache_valid 10m; } } }"
+    )
+    command = [program("nginx", "nginx"), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf"]
+    with listening(command, port, os.environ):
+        yield f"http://127.0.0.1:{port}"
+
+
+def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Path, verify: Verify) -> None:
+    """With the real nginx as the mirror and as the cache: the old check looked at headers, and found nothing."""
+    signer, root = ListSigner(), tmp_path / "output"
+    key = signer.keys[0].hex()
+    Site(root).publish(FLEET)
+    sign_tree(root, signer)
+    (tmp_path / "nginx").mkdir()
+    with (
+        nginx(root / "boot", root / "ops/serve", tmp_path / "nginx") as mirror,
+        nginx_cache(mirror.url, tmp_path / "cache") as cache,
+    ):
+        for url in (mirror.url, cache):
+            assert verify(url, key=key)[:2] == (0, {})
+        sign_tree(root, signer)  # the next publication
+        assert verify(mirror.url, key=key)[:2] == (0, {})
+        assert verify(cache, key=key)[:2] == (8, {LIST: "Cached"})
+
+
+def test_a_cache_without_a_query_in_its_key_is_found_by_the_age_of_its_answers(
+    mirror: CopyServer, verify: Verify
+) -> None:
+    mirror.headers[LIST] = {"Age": "600"}
+    assert verify(mirror.url)[:2] == (8, {LIST: "Cached"})
+
+
+def test_a_publication_between_two_requests_is_no_cache(copy: Path, output: Path, signer: ListSigner) -> None:
+    made = _seconds(datetime.now(UTC))
+    lists = [signer.make(listings_of(output), made=made, expires=made + DAY, bits=FEW) for _ in range(2)]
+    with serving(copy) as mirror:
+        write_list(copy, lists[0])
+        opened = WebMirror(mirror.url, None, None, parallel=1, reads_entries=False)
+        get = opened.get
+
+        def get_and_publish(path: str, max_bytes: int) -> bytes | None:
+            content = get(path, max_bytes)
+            write_list(copy, lists[1])
+            return content
+
+        opened.get = get_and_publish  # type: ignore[method-assign]
+        assert [*opened.cached()] == []
+
+
+def test_unknown_machines_are_asked_for_as_before(mirror: CopyServer, verify: Verify) -> None:
+    mirror.otherwise = (200, b"<html>Welcome!</html>")
+    code, found, _ = verify(mirror.url)
+    assert (code, found[NOBODY], found["/ops/manifest.json"], found["/"]) == (8, "Extra", "Extra", "Extra")
+    assert UUID not in found
