@@ -5,10 +5,11 @@ A mirror without gitboot runs a copy of this file, so this file imports the stan
 
 The list is metadata of The Update Framework (TUF, https://theupdateframework.github.io/specification/latest/) in the
 folder `signed/` of `boot/`: `<n>.root.json`, `timestamp.json`, `<n>.snapshot.json`, `<n>.targets.json`, and one file
-for each bin of target names (succinct roles, TAP 15). Each target is a listing, `servers/<name>.json` or `shared.json`,
-and has the digests of one server's boot files, with the times from which they count.
+for each bin of target names (succinct roles, TAP 15) that has targets. Each target is a listing, `servers/<name>.json`
+or `shared.json`: the digests of one server's boot files, with the times from which they count.
 """
 
+import base64
 import hashlib
 import json
 import re
@@ -18,7 +19,6 @@ from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, O
 SIGNED = "signed/"  # the folder of the list, below boot/
 TIMESTAMP = "timestamp.json"
 SHARED = "shared.json"  # the listing of the files that belong to no server
-_LISTING_FORMAT = 1
 
 # The most bytes that are read of a file: the defaults of python-tuf (tuf.ngclient.UpdaterConfig).
 MAX_ROOT_BYTES = 512000
@@ -369,9 +369,16 @@ class _Reading:
 class FileVersion(NamedTuple):
     """What a path answers from a time on."""
 
-    since: Optional[datetime]  # None: from the start
+    since: Optional[datetime]  # None: when the tree was made
     sha256: Optional[str]  # None: the path is absent
     size_bytes: int
+
+
+class WindowEnd(NamedTuple):
+    """What a copy turns its files to at the end of the maintenance window that is open, if nobody copies the tree."""
+
+    since: datetime
+    files: Dict[str, FileVersion]  # by path below boot/
 
 
 class Listing(NamedTuple):
@@ -379,7 +386,8 @@ class Listing(NamedTuple):
 
     server: Optional[str]
     files: Dict[str, Tuple[FileVersion, ...]]  # by path below boot/, or by the digest of a path that has a token
-    contents: Dict[str, str]  # the texts that a mirror may need to end a window, by sha256
+    end: Optional[WindowEnd]
+    contents: Dict[str, str]  # the texts that the end of the window needs, by sha256
 
 
 class Target(NamedTuple):
@@ -407,7 +415,7 @@ class SignedList(NamedTuple):
 
 def hashed_path(path: str) -> str:
     """Return the name under which a listing has a path that contains a token."""
-    return hashlib.sha256(path.encode("utf-8")).hexdigest()
+    return "sha256:" + hashlib.sha256(path.encode("utf-8")).hexdigest()
 
 
 def version_at(versions: Sequence[FileVersion], now: datetime) -> Optional[FileVersion]:
@@ -437,7 +445,7 @@ def versions_around(
     return tuple(found)
 
 
-_HASHED = re.compile(r"[0-9a-f]{64}\Z")
+_HASHED = re.compile(r"sha256:[0-9a-f]{64}\Z")
 
 
 def is_hashed(path: str) -> bool:
@@ -467,20 +475,31 @@ def _file_versions(value: Any) -> Tuple[FileVersion, ...]:
     return tuple(found)
 
 
+def _window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
+    """Return the end of a window, whose texts are all there. Raises ValueError."""
+    if value is None:
+        return None
+    since = parse_instant(value["since"])
+    files = {}
+    for path, (sha256, size) in value["files"].items():
+        if sha256 is not None and sha256 not in contents:
+            raise ValueError(f"the end of the window lacks the content of {path!r}")
+        files[_checked_path(path)] = FileVersion(since, sha256, _count(size, 0))
+    return WindowEnd(since, files)
+
+
 def parse_listing(name: str, data: bytes, target: Target) -> Listing:
     """Return a listing that has the digest which its bin names. Raises `ListProblem`."""
     if hashlib.sha256(data).hexdigest() != target.sha256:
         raise ListProblem(DAMAGED, name, "it has another digest than the list names")
     try:
         document = _parse_json(data)
-        if document["format"] != _LISTING_FORMAT:
-            raise ValueError("it has the format {}, and this program reads {}".format(document["format"], 1))
         contents = dict(document["contents"])
         for sha256, text in contents.items():
             if hashlib.sha256(text.encode("utf-8")).hexdigest() != sha256:
                 raise ValueError("a content has another digest")
         files = {_checked_path(path): _file_versions(versions) for path, versions in document["files"].items()}
-        return Listing(document["server"], files, contents)
+        return Listing(document["server"], files, _window_end(document["ends"], contents), contents)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _damaged(name, error) from error
 
@@ -488,12 +507,23 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
 # The list
 
 
+# What stands before the 32 bytes of an Ed25519 key in a SubjectPublicKeyInfo: RFC 8410, 4.
+_SPKI = bytes.fromhex("302a300506032b6570032100")
+_PEM = re.compile(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
+
+
 def parse_keys(text: str) -> List[bytes]:
-    """Return the public keys of a text: 64 hexadecimal digits a line, `#` begins a comment. Raises ValueError."""
-    lines = (line.partition("#")[0].strip() for line in text.splitlines())
-    keys = [_hexadecimal(line.lower(), 32) for line in lines if line]
+    """Return the public keys of a text: PEM, or 64 hexadecimal digits a line. Raises ValueError."""
+    keys = []
+    for encoded in _PEM.findall(text):
+        data = base64.b64decode(encoded)
+        if not data.startswith(_SPKI) or len(data) != len(_SPKI) + 32:
+            raise ValueError("a public key is no Ed25519 key")
+        keys.append(data[len(_SPKI) :])
+    lines = (line.partition("#")[0].strip() for line in _PEM.sub("", text).splitlines())
+    keys += [_hexadecimal(line.lower(), 32) for line in lines if line]
     if not keys:
-        raise ValueError("expected a public key of 64 hexadecimal digits, found none")
+        raise ValueError("expected a public key as PEM, or of 64 hexadecimal digits, found none")
     return keys
 
 
@@ -542,17 +572,20 @@ def _list_of(
         snapshot = reading.named("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
         if root is not None:
             _check_signatures(snapshot, root.roles["snapshot"])
-        meta = snapshot.signed["meta"]
-        version = _count(meta["targets.json"]["version"], 1)
-        delegating = reading.named("targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"])
+        meta, about = snapshot.signed["meta"], timestamp.signed["gitboot"]
+        role = None
         if root is not None:
+            version = _count(meta["targets.json"]["version"], 1)
+            delegating = reading.named("targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"])
             _check_signatures(delegating, root.roles["targets"])
-        bins = _Bins(reading, delegating.signed["delegations"], meta, is_checked=root is not None)
+            expiring.append((delegating.signed["expires"], delegating.name))
+            role = _bin_role(delegating.signed["delegations"])
         targets = {}  # type: Dict[str, Target]
-        for metadata, found in each(bins.read, bins.numbers):
+        bins = sorted(name for name in meta if name != "targets.json")
+        for metadata, found in each(lambda name: _read_bin(reading, name, meta[name], role), bins):
             targets.update(found)
             expiring.append((metadata.signed["expires"], metadata.name))
-        expiring += [(metadata.signed["expires"], metadata.name) for metadata in (snapshot, delegating)]
+        expiring.append((snapshot.signed["expires"], snapshot.name))
         dated = [(parse_instant(expires), name) for expires, name in expiring]
         if root is not None:
             dated.append((root.expires, f"{root.version}.root.json"))
@@ -560,10 +593,10 @@ def _list_of(
         return SignedList(
             is_signed=bool(timestamp.signatures),
             is_verified=root is not None,
-            commit=str(timestamp.signed["commit"]),
-            made=parse_instant(timestamp.signed["made"]),
-            manifest=str(timestamp.signed["manifest"]),
-            gitboot=str(timestamp.signed["gitboot"]),
+            commit=str(about["commit"]),
+            made=parse_instant(about["made"]),
+            manifest=str(about["manifest"]),
+            gitboot=str(about["version"]),
             expires=first[0],
             expiring=first[1],
             version=versions[0],
@@ -593,39 +626,38 @@ def _check_is_newer(newest: Seen, seen: Optional[Seen]) -> None:
         raise ListProblem(OLDER, TIMESTAMP, message)
 
 
-class _Bins:
-    """The bins of target names: TAP 15. A target's bin is given by the first bits of the sha256 of its name."""
+_BIN = re.compile(r"servers-([0-9a-f]{2})\.json\Z")
 
-    def __init__(
-        self, reading: _Reading, delegations: Dict[str, Any], meta: Dict[str, Any], *, is_checked: bool
-    ) -> None:
-        roles = delegations["succinct_roles"]
-        self._bits, self._prefix = _count(roles["bit_length"], 1), str(roles["name_prefix"])
-        if self._bits > 16 or not re.match(r"[a-z]+\Z", self._prefix):
-            raise ValueError("unexpected bins")
-        self._role = _role(roles, _ed25519_keys(delegations["keys"])) if is_checked else None
-        self._reading, self._meta = reading, meta
-        self.numbers = range(1 << self._bits)
 
-    def read(self, number: int) -> Tuple[_Metadata, Dict[str, Target]]:
-        """Return a bin, and its targets by name."""
-        name = "{}-{:0{}x}.json".format(self._prefix, number, len(f"{len(self.numbers) - 1:x}"))
-        meta = self._meta[name]
-        metadata = self._reading.named(name, "targets", _count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
-        if self._role is not None:
-            _check_signatures(metadata, self._role)
-        found = {}
-        for target, each in metadata.signed["targets"].items():
-            if self._number_of(_checked_target(target)) != number:
-                raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to another bin")
-            digest = each["hashes"]["sha256"]
-            _hexadecimal(digest, 32)
-            found[target] = Target(digest, _count(each["length"], 0))
-        return metadata, found
+def _bin_role(delegations: Dict[str, Any]) -> _Role:
+    """Return the keys that sign the bins of target names: TAP 15 with 8 bits."""
+    roles = delegations["succinct_roles"]
+    if (roles["bit_length"], roles["name_prefix"]) != (8, "servers"):
+        raise ValueError("it has other bins than gitboot's")
+    return _role(roles, _ed25519_keys(delegations["keys"]))
 
-    def _number_of(self, target: str) -> int:
-        digest = hashlib.sha256(target.encode("utf-8")).digest()
-        return int.from_bytes(digest[:4], "big") >> (32 - self._bits)
+
+def _read_bin(
+    reading: _Reading, name: str, meta: Dict[str, Any], role: Optional[_Role]
+) -> Tuple[_Metadata, Dict[str, Target]]:
+    """Return a bin, and its targets by name. Without a role, its signatures are not checked.
+
+    The bin of a target is the first byte of the sha256 of its name: TAP 15. The snapshot names only bins with targets.
+    """
+    number = _BIN.match(name)
+    if number is None:
+        raise ValueError(f"no bin is called {name!r}")
+    metadata = reading.named(name, "targets", _count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
+    if role is not None:
+        _check_signatures(metadata, role)
+    found = {}
+    for target, each in metadata.signed["targets"].items():
+        digest = each["hashes"]["sha256"]
+        _hexadecimal(digest, 32)
+        if hashlib.sha256(_checked_target(target).encode("utf-8")).hexdigest()[:2] != number.group(1):
+            raise ListProblem(DAMAGED, metadata.name, f"{target!r} belongs to another bin")
+        found[target] = Target(digest, _count(each["length"], 0))
+    return metadata, found
 
 
 _TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")

@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from hashlib import sha256
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +28,9 @@ from gitboot.model.scalars import format_instant
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.tree import read_manifest, read_state
 from gitboot.render.paths import BOOT, MEDIUM, means, token_in
-from gitboot.render.state import server_of
+from gitboot.render.state import PublishedServer, Turn, server_of
 
-BITS: Final = 8  # 256 bins, as gitboot makes them
-FEW: Final = 1  # where a test reads many lists
+BITS: Final = 8  # 256 bins, of which those exist that have targets
 ROLES: Final = ("timestamp", "snapshot", "targets")
 FAR: Final = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -86,7 +83,6 @@ class ListSigner:
         expires: datetime = FAR,
         commit: str = "feed",
         manifest: str = "0" * 64,
-        bits: int = BITS,
     ) -> dict[str, bytes]:
         """The files of a list, by name below signed/."""
         self.version += 1
@@ -95,7 +91,7 @@ class ListSigner:
             self.make_root()
         own = [] if self.publication is None else [self.publication]
         keys: dict[str, Key] = {each.public_key.keyid: each.public_key for each in own}
-        bins = SuccinctRoles([*keys], 1, bits, "servers")
+        bins = SuccinctRoles([*keys], 1, BITS, "servers")
         targets: dict[str, dict[str, TargetFile]] = {name: {} for name in bins.get_roles()}
         for name, content in listings.items():
             file = TargetFile(len(content), {"sha256": digest_of(content)}, name)
@@ -110,14 +106,17 @@ class ListSigner:
             found[f"{version}.{name}" if numbered else name] = data
             return data
 
+        targets = {name: files for name, files in targets.items() if files}
         for name, files in targets.items():
             add(f"{name}.json", Targets(version=version, expires=FAR, targets=files), own)
         delegating = Targets(version=version, expires=FAR, delegations=Delegations(keys, succinct_roles=bins))
-        add("targets.json", delegating, self.roots)
-        meta = {f"{name}.json": MetaFile(version) for name in ("targets", *targets)}
+        if self.roots:
+            add("targets.json", delegating, self.roots)
+        named_files = (*(["targets"] if self.roots else []), *targets)
+        meta = {f"{name}.json": MetaFile(version) for name in named_files}
         snapshot = add("snapshot.json", Snapshot(version=version, expires=FAR, meta=meta), own)
         named = MetaFile(version, len(snapshot), {"sha256": digest_of(snapshot)})
-        about = {"commit": commit, "made": format_instant(made), "manifest": manifest, "gitboot": "0.2.0"}
+        about = {"gitboot": {"commit": commit, "made": format_instant(made), "manifest": manifest, "version": "0.2.0"}}
         timestamp = Timestamp(version=version, expires=expires, snapshot_meta=named, unrecognized_fields=about)
         add("timestamp.json", timestamp, own, numbered=False)
         return {**found, **listings}
@@ -138,21 +137,28 @@ def list_name(path: str) -> str:
     return hashed_path(path) if is_secret else path
 
 
-def render_listing(server: str | None, files: Mapping[str, Sequence[Version]], contents: Sequence[bytes] = ()) -> bytes:
-    """A listing of files by path below boot/."""
+def render_listing(
+    server: str | None,
+    files: Mapping[str, Sequence[Version]],
+    end: tuple[datetime, Mapping[str, bytes | None]] | None = None,
+) -> bytes:
+    """A listing of files by path below boot/, and of what they turn to at the end of the window that is open."""
     listed = {
-        list_name(path): [
-            [
-                None if since is None else format_instant(since),
-                None if content is None else digest_of(content),
-                0 if content is None else len(content),
-            ]
-            for since, content in versions
-        ]
+        list_name(path): [[None if since is None else format_instant(since), *_file(each)] for since, each in versions]
         for path, versions in files.items()
     }
-    texts = {digest_of(each): each.decode() for each in contents}
-    return canonical({"format": 1, "server": server, "files": listed, "contents": texts}) + b"\n"
+    changed = end[1] if end is not None else {}
+    ends = (
+        {"since": format_instant(end[0]), "files": {path: _file(each) for path, each in changed.items()}}
+        if end
+        else None
+    )
+    texts = {digest_of(each): each.decode() for each in changed.values() if each is not None}
+    return canonical({"server": server, "files": listed, "ends": ends, "contents": texts}) + b"\n"
+
+
+def _file(content: bytes | None) -> list[str | int | None]:
+    return [None, 0] if content is None else [digest_of(content), len(content)]
 
 
 def listings_of(root: Path) -> dict[str, bytes]:
@@ -163,27 +169,35 @@ def listings_of(root: Path) -> dict[str, bytes]:
     for server in sorted(filter(None, map(server_of, manifest.files))):
         state = read_state(root, server)
         assert state is not None
-        files: dict[str, list[Version]] = {}
-        ends: list[bytes] = []
-        for path in state.files:
-            owned.add(path)
-            if not path.startswith(BOOT):
-                continue
-            turns = state.paths.get(path, ())
-            files[path.removeprefix(BOOT)] = [
-                (None, (root / path).read_bytes()),
-                *((each.since, _content(state.contents, each.content)) for each in turns if each.since is not None),
-            ]
-            for before, after in pairwise(turns):
-                if before.in_window and not after.in_window and after.content is not None:
-                    ends.append(state.contents[after.content].encode())
-        found[f"servers/{server}.json"] = render_listing(server, files, ends)
+        owned |= {*state.files}
+        files = {path: _versions(root, state, path) for path in state.files if path.startswith(BOOT)}
+        end = next((each.since for each in map(_end_of, state.paths.values()) if each is not None), None)
+        changed = {
+            path.removeprefix(BOOT): _content(state.contents, turn.content)
+            for path, turns in state.paths.items()
+            if (turn := _end_of(turns)) is not None
+        }
+        by_path = {path.removeprefix(BOOT): versions for path, versions in files.items()}
+        found[f"servers/{server}.json"] = render_listing(server, by_path, (end, changed) if end is not None else None)
     shared = {
         path.removeprefix(BOOT): [(None, (root / path).read_bytes())]
         for path in manifest.files
         if path.startswith(BOOT) and path not in owned
     }
     return {**found, "shared.json": render_listing(None, shared)}
+
+
+def _versions(root: Path, state: PublishedServer, path: str) -> list[Version]:
+    turns = [turn for turn in state.paths.get(path, ()) if turn.since is not None]
+    return [
+        (None, (root / path).read_bytes()),
+        *((turn.since, _content(state.contents, turn.content)) for turn in turns),
+    ]
+
+
+def _end_of(turns: tuple[Turn, ...]) -> Turn | None:
+    """The end of the window that is open in the tree."""
+    return turns[1] if len(turns) > 1 and turns[0].in_window and not turns[1].in_window else None
 
 
 def _content(contents: Mapping[str, str], digest: str | None) -> bytes | None:
@@ -197,7 +211,7 @@ def sign_tree(
     made = made or datetime.now(UTC).replace(microsecond=0)
     manifest = digest_of((root / MANIFEST).read_bytes())
     commit = json.loads((root / MANIFEST).read_bytes())["commit"]
-    files = signer.make(listings_of(root), made=made, expires=made + lasts, manifest=manifest, commit=commit, bits=FEW)
+    files = signer.make(listings_of(root), made=made, expires=made + lasts, manifest=manifest, commit=commit)
     write_list(root / BOOT, files)
     return files
 
@@ -208,7 +222,3 @@ def write_list(boot: Path, files: Mapping[str, bytes]) -> None:
         path = boot / "signed" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-
-
-def number_of_bin(name: str, bits: int = BITS) -> int:
-    return int.from_bytes(sha256(name.encode()).digest()[:4], "big") >> (32 - bits)

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from securesystemslib.signer import CryptoSigner
@@ -32,13 +34,14 @@ from gitboot.mirror_program import (
     Target,
     canonical_json,
     ed25519_verify,
+    parse_keys,
     parse_listing,
     read_list,
     version_at,
     versions_around,
 )
 from tests.cases import for_each
-from tests.signed_lists import FAR, FEW, ListSigner, number_of_bin, render_listing, write_list
+from tests.signed_lists import FAR, ListSigner, render_listing, write_list
 
 NOW = datetime(2026, 11, 27, 21, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
@@ -147,12 +150,16 @@ def test_a_key_of_small_order_verifies_nothing(key: str) -> None:
 # Lists
 
 CONTENT, OTHER = b"#!ipxe\nexit 0\n", b"#!ipxe\necho maintenance\n"
-LISTING = render_listing("lon1", {"ipxe/x": [(None, OTHER), (LATER, CONTENT)]}, [CONTENT])
+LISTING = render_listing("lon1", {"ipxe/x": [(None, OTHER), (LATER, CONTENT)]}, (LATER, {"ipxe/x": CONTENT}))
 LISTINGS = {"servers/lon1.json": LISTING, "shared.json": render_listing(None, {"boot.ipxe": [(None, CONTENT)]})}
 
 
+# The bins of the listings: TAP 15.
+BINS = [f"1.servers-{sha256(name.encode()).hexdigest()[:2]}.json" for name in LISTINGS]
+
+
 def made(signer: ListSigner, **more: Any) -> dict[str, bytes]:
-    return signer.make(LISTINGS, **{"made": NOW, "bits": FEW, **more})
+    return signer.make(LISTINGS, **{"made": NOW, **more})
 
 
 def read(files: Mapping[str, bytes], signer: ListSigner, seen: Seen | None = None) -> SignedList:
@@ -165,7 +172,7 @@ def fault_of(files: Mapping[str, bytes], signer: ListSigner, seen: Seen | None =
     return refused.value.fault, refused.value.path.removeprefix("signed/")
 
 
-def test_a_list_of_256_bins_that_python_tuf_signed_is_read() -> None:
+def test_a_list_that_python_tuf_signed_is_read() -> None:
     signer = ListSigner()
     files = signer.make(LISTINGS, made=NOW, expires=LATER, commit="f00d", manifest="ab" * 32)
     found = read(files, signer)
@@ -173,6 +180,7 @@ def test_a_list_of_256_bins_that_python_tuf_signed_is_read() -> None:
     assert (found.made, found.expires, found.expiring) == (NOW, LATER, "timestamp.json")
     assert {*found.targets} == {*LISTINGS}
     listing = parse_listing("servers/lon1.json", LISTING, found.targets["servers/lon1.json"])
+    assert listing.end is not None and listing.end.since == LATER
     assert listing.server == "lon1" and [*listing.contents.values()] == [CONTENT.decode()]
 
 
@@ -190,7 +198,7 @@ def test_a_list_of_another_publisher_is_refused() -> None:
     assert fault_of(made(ListSigner()), ListSigner()) == ("BadSignature", "1.root.json")
 
 
-@for_each("name", ["timestamp.json", "1.snapshot.json", "1.targets.json", "1.servers-0.json", "1.servers-1.json"])
+@for_each("name", ["timestamp.json", "1.snapshot.json", "1.targets.json", *BINS])
 def test_each_part_has_to_be_signed_by_the_key_of_its_role(name: str) -> None:
     signer, stranger = ListSigner(), ListSigner()
     files = made(signer)
@@ -315,10 +323,11 @@ SPOILT: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "half a character": ("timestamp.json", lambda data: data.replace(b'"feed"', b'"\\ud800"'), "Damaged"),
     "another role": ("timestamp.json", lambda data: data.replace(b'"timestamp"', b'"snapshot"'), "Damaged"),
     "too large": ("timestamp.json", lambda data: data + b" " * 20000, "Damaged"),
+    "another made": ("timestamp.json", lambda data: data.replace(b'"made":"2026-', b'"made":"2027-'), "BadSignature"),
     "another date": ("timestamp.json", lambda data: data.replace(b"2100-", b"2101-"), "BadSignature"),
     "another commit": ("timestamp.json", lambda data: data.replace(b'"feed"', b'"f00d"'), "BadSignature"),
     "another snapshot": ("1.snapshot.json", lambda data: data.replace(b"2100-", b"2101-"), "Damaged"),
-    "another bin": ("1.servers-0.json", lambda data: data.replace(b"2100-", b"2101-"), "BadSignature"),
+    "another bin": (BINS[0], lambda data: data.replace(b"2100-", b"2101-"), "BadSignature"),
     "another root": ("1.root.json", lambda data: data.replace(b"2100-", b"2101-"), "BadSignature"),
 }  # fmt: skip
 
@@ -332,7 +341,7 @@ def test_a_spoilt_part_is_refused_by_name(case: str) -> None:
     assert fault_of({**files, name: change(files[name])}, signer) == (fault, name)
 
 
-@for_each("name", ["1.snapshot.json", "1.targets.json", "1.servers-0.json", "timestamp.json"])
+@for_each("name", ["1.snapshot.json", "1.targets.json", BINS[0], "timestamp.json"])
 def test_a_part_that_is_absent_is_named(name: str) -> None:
     signer = ListSigner()
     files = made(signer)
@@ -344,19 +353,20 @@ def test_a_part_of_an_earlier_list_is_refused() -> None:
     signer = ListSigner()
     before = made(signer)
     files = made(signer)
-    for name in ("snapshot", "targets", "servers-0"):
-        assert fault_of({**files, f"2.{name}.json": before[f"1.{name}.json"]}, signer) == ("Damaged", f"2.{name}.json")
+    for name in ("1.snapshot.json", "1.targets.json", BINS[0]):
+        newer = name.replace("1.", "2.", 1)
+        assert fault_of({**files, newer: before[name]}, signer) == ("Damaged", newer)
 
 
 def test_a_bin_lists_only_names_of_its_own() -> None:
     signer = ListSigner()
     files = made(signer)
-    for name in (ABSENT[1], "../boot.ipxe", "servers/../x.json", "/shared.json"):
-        metadata: Metadata[Targets] = Metadata.from_bytes(files["1.servers-0.json"])
+    for name in ("shared.json", "../boot.ipxe", "servers/../x.json", "/shared.json"):
+        metadata: Metadata[Targets] = Metadata.from_bytes(files[BINS[0]])
         metadata.signed.targets[name] = TargetFile(1, {"sha256": "0" * 64}, name)
         assert signer.publication is not None
         metadata.sign(signer.publication)
-        assert fault_of({**files, "1.servers-0.json": metadata.to_bytes()}, signer)[0] == "Damaged"
+        assert fault_of({**files, BINS[0]: metadata.to_bytes()}, signer)[0] == "Damaged"
 
 
 def test_an_expired_list_is_read_for_it_still_ends_windows() -> None:
@@ -413,7 +423,7 @@ def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
     )
     try:
         updater.refresh()
-        for name in (*LISTINGS, *ABSENT):
+        for name in LISTINGS:
             found = updater.get_targetinfo(name)
             if found is not None:
                 updater.download_target(found)
@@ -422,10 +432,6 @@ def tuf_accepts(files: Mapping[str, bytes], root: bytes, folder: Path) -> bool:
     except (RepositoryError, DownloadHTTPError):
         return False
     return True
-
-
-# One name in each bin, so that python-tuf's client reads each.
-ABSENT = [next(f"servers/{n}.json" for n in range(99) if number_of_bin(f"servers/{n}.json", FEW) == b) for b in (0, 1)]
 
 
 def test_python_tufs_client_accepts_what_the_reader_accepts(tmp_path: Path) -> None:
@@ -500,16 +506,19 @@ def test_near_a_transition_a_mirror_may_have_either_version(now: datetime, versi
 
 
 def _listing(**more: Any) -> bytes:
-    return json.dumps({"format": 1, "server": None, "files": {}, "contents": {}, **more}).encode()
+    return json.dumps({"server": None, "files": {}, "ends": None, "contents": {}, **more}).encode()
 
 
-SHA = "0" * 64
+SHA, SINCE = "0" * 64, "2026-11-27T21:00:00Z"
 
 
 @pytest.mark.parametrize(
     "data",
     [
-        pytest.param(_listing(format=2), id="a later format"),
+        pytest.param(_listing(ends={"since": SINCE, "files": {"../x": [None, 0]}}), id="an end above the tree"),
+        pytest.param(_listing(ends={"since": SINCE, "files": {"x": [SHA, 1]}}), id="an end without its content"),
+        pytest.param(_listing(ends={"since": "soon", "files": {}}), id="an end at no time"),
+        pytest.param(_listing(ends={"since": SINCE}), id="an end of no files"),
         pytest.param(_listing(files={"../etc/passwd": []}), id="above the tree"),
         pytest.param(_listing(files={"/etc/passwd": []}), id="an absolute path"),
         pytest.param(_listing(files={"a//b": []}), id="an empty name"),
@@ -534,6 +543,18 @@ def test_a_listing_that_could_mislead_a_mirror_is_refused(data: bytes) -> None:
         parse_listing("shared.json", data, Target(sha256(data).hexdigest(), len(data)))
     with pytest.raises(ListProblem, match="another digest"):
         parse_listing("shared.json", _listing(), Target(SHA, 1))
+
+
+def test_public_keys_are_pem_or_digits() -> None:
+    key = Ed25519PrivateKey.generate().public_key()
+    pem = key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo).decode()
+    digits = key.public_bytes_raw().hex()
+    assert parse_keys(pem) == parse_keys(digits) == parse_keys(f"# root\n\n{digits.upper()} # lon1\n")
+    assert len(parse_keys(pem + digits)) == 2
+    rsa = generate_private_key(65537, 2048).public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    for text in ("", "# none", digits[:-1], f"{digits}x", pem.replace("MCow", "MCox"), rsa.decode()):
+        with pytest.raises(ValueError, match=r"public key|hexadecimal digits"):
+            parse_keys(text)
 
 
 # Old Pythons

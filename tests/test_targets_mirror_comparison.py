@@ -23,7 +23,7 @@ from tests.git_servers import free_port, listening, program
 from tests.mirrors import nginx
 from tests.preloaded import captured
 from tests.serving import ENTRY, MAC, UUID, Site
-from tests.signed_lists import FEW, ListSigner, listings_of, render_listing, sign_tree, write_list
+from tests.signed_lists import ListSigner, listings_of, render_listing, sign_tree, write_list
 from tests.test_targets_mirror import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
 
 DAY = timedelta(days=1)
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify, s
     listing.unlink()
     assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Missing"
     timestamp = copy / "signed/timestamp.json"
-    timestamp.write_bytes(timestamp.read_bytes().replace(b'"gitboot":"0.2.0"', b'"gitboot":"0.2.1"'))
+    timestamp.write_bytes(timestamp.read_bytes().replace(b'"version":"0.2.0"', b'"version":"0.2.1"'))
     assert verify(copy)[:2] == (8, {LIST: "BadSignature"})
     timestamp.write_bytes(b"{}")
     assert verify(copy)[:2] == (8, {LIST: "Damaged"})
@@ -174,9 +174,7 @@ def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
     output: Path, copy: Path, verify: Verify, signer: ListSigner
 ) -> None:
     made = datetime.now(UTC) - 3 * DAY
-    write_list(
-        copy, signer.make(listings_of(output), made=made.replace(microsecond=0), expires=_seconds(made + DAY), bits=FEW)
-    )
+    write_list(copy, signer.make(listings_of(output), made=made.replace(microsecond=0), expires=_seconds(made + DAY)))
     (copy / FIRST[1:]).unlink()
     code, found, shown = verify(copy)
     assert (code, found) == (8, {LIST: "Expired", FIRST: "Missing"})
@@ -192,7 +190,7 @@ def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
 ) -> None:
     shutil.rmtree(copy / "signed")
     now = _seconds(datetime.now(UTC))
-    write_list(copy, ListSigner.unsigned().make(listings_of(output), made=now, expires=now + DAY, bits=FEW))
+    write_list(copy, ListSigner.unsigned().make(listings_of(output), made=now, expires=now + DAY))
     assert verify(copy)[:2] == (8, {LIST: "Unsigned"})
     done = captured("verify-mirror", copy)
     assert (done.returncode, "unsigned" in done.stdout) == (0, True)
@@ -235,7 +233,7 @@ def test_a_list_that_is_published_meanwhile_is_compared_again(output: Path, copy
         shared = json.loads(listings["shared.json"])
         files = {path: [(None, (copy / path).read_bytes())] for path in (*shared["files"], "left.ipxe")}
         newer = {**listings, "shared.json": render_listing(None, files)}
-        write_list(copy, signer.make(newer, made=made, expires=made + DAY, bits=FEW))
+        write_list(copy, signer.make(newer, made=made, expires=made + DAY))
 
     report = compare_with_list(FolderMirror(copy), signer.keys, made, parallel=2, begun=begun, done=lambda _: None)
     assert report.findings == ()
@@ -322,7 +320,7 @@ def test_a_cache_without_a_query_in_its_key_is_found_by_the_age_of_its_answers(
 
 def test_a_publication_between_two_requests_is_no_cache(copy: Path, output: Path, signer: ListSigner) -> None:
     made = _seconds(datetime.now(UTC))
-    lists = [signer.make(listings_of(output), made=made, expires=made + DAY, bits=FEW) for _ in range(2)]
+    lists = [signer.make(listings_of(output), made=made, expires=made + DAY) for _ in range(2)]
     with serving(copy) as mirror:
         write_list(copy, lists[0])
         opened = WebMirror(mirror.url, None, None, parallel=1, reads_entries=False)

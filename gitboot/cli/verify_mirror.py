@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     "keys",
     multiple=True,
     metavar="KEY",
-    help="The public key of the list's root: 64 hexadecimal digits, or a file with them. Repeat it if several keys "
-    "sign the root: each of them has to. Default: signatures are not checked.",
+    help="The public key of the list's root: a file (PEM or 64 hexadecimal digits), or the digits. Repeat it if "
+    "several keys sign the root: each of them has to. Default: signatures are not checked.",
 )
 @click.option(
     "--tree",
@@ -73,7 +73,7 @@ def command(
 
     MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot. The report names missing, changed, stale
     and additional files, caches that answer with what they stored, a list that has expired or that the --key has not
-    signed, and the age of the tree. For a web server it also names headers that firmware, loaders or proxies do not
+    signed, and the age of the list. For a web server it also names headers that firmware, loaders or proxies do not
     take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
@@ -188,7 +188,7 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
         "Unchecked": "its signatures were not checked: name the public key with --key",
         "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
     }
-    made = f"published {format_instant(signed.made)} ({_age(now - signed.made)} ago) from {signed.commit[:12]}"
+    made = f"made {format_instant(signed.made)} ({_age(now - signed.made)} ago) of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
     if report.unread:
         lines.append(f"{count(len(report.unread), 'file')} not read, which only machines fetch (--read-entries)")

@@ -15,6 +15,7 @@ from gitboot.mirror_program import (
     MISSING,
     OLDER,
     SIGNED,
+    TOLERANCE,
     UNSIGNED,
     FileVersion,
     Listing,
@@ -183,7 +184,10 @@ class _ListReader:
                     hidden += 1
                     continue
                 shown = by_digest.get(path, path)
-                files[shown] = ListedFile(shown, versions_around(versions, now), versions)
+                files[shown] = listed_file(listing, shown, versions, now)
+            for path in listing.end.files if listing.end is not None else ():
+                if path not in listing.files:
+                    files[path] = listed_file(listing, path, (), now)
         return dict(sorted(files.items())), hidden
 
     def _listing(self, signed: SignedList, name: str) -> Listing | MirrorFinding:
@@ -197,6 +201,15 @@ class _ListReader:
             return _finding(problem)
         except HostUnreachable as error:
             return MirrorFinding(path=f"{SIGNED}{name}", fault=MirrorFault.UNKNOWN, message=str(error))
+
+
+def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> ListedFile:
+    """Return a file of a listing at ``now``. A copy that has ended a window by itself is right, too."""
+    right, end = versions_around(versions, now), listing.end
+    if end is None or path not in end.files or end.since > now + TOLERANCE:
+        return ListedFile(path, right, versions)
+    ended = end.files[path] if end.files[path].sha256 is not None else None
+    return ListedFile(path, (*right, ended), (*versions, end.files[path]))
 
 
 def _finding(problem: ListProblem) -> MirrorFinding:
