@@ -37,6 +37,7 @@ from gitboot.observe.spool_forwarder import Forwarder
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
+from gitboot.render.paths import publication_stage
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
@@ -711,11 +712,12 @@ class Site:
     def copy_to_mirror(self, lacks: int) -> None:
         """Copy the tree to a mirror as the documentation says, in rsync's order, but for its last files.
 
-        The first command copies ``o/``, the second all other files, and deletes what is gone if it comes to its end.
+        The first command copies ``o/``, the second all other files but first scripts, and the third these. It deletes
+        what is gone if it comes to its end.
         """
         tree, mirror = self.folder / "output" / "boot", self.folder / "mirror"
         files = [path.relative_to(tree) for path in tree.rglob("*") if path.is_file()]
-        files.sort(key=lambda path: (path.parts[0] != "o", path.parts))
+        files.sort(key=lambda path: (path.parts[0] != "o", publication_stage(f"boot/{path}"), path.parts))
         for each in files[: max(len(files) - lacks, 0)]:
             (mirror / each).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(tree / each, mirror / each)

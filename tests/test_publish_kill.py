@@ -39,7 +39,18 @@ from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head
 from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.resuming import ALL, Inventory
 from gitboot.publish.tree import PENDING, read_manifest, verify
-from gitboot.render.paths import is_immutable
+from gitboot.render.paths import (
+    CHAIN,
+    FIRST_SCRIPT,
+    GRUB_LOOKUP,
+    IPXE_BY_MAC,
+    NETBOOT_XYZ,
+    PXELINUX,
+    UNKNOWN,
+    Stage,
+    is_immutable,
+    publication_stage,
+)
 from gitboot.render.state import parse, server_of
 from gitboot.render.tree import File, Files
 from tests.searching import every
@@ -234,6 +245,74 @@ def test_killed_at_every_change_it_makes_the_next_pass_completes_it(root: Path, 
             publish(directory, planned)
         assert_complete(root, planned)
     assert at > 50
+
+
+# The first scripts, which unknown machines boot by, too
+
+
+def fleet_of(script: bytes, servers: Iterable[int]) -> dict[str, File]:
+    """Return a tree with this first script, and by it this unknown one, and the boot scripts of these servers."""
+    macs = [f"52-54-00-00-00-{number:02x}" for number in servers]
+    kinds = (IPXE_BY_MAC, GRUB_LOOKUP, NETBOOT_XYZ, PXELINUX)
+    entries = {kind.of(mac): File(mac.encode()) for kind in kinds for mac in macs}
+    return {**entries, **dict.fromkeys((FIRST_SCRIPT, CHAIN, *UNKNOWN), File(script))}
+
+
+def publish_fleet(directory: Directory, files: Files, commit: str) -> None:
+    paths = {path for path in files if publication_stage(path) is Stage.BOOT_SCRIPTS}
+    servers = {"all": server_files("all", {path: files[path] for path in paths})}
+    shared = {path: file for path, file in files.items() if path not in paths}
+    directory.publish(servers, shared, complete=True, commit=commit, at=AT)
+
+
+def early(stands: Mapping[str, bytes], files: Files) -> list[str]:
+    """Return the boot scripts of a loader that are absent while it has a first script of the same version."""
+    found = []
+    for loader in ("ipxe", "grub.cfg", "pxelinux"):
+        own = {path: file.content for path, file in files.items() if loader in path}
+        first = [path for path in own if publication_stage(path) is Stage.FIRST_SCRIPTS]
+        if any(stands.get(path) == own[path] for path in first):
+            found += [path for path in own if path not in stands and path not in first]
+    return found
+
+
+@pytest.mark.parametrize("stands", ["", "boot", "boot/v1/boot", "boot/pxelinux.cfg", "a mount point"])
+def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_boot_scripts(
+    root: Path, monkeypatch: pytest.MonkeyPatch, stands: str
+) -> None:
+    files = fleet_of(b"#!ipxe\n", range(2))
+    if stands == "a mount point":
+        monkeypatch.setattr(fresh_module, "_can_be_moved", lambda *_: False)
+    for at in count(1, every(1)):
+        shutil.rmtree(root, ignore_errors=True)
+        (root / stands).mkdir(parents=True)
+        with (
+            happening(killing(at)) as calls,
+            suppress(KeyboardInterrupt),
+            Directory.open(root, ledger="ours") as directory,
+        ):
+            publish_fleet(directory, files, "1")
+        assert early(everything(root), files) == []
+        if calls.calls < at:
+            break
+    assert early({}, files) == [] and early({FIRST_SCRIPT: b"#!ipxe\n"}, files) != []
+
+
+def test_finding_m5_cut_off_from_power_a_tree_has_no_first_script_before_the_boot_scripts(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dice = random.Random(20261120)
+    recorders.clear()
+    files = fleet_of(b"#!ipxe\n# another\n", range(5))
+    with happening(nothing):
+        with Directory.open(root, ledger="ours") as directory:
+            publish_fleet(directory, fleet_of(b"#!ipxe\n", range(2)), "1")
+        monkeypatch.setattr(directory_module, "Disk", Recorder)
+        with Directory.open(root, ledger="ours") as directory:
+            publish_fleet(directory, files, "2")
+    states = [after_cut(synced, part) for synced, done in recorders[0].cuts for part in parts(done, dice)]
+    assert [absent for stands in states if (absent := early(stands, files))] == []
+    assert any(stands.get(FIRST_SCRIPT) == files[FIRST_SCRIPT].content for stands in states)
 
 
 # Refused by the system
@@ -804,7 +883,7 @@ def test_a_tree_begins_beside_what_operators_have_placed(root: Path) -> None:
     with happening(note), Directory.open(root, ledger="ours") as directory:
         publish(directory, 1)
     assert verify(root) == ()
-    assert renamed == ["o", "fresh", "boot.ipxe", "ipxe", "o", "v1", "manifest", "servers", "manifest.json"]
+    assert renamed == ["o", "fresh", "o", "v1", "ipxe", "boot.ipxe", "manifest", "servers", "manifest.json"]
     assert (root / "boot" / "assets" / "kernel").read_bytes() == b"kernel"
     assert (root / "boot").stat().st_mode & 0o7777 == 0o2775
 

@@ -207,6 +207,21 @@ def test_what_a_target_has_of_a_server_comes_before_what_it_lacks(tmp_path: Path
     assert list(step.units)[:2] == sorted(units)
 
 
+def test_finding_m5_the_shared_scripts_come_after_all_servers_and_before_those_that_are_gone(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1, tuple(range(9))))
+    tree = FollowedTree(tmp_path / "out")
+    glance = tree.look()
+    assert glance is not None
+    units = {"": Unit("old", {}), "a-gone-server": Unit("old", {}), "server-52-54-00-00-00-08": Unit("old", {})}
+    holding = held(
+        TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), [units], (), gitboot=__version__
+    )
+    step = next_step(tree, glance, holding, lambda _: {}, 99)
+    assert step is not None
+    new = [f"server-52-54-00-00-00-{number:02x}" for number in range(8)]
+    assert list(step.units) == ["server-52-54-00-00-00-08", *new, "", "a-gone-server"]
+
+
 def test_what_another_version_has_made_is_made_anew(tmp_path: Path) -> None:
     publish(tmp_path / "out", fleet(1))
     tree = FollowedTree(tmp_path / "out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
@@ -28,6 +29,8 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.http_client import MinimumRate
+from gitboot.model.fleet import Output
+from gitboot.render.paths import Stage, publication_stage
 from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
 from gitboot.targets.served import content_type_of
@@ -378,18 +381,23 @@ def test_a_folder_is_seen_whole(output: Path, copy: Path, verify: Verify) -> Non
 
 PAGE = (Path(__file__).parent.parent / "docs/mirrors.md").read_text()
 RSYNC = PAGE.partition("\n## rsync\n")[2].partition("\n## ")[0]
-COPIES = re.findall(r"^    (rsync --archive.*)$", RSYNC, re.MULTILINE)
+COPIES = re.findall(r"^    (rsync --archive.*?)(?: &&)?$", RSYNC, re.MULTILINE)
+FIRST_SCRIPTS = textwrap.dedent(
+    "".join(re.findall(r"^    # (/etc/gitboot-first-scripts)\n((?:    .+\n)+)", RSYNC, re.M)[0][1])
+)
 DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+", RSYNC, re.MULTILINE)))
 
 
 @pytest.fixture(params=["pushed", "fetched"])
 def copying(request: pytest.FixtureRequest, output: Path, tmp_path: Path) -> Iterator[tuple[Path, list[list[str]]]]:
-    """A folder for a copy, and the two commands of the page that bring it there: to a mirror, or from a server."""
+    """A folder for a copy, and the commands of the page that bring it there: to a mirror, or from a server."""
     copied, rsync = tmp_path / "srv/gitboot/boot", program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
     (output / "boot/o").chmod(0o755)  # the daemon is nobody, whatever the umask
     copied.mkdir(parents=True)
     places = {"OUTPUT": str(output), "mirror:/srv": str(tmp_path / "srv"), " /srv": f" {tmp_path}/srv"}
+    places["/etc/gitboot-first-scripts"] = str(tmp_path / "first-scripts")
+    (tmp_path / "first-scripts").write_text(FIRST_SCRIPTS)
     with ExitStack() as stack:
         if request.param == "fetched":
             port = free_port()
@@ -397,7 +405,7 @@ def copying(request: pytest.FixtureRequest, output: Path, tmp_path: Path) -> Ite
             (tmp_path / "rsyncd.conf").write_text(DAEMON.replace("OUTPUT", str(output)))
             command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
             stack.enter_context(listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ))
-        commands = COPIES[:2] if request.param == "pushed" else COPIES[2:]
+        commands = COPIES[:3] if request.param == "pushed" else COPIES[3:]
         yield copied, [shlex.split(_replaced(command, places)) for command in commands]
 
 
@@ -409,7 +417,7 @@ def _replaced(text: str, words: Mapping[str, str]) -> str:
 
 def test_what_the_pages_rsync_copies_is_as_published(copying: tuple[Path, list[list[str]]], verify: Verify) -> None:
     copied, commands = copying
-    assert len(COPIES) == 4
+    assert len(COPIES) == 6
     for command in commands:
         subprocess.run(command, check=True)
     assert verify(copied) == (0, {})
@@ -419,6 +427,28 @@ def test_what_the_pages_rsync_copies_is_as_published(copying: tuple[Path, list[l
     for command in commands:
         subprocess.run(command, check=True)
     assert verify(copied) == (0, {})
+
+
+EVERY_OUTPUT = planned(
+    fleet(f"baseURL: 'http://boot.test', outputs: [{', '.join(sorted(Output))}]"),
+    *SEED[1:],
+)
+
+
+def test_finding_m5_the_pages_rsync_copies_first_scripts_last(tmp_path: Path) -> None:
+    site, copy, rsync = Site(tmp_path / "output"), tmp_path / "srv/gitboot/boot", program("rsync", "rsync")
+    site.publish(EVERY_OUTPUT)
+    (tmp_path / "output/boot/o").mkdir(exist_ok=True)
+    (tmp_path / "first-scripts").write_text(FIRST_SCRIPTS)
+    places = {"OUTPUT": str(tmp_path / "output"), "mirror:": str(tmp_path), "rsync ": f"{rsync} "}
+    places |= {"/etc/gitboot-first-scripts": str(tmp_path / "first-scripts"), "=:www-data": f"=:{os.getegid()}"}
+    copy.mkdir(parents=True)
+    first = {path for path in EVERY_OUTPUT.boot_files if publication_stage(f"boot{path}") is Stage.FIRST_SCRIPTS}
+    assert [line for line in FIRST_SCRIPTS.splitlines() if not fnmatch.filter(first, line)] == []
+    all_but_content = {path for path in EVERY_OUTPUT.boot_files if not path.startswith("/o/")}
+    for command, lacks in zip(COPIES[:3], (all_but_content, first, set[str]()), strict=True):
+        subprocess.run(shlex.split(_replaced(command, places)), check=True)
+        assert {path for path in EVERY_OUTPUT.boot_files if not (copy / path[1:]).exists()} == lacks
 
 
 def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:

@@ -163,6 +163,43 @@ def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
     assert (head.ledger, head.commit) == ("ours", "c0ffee")
 
 
+def test_finding_m5_a_first_script_comes_to_a_bucket_after_every_boot_script(
+    site: Site, store: Store, bucket: str
+) -> None:
+    versions = {b"#!ipxe\n": range(7), b"#!ipxe\n# another\n": range(4, 15)}
+
+    def looked_at() -> None:
+        seen = machines_see(store, bucket)
+        servers = versions.get(seen.get("boot/boot.ipxe", b""), range(0))
+        assert [number for number in servers if ENTRY.format(number) not in seen] == []
+
+    store.seen = looked_at
+    for version, (script, servers) in enumerate(versions.items()):
+        site.publish({**fleet(version, tuple(servers)), "boot/boot.ipxe": File(script)}, AT + version * DAY)
+        assert site.follow() > 3
+        assert machines_see(store, bucket)["boot/boot.ipxe"] == script
+
+
+@pytest.mark.parametrize("names", ["ba", "ab"])
+def test_finding_m5_a_machine_whose_document_gets_another_name_is_never_absent_from_a_bucket(
+    site: Site, store: Store, bucket: str, names: str
+) -> None:
+    entries = [ENTRY.format(number) for number in range(6)]
+    for number, name in enumerate(names):
+        servers = {
+            f"{name}{at}": server_files(f"{name}{at}", {path: File(name.encode())}) for at, path in enumerate(entries)
+        }
+        with Directory.open(site.root, ledger="ours") as directory:
+            directory.publish(servers, {}, complete=True, commit=name, at=AT + number * DAY)
+        site.follow()
+        assert machines_see(store, bucket) == dict.fromkeys(entries, name.encode())
+        store.seen = lambda: assert_all_stand(store, bucket, entries)
+
+
+def assert_all_stand(store: Store, bucket: str, paths: list[str]) -> None:
+    assert set(paths) <= machines_see(store, bucket).keys()
+
+
 def test_nothing_is_written_that_stands_already(site: Site, store: Store) -> None:
     site.publish(fleet(1))
     site.follow()

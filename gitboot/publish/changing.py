@@ -16,7 +16,7 @@ from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
 from gitboot.publish.index import Shard, render_shard
 from gitboot.publish.tree import PENDING, Tree, batch_path
-from gitboot.render.paths import is_content
+from gitboot.render.paths import Stage, is_content, publication_stage
 
 
 def change(
@@ -28,7 +28,7 @@ def change(
     manifest: Parts,
     told: Told,
 ) -> None:
-    """Replace file after file: content before what names it, the manifest last.
+    """Replace file after file: content before what names it, the first scripts after it, the manifest last.
 
     ``content`` is what is written, by path, and ``alike`` the paths that are to be one file, by the first of them.
     Raises PublishError; what it leaves then is between two versions, and ``tree`` knows of what.
@@ -48,8 +48,12 @@ def change(
         disk.sync()
         _place(disk, joined)
         states = set(changes.states)
-        entries = [path for path in (*content, *batch) if not is_content(path) and path not in states]
-        _place(disk, counted([*changes.states, *entries], _half(told, 1)))
+        others = [path for path in (*content, *batch) if not is_content(path) and path not in states]
+        scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
+        _place(disk, counted([*changes.states, *(each for each in others if each not in scripts)], _half(told, 1)))
+        if scripts:
+            disk.sync()
+            _place(disk, scripts)
         if parted:
             _stage(disk, parted, changes.at)
             disk.sync()

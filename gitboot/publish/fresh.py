@@ -22,7 +22,7 @@ from gitboot.publish.disk import NEW, NO_LINK, Disk
 from gitboot.publish.durable import refused, split
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree import OWN, check_path
-from gitboot.render.paths import is_content
+from gitboot.render.paths import is_content, move_order
 from gitboot.render.tree import Files
 
 FRESH: Final = f"{OWN}/fresh"
@@ -75,7 +75,7 @@ def finish(disk: Disk) -> bool:
         if disk.look(READY) is None:
             return False
         with _opened(_READY, own) as ready:
-            _move(ready, disk.folders.root)
+            _move(ready, disk.folders.root, "")
         durable.syncfs(own)
         os.rmdir(_READY, dir_fd=own)
     disk.rest()
@@ -130,13 +130,17 @@ def _can_be_moved(own: int, root: int) -> bool:
     return True
 
 
-def _move(source: int, target: int) -> None:
-    """Rename all that is in one folder into another, and what both have within it; the manifest comes last."""
+def _move(source: int, target: int, folder: str) -> None:
+    """Rename all that is in one folder into another, and what both have within it.
+
+    ``folder`` is their path in the tree, with a slash at its end. Content comes first, the first scripts and then the
+    manifest last, as in every publication.
+    """
     stands = frozenset(os.listdir(target))
-    for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, name)):
+    for name in sorted(os.listdir(source), key=lambda name: (name == _LAST, move_order(folder + name), name)):
         if name in stands:
             with suppress(NotADirectoryError), _opened(name, source) as within, _opened(name, target) as there:
-                _move(within, there)
+                _move(within, there, f"{folder}{name}/")
                 os.rmdir(name, dir_fd=source)
                 continue
         os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -271,6 +271,50 @@ def is_immutable(path: str) -> bool:
 def is_content(path: str) -> bool:
     """Whether entries name it: it stands before they do, and for a while after none does any more."""
     return is_immutable(path) or means(path) in (DATA, MEDIUM)
+
+
+class Stage(IntEnum):
+    """When a publication places a file. It deletes what is not published any more after the last stage."""
+
+    CONTENT = 0  # what boot scripts name
+    BOOT_SCRIPTS = 1  # each server's own files
+    FIRST_SCRIPTS = 2  # the shared scripts: what every machine begins with, and what unknown machines boot
+
+
+def publication_stage(path: str) -> Stage:
+    """Return the stage of a path below the output directory.
+
+    The first scripts come last: a known machine that runs one before its own boot script is there boots what unknown
+    machines boot.
+    """
+    if is_content(path):
+        return Stage.CONTENT
+    if path.startswith(BOOT) and kind_of(path) is None and means(path) is None:
+        return Stage.FIRST_SCRIPTS
+    return Stage.BOOT_SCRIPTS
+
+
+_PIECES: Final = tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
+_BOOTING: Final = frozenset({Role.ENTRY, Role.OFFER, Role.LOOK})  # of what names content
+
+
+def move_order(path: str) -> int:
+    """Return the rank of a file, or of a folder with all that it holds, among those beside it: lower ones go first.
+
+    Folders that hold content alone come before those with boot scripts, and the first scripts come last.
+    """
+    if not path.startswith(BOOT) or is_immutable(f"{path}/"):
+        return 0
+    parts = path.removeprefix(BOOT).split("/")
+    roles = {role for role, pieces in _PIECES if _begin_with(pieces, parts)}
+    if not roles:
+        return 4
+    return 3 if roles <= _BOOTING else 1 if roles.isdisjoint(_BOOTING) else 2
+
+
+def _begin_with(pieces: tuple[re.Pattern[str], ...], parts: list[str]) -> bool:
+    pairs = zip(pieces, parts, strict=False)
+    return len(parts) <= len(pieces) and all(piece.fullmatch(part) for piece, part in pairs)
 
 
 def asked_for(path: str) -> Iterator[Asked]:

@@ -1,4 +1,4 @@
-"""An S3 bucket as a target: content, entries, withdrawals, then the manifest that says so; each read back."""
+"""An S3 bucket as a target: content, boot scripts, first scripts, deletions, manifest; each upload is read back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
-from gitboot.render.paths import is_content
+from gitboot.render.paths import Stage, publication_stage
 from gitboot.targets.address import BucketAddress
 from gitboot.targets.bucket import Bucket, ObjectConflict, each_at_once
 from gitboot.targets.claim import RECORD, Claim
@@ -106,8 +106,8 @@ class BucketTarget:
             sizes[path] = len(content)
             self._place(bucket, path, content, step, before)
 
-        each_at_once(place, (path for path in step.placed if is_content(path)))
-        each_at_once(place, (path for path in step.placed if not is_content(path)))
+        for stage in Stage:
+            each_at_once(place, [path for path in step.placed if publication_stage(path) is stage])
         each_at_once(lambda path: self._read_back(bucket, path, step.placed[path], sizes[path]), step.placed)
         bucket.remove(step.removed)
         for data in filter(None, step.shards.values()):

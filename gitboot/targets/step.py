@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gitboot import __version__
 from gitboot.render.paths import is_content
 from gitboot.targets.holding import (
+    SHARED,
     Holding,
     ReadShard,
     Shard,
@@ -44,10 +45,13 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     """What brings up to ``most`` servers of a target to what is published; None: it holds all of that.
 
     Those that it has already come first: what it serves of them is out of date, of others it only serves nothing yet.
-    Content that nothing names any more stays for as long as it stays in the tree.
+    The shared scripts follow when it has all servers: until then a machine whose boot script is not there yet would
+    boot what unknown machines boot. Servers that are gone come last. Content that nothing names any more stays for as
+    long as it stays in the tree, and so does a path that moves to another server until that server's turn.
     """
     differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
-    changed = sorted(differing | (held.known - glance.states.keys()), key=lambda each: (each not in held.known, each))
+    going = held.known - glance.states.keys()
+    changed = sorted(differing | going, key=lambda each: (each in going, each == SHARED, each not in held.known, each))
     if not changed and held.head.commit == glance.commit and all(map(tree.stands, held.unlisted)):
         return None
     shards: dict[str, dict[str, Unit]] = {}
@@ -71,21 +75,29 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     gone = (was.keys() | held.unlisted) - wanted.keys()
     stand = {path for path in gone if path not in left_out and tree.stands(path)}
     taken_over = _listed({path for path in stand if not is_content(path)}, {**shards}, held, read_shard)
-    stay = {path for path in stand if is_content(path)}
+    stay = stand - taken_over
+    of_others = _files_of(going.intersection(changed[most:]), {**shards}, read_shard)
     placed = {path: wanted[path] for path in sorted(wanted) if was.get(path) != wanted[path] or path in held.unlisted}
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
     return TargetStep(
         manifest=glance.manifest,
         head=_head(held.head, glance.commit, rendered, is_last=len(changed) <= most),
         placed=placed,
-        fresh=frozenset(placed.keys() - was.keys() - held.unlisted),
+        fresh=frozenset(placed.keys() - was.keys() - held.unlisted - of_others),
         instead={path: content for path, content in instead.items() if path in placed},
-        removed=tuple(sorted(gone - stay - taken_over)),
+        removed=tuple(sorted(gone - stand)),
         shards=rendered,
         units=units,
         doubtful=held.unlisted | placed.keys() | gone,
         unlisted=frozenset(stay),
     )
+
+
+def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:
+    """Return the paths that the target has of these servers."""
+    numbers = {number_of(server) for server in servers}
+    found = (shards[number] if number in shards else read_shard(number) for number in sorted(numbers))
+    return {path for shard in found for server in shard.keys() & servers for path in shard[server].files}
 
 
 def _listed(paths: set[str], shards: Mapping[str, Shard], held: Holding, read_shard: ReadShard) -> set[str]:
