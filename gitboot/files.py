@@ -19,6 +19,8 @@ from typing import IO, Final, NamedTuple
 from gitboot.errors import LockedByAnother, UsageError
 from gitboot.text import shell_words
 
+# What opening a path fails with if there is no such file: open(2).
+ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 _FOR_OTHERS: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 _PROBES: Final = 10  # so often a lock is tried, each time after a pause: longer than `holder` takes to look
 _PAUSE_S: Final = 0.02

@@ -1,4 +1,4 @@
-"""nginx and Caddy as mirrors of a tree, by the configuration that is published in it."""
+"""nginx and Caddy as mirrors of a tree, by the configuration that is published in it; permissions bind them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tests.git_servers import free_port, program
 from tests.serving import eventually
 
 LOOPBACK = "127.0.0.1"
+
+# What root is not bound by: capabilities(7). A command after this may read what its permissions say, as any user.
+BOUND = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 
 
 class Mirror(NamedTuple):
@@ -78,7 +81,7 @@ def caddy(
 
 @contextmanager
 def _running(command: list[str], address: str, port: int, environment: Mapping[str, str]) -> Iterator[None]:
-    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE)
+    process = subprocess.Popen([*BOUND, *command], env={**os.environ, **environment}, stderr=subprocess.PIPE)
     try:
         if not eventually(lambda: process.poll() is not None or _listens(address, port)):
             raise AssertionError(f"{command[0]} does not listen")
@@ -92,3 +95,23 @@ def _running(command: list[str], address: str, port: int, environment: Mapping[s
 def _listens(address: str, port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex((address, port)) == 0
+
+
+@contextmanager
+def broken(path: Path, how: str) -> Iterator[None]:
+    """Let a file or a folder be there, and be unreadable."""
+    if how == "forbidden":
+        mode = path.stat().st_mode
+        path.chmod(0)
+        try:
+            yield
+        finally:
+            path.chmod(mode)
+        return
+    aside = path.rename(path.with_name("aside"))
+    try:
+        path.symlink_to(path.name)
+        yield
+    finally:
+        path.unlink()
+        aside.rename(path)

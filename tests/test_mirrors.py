@@ -25,7 +25,7 @@ from gitboot.render.paths import Role, kind_of
 from gitboot.render.tree import File
 from tests import plain
 from tests.fleets import SEED, fleet, image, policy, profile, server
-from tests.mirrors import Mirror, caddy, nginx
+from tests.mirrors import Mirror, broken, caddy, nginx
 from tests.preloaded import captured
 from tests.serving import BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
 
@@ -211,6 +211,33 @@ def test_an_entry_is_sent_whole_or_not_at_all(client: httpx.Client) -> None:
         assert (found.status_code, found.content) == (200, _content(path))
     part = client.get(f"{ARTIFACTS}/large", headers={"range": "bytes=0-3"})
     assert (part.status_code, part.content) == (206, bytes(4))
+
+
+@pytest.mark.parametrize("how", ["forbidden", "a loop of symlinks"])
+@pytest.mark.parametrize("below", [ENTRY, f"/v1/boot/{MAC}", "/v1"], ids=["file", "folder", "folder above"])
+def test_finding_m5_what_cannot_be_read_is_not_absent(output: Path, client: httpx.Client, below: str, how: str) -> None:
+    with broken(output / f"boot{below}", how):
+        found = client.get(ENTRY)
+        assert (found.status_code, found.content) == (503, b"")
+        assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
+        assert client.get(f"/ipxe/{UUID}").status_code == (503 if below == ENTRY and how == "forbidden" else 200)
+    assert client.get(ENTRY).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+def test_finding_m5_nothing_is_absent_from_a_copy_that_is_not_complete(output: Path, tmp_path: Path, kind: str) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    made = tmp_path / kind
+    made.mkdir()
+    with (nginx if kind == "nginx" else caddy)(copy, output / "ops/serve", made) as mirror:
+        asked = (ENTRY, "/unknown.ipxe", "/boot.ipxe", "/", "/nothing")
+        assert {path: plain.get(f"{mirror.url}{path}").status_code for path in asked} == dict.fromkeys(asked, 503)
+        shutil.copytree(output / "boot/v1", copy / "v1")
+        assert plain.get(f"{mirror.url}{ENTRY}").status_code == 200
+        assert plain.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 503
+        shutil.copy(output / "boot/boot.ipxe", copy)
+        assert plain.get(f"{mirror.url}/v1/boot/{NOBODY}/boot.ipxe").status_code == 404
 
 
 def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(output: Path, client: httpx.Client) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +20,13 @@ import httpx
 import pytest
 
 from gitboot.observe.spool import identity
+from gitboot.publish.index import shard_path
 from gitboot.render.state import state_path
 from gitboot.serve.answers import Answer, Answers
 from tests import plain
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
+from tests.git_servers import free_port, listening
+from tests.mirrors import BOUND, broken
 from tests.serving import (
     ADDRESS,
     AFTER,
@@ -413,6 +417,49 @@ def test_a_tree_of_a_format_that_is_not_known_is_answered_from_by_nobody() -> No
             (condition,) = client.get("/api/v1/status").json()["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("TreeRead", False, "UnknownFormat")
     assert "format 3" in condition["message"]
+
+
+UNREADABLE = {
+    state_path("web01"): ENTRY,
+    "ops/servers": BY_UUID,
+    shard_path(f"mac/{MAC}"): GRUB,
+    "ops/index": ENTRY,
+    "ops/manifest/shared.json": "/unknown.ipxe",
+    "boot/unknown.ipxe": "/unknown.ipxe",
+    "boot/boot.ipxe": "/boot.ipxe",
+    f"boot{USER_DATA}": USER_DATA,
+}
+
+
+@pytest.mark.parametrize(("path", "asked"), UNREADABLE.items(), ids=UNREADABLE)
+def test_finding_m5_what_cannot_be_read_is_not_absent(site: Site, path: str, asked: str) -> None:
+    with site.serve() as url:
+        with broken(site.root / path, "a loop of symlinks"):
+            answer = get(f"{url}{asked}")
+        assert (answer.status_code in (500, 503), answer.content) == (True, b"")
+        assert answer.headers["cache-control"] == "no-store"
+        assert get(f"{url}{asked}").status_code == 200
+
+
+def test_finding_m5_an_endpoint_process_without_permission_answers_5xx(site: Site) -> None:
+    port = free_port()
+    command = (sys.executable, "-m", "gitboot", "serve", "--out", str(site.root), "--listen", f"127.0.0.1:{port}")
+    with listening([*BOUND, *command], port, os.environ):
+        found = {}
+        for path, asked in UNREADABLE.items():
+            with broken(site.root / path, "forbidden"):
+                found[path] = get(f"http://127.0.0.1:{port}{asked}").status_code
+        assert {path for path, status in found.items() if status not in (500, 503)} == set()
+        assert {get(f"http://127.0.0.1:{port}{asked}").status_code for asked in UNREADABLE.values()} == {200}
+        assert get(f"http://127.0.0.1:{port}{ENTRY.replace(MAC, 'de-ad-be-ef-00-00')}").status_code == 404
+
+
+def test_finding_m5_a_copy_that_lacks_the_state_of_a_known_machine_does_not_call_it_unknown(
+    site: Site, client: httpx.Client
+) -> None:
+    """As a copy by rsync has it for a while: the index lies before the states, in the order of their names."""
+    (site.root / state_path("web01")).unlink()
+    assert {client.get(path).status_code for path in LOOKUPS} == {503}
 
 
 def test_an_instance_that_stands_back_is_not_answered_for(site: Site) -> None:

@@ -26,7 +26,7 @@ from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage
 from tests import plain
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
-from tests.mirrors import Mirror, caddy, nginx
+from tests.mirrors import Mirror, broken, caddy, nginx
 from tests.serving import ADDRESS, BEFORE, LOADER, PROXY, TEMPLATES, Site, eventually, planned, site
 
 Logged = Observation | UnknownMachine | Ignored
@@ -417,6 +417,26 @@ def test_e29_an_alias_at_a_mirror_is_the_entry_and_its_log_says_so(
         kind = kind_of(seen.path)
         assert kind is not None and kind.role is Role.ENTRY
         assert FLEET.servers["web01"].entries[seen.path], path
+
+
+@pytest.mark.parametrize(
+    ("below", "query", "status"),
+    [
+        ("v1", f"mac={MAC}", 503),
+        ("ipxe", f"uuid={UUID}", 503),
+        ("ipxe", f"mac={MAC}", 200),
+        ("ipxe/serial", "serial=ABC123", 503),
+        ("ipxe/serial", "mac=52-54-00-00-00-99", 503),
+        ("v1/boot", "mac=52-54-00-00-00-99", 503),
+    ],
+)
+def test_finding_m5_an_alias_of_what_cannot_be_read_is_not_absent(
+    output: Path, client: httpx.Client, below: str, query: str, status: int
+) -> None:
+    with broken(output / "boot" / below, "forbidden"):
+        answer = client.get(f"/ipxe?{query}")
+        assert (answer.status_code, answer.content == b"") == (status, status == 503)
+    assert client.get(f"/ipxe?mac={MAC}").status_code == 200
 
 
 def test_data_and_first_scripts_at_a_mirror(client: httpx.Client) -> None:

@@ -191,8 +191,12 @@ class FolderFetcher:
 
     def _found(self, url: str) -> Path:
         path = unquote(urlsplit(url.removeprefix(self._url)).path)
-        if (found := file_below(self._folder.resolve(), path)) is None:
-            raise ArtifactMissing(f"there is no file {self._folder / path} that can be read")
+        try:
+            found = file_below(self._folder.resolve(), path)
+        except OSError as error:
+            raise HostUnreachable(f"{self._folder / path}: {error.strerror}") from error
+        if found is None:
+            raise ArtifactMissing(f"there is no file {self._folder / path}")
         return found
 
 

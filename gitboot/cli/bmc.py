@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -316,11 +317,11 @@ def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
     served = f"{base_url}/assets/"
     if assets is None or not url.startswith(served):
         return None
-    file = file_below(assets.resolve(), url.removeprefix(served))
-    if file is None:
-        return None
-    with file.open("rb") as content:
-        return is_signed(content.read(HEAD))
+    with suppress(OSError):
+        if (file := file_below(assets.resolve(), url.removeprefix(served))) is not None:
+            with file.open("rb") as content:
+                return is_signed(content.read(HEAD))
+    return None
 
 
 def _as_json(found: list[Inspection]) -> str:

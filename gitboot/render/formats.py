@@ -129,12 +129,11 @@ def is_of_hosts(outputs: Collection[Output]) -> bool:
 
 def shared_files(decisions: Decisions) -> dict[str, File]:
     """The files that every machine begins with, and the configuration of DHCP and mirrors."""
-    files = dict(mirrors.shared(decisions.outputs))
-    files |= {**dict(aliases.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
+    files = {**dict(aliases.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
     for output, shared in SHARED:
         if output in decisions.outputs:
             files.update(shared(decisions))
     for boot in (decisions.unknown or {}).values():
         if boot.user_data is not None:
             files |= dict(userdata.immutable(boot.user_data))
-    return files
+    return {**dict(mirrors.shared(decisions.outputs, files)), **files}

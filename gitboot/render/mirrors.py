@@ -6,22 +6,44 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from gitboot.render import queries
-from gitboot.render.paths import ARTIFACT_TYPES, BUNDLED, IGNITION, TABLE, Role
+from gitboot.render.paths import (
+    ARTIFACT_TYPES,
+    BOOT,
+    BUNDLED,
+    FIRST_SCRIPT,
+    IGNITION,
+    TABLE,
+    Role,
+    Stage,
+    publication_stage,
+)
 from gitboot.render.tree import File
 
 
-def shared(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
-    """``ops/serve/``: a configuration for each server, the same for all Fleets with these outputs."""
-    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs).encode())
-    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs).encode())
+def shared(outputs: Collection[str], published: Collection[str]) -> Iterator[tuple[str, File]]:
+    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets with these outputs.
+
+    ``published`` are the paths of the shared files. Publications place the first scripts last, so that a copy that has
+    one is complete.
+    """
+    scripts = sorted(path for path in published if publication_stage(path) is Stage.FIRST_SCRIPTS)
+    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
+    last = script.removeprefix(BOOT) if script is not None else None
+    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs, last).encode())
+    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs, last).encode())
 
 
-def _filled(text: str, outputs: Collection[str]) -> str:
-    """A configuration with what the table of paths says in the place of its @marks@."""
+def _filled(text: str, outputs: Collection[str], last: str | None) -> str:
+    """Return a configuration with what the table of paths says in the place of its @marks@.
+
+    ``last`` is the path of what a copy has last; None: nothing shows that a copy is complete.
+    """
     marks = {
         "nginx_maps": queries.nginx_maps(outputs),
         "nginx_aliases": queries.nginx_locations(outputs),
         "caddy_aliases": queries.caddy(outputs),
+        "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
+        "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
         "entries": "|".join(kind.expression for kind in TABLE if kind.role in (Role.ENTRY, Role.OFFER, Role.LOOK)),
         "ignition": IGNITION.text.partition("/")[0],
         "ignition_type": IGNITION.content_type,
@@ -49,6 +71,12 @@ def _type_header(type: str, endings: list[str]) -> str:
     name = f"@{endings[0]}"
     return f'\t\t{name} path {" ".join(f"*.{each}" for each in endings)}\n\t\theader {name} Content-Type "{type}"\n'
 
+
+_NGINX_COMPLETE: Final = """\
+        if (!-f $document_root/@last@) {
+            return 503 $gitboot_nothing;
+        }
+"""
 
 _NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
 #
@@ -86,6 +114,7 @@ map "" $gitboot_nothing {
     listen [::]:80;                                     # set: the same for IPv6
     root /srv/gitboot/boot;                             # set: the copy of boot/
     access_log /var/log/nginx/gitboot.log gitboot;      # set: what `gitboot read-access-logs` reads
+    log_not_found off;
 
     gzip off;    # firmware and loaders need Content-Length
     etag on;
@@ -102,7 +131,9 @@ map "" $gitboot_nothing {
     location / {
         default_type "text/plain; charset=utf-8";
         max_ranges 0;    # an entry is sent whole or not at all
-        try_files $uri @nothing;
+        if (-d $request_filename) {    # a folder is neither listed nor redirected to
+            return 404;
+        }
     }
 
     # Paths whose query says for whom they are, or that have another name.
@@ -115,13 +146,14 @@ map "" $gitboot_nothing {
         if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
             return 412 $gitboot_nothing;
         }
-        try_files $uri @nothing;
     }
 
     location /@ignition@/ {
         default_type @ignition_type@;
         max_ranges 0;
-        try_files $uri @nothing;
+        if (-d $request_filename) {
+            return 404;
+        }
     }
 
     # Of these, the first that fits counts. Hidden is what is still being copied here.
@@ -131,31 +163,48 @@ map "" $gitboot_nothing {
 
     location ~ ^/o/[^/]+/(@bundled@)$ {
         default_type "text/cloud-config; charset=utf-8";
-        try_files $uri @nothing;
+        if (-d $request_filename) {
+            return 404;
+        }
     }
 
     location ~ /(?:data|nocloud)/[^/]+/(@bundled@)$ {
         default_type "text/cloud-config; charset=utf-8";
         max_ranges 0;
-        try_files $uri @nothing;
+        if (-d $request_filename) {
+            return 404;
+        }
     }
 
     location ~ /data/ {
         default_type application/octet-stream;
         max_ranges 0;
-        try_files $uri @nothing;
+        if (-d $request_filename) {
+            return 404;
+        }
     }
 
     location ~ ^/(o|assets)/ {
         default_type application/octet-stream;
-        try_files $uri @nothing;
+        if (-d $request_filename) {
+            return 404;
+        }
     }
 
-    # Whatever is not there is one and the same 404 without a body: GRUB would run the body as configuration.
-    error_page 403 404 = @nothing;
+    # A file that is absent is one and the same 404 without a body: GRUB would run the body as configuration. A copy
+    # that is being filled, or an empty mount, has no first script: there, absence does not mean that a machine is
+    # unknown. Neither does a file that cannot be read.
+    recursive_error_pages on;    # of the files that a query may mean, each is looked for after the other
+    error_page 404 = @nothing;
     location @nothing {
         add_header Cache-Control "no-store" always;
-        return 404 $gitboot_nothing;
+@nginx_complete@        return 404 $gitboot_nothing;
+    }
+
+    error_page 403 500 = @failed;
+    location @failed {
+        add_header Cache-Control "no-store" always;
+        return 503 $gitboot_nothing;
     }
 
     error_page 405 = @not_allowed;
@@ -198,18 +247,9 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 
 		# Paths whose query says for whom they are, or that have another name.
 @caddy_aliases@
-		# Whatever is not there, or hidden, is one and the same 404 without a body: GRUB would run the body as
-		# configuration.
-		@nothing {
-			not {
-				file {path}
-				not path */ */.*
-			}
-		}
-		handle @nothing {
-			header Cache-Control no-store
-			respond 404
-		}
+		# Folders are not listed. Hidden is what is still being copied here.
+		@hidden path */ */.*
+		error @hidden 404
 
 		header Cache-Control no-cache
 		@immutable path /o/*
@@ -240,6 +280,19 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 		file_server {
 			disable_canonical_uris
 		}
+	}
+
+	# A file that is absent is one and the same 404 without a body: GRUB would run the body as configuration. A copy
+	# that is being filled, or an empty mount, has no first script: there, absence does not mean that a machine is
+	# unknown. Neither does a file that cannot be read.
+	handle_errors {
+		header Cache-Control no-store
+		header -Content-Type
+		@absent {
+			expression {http.error.status_code} == 404
+@caddy_complete@		}
+		respond @absent 404
+		respond 503
 	}
 }
 """

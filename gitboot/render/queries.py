@@ -42,12 +42,9 @@ def _asked(alias: Alias) -> list[PathKind]:
     return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
-def _files(alias: Alias, variable: str) -> str:
+def _file(kind: PathKind, alias: Alias, variable: str) -> str:
     """What an alias may mean, where a server has what a query says in a variable for each key."""
-    return " ".join(
-        f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
-        for kind in _asked(alias)
-    )
+    return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
 
 
 def _is_entry(alias: Alias) -> bool:
@@ -71,7 +68,11 @@ def _nginx_map(key: _Key) -> str:
 
 
 def nginx_locations(outputs: Collection[str]) -> str:
-    """Its locations; what is logged is the file that was sent."""
+    """Return its locations; what is logged is the file that was sent.
+
+    Each path that an alias may mean has a location of its own: ``try_files`` would take a file that cannot be read for
+    one that is absent.
+    """
     chosen = _chosen(outputs)
     known = "".join(_nginx_location(alias) for alias in chosen)
     return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
@@ -83,12 +84,18 @@ def _nginx_location(alias: Alias) -> str:
         said = "".join(f"$arg_{key.kind}" for key in _KEYS)
         first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
         first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
-    fresh = _NGINX_ENTRY if _is_entry(alias) else ""
-    files = _files(alias, "$gitboot_%s")
-    return (
-        f'    location = /{alias.path} {{\n        default_type "text/plain; charset=utf-8";\n        max_ranges 0;\n'
-        f"{first}{fresh}        try_files {files} @nothing;\n    }}\n\n"
-    )
+    kinds = _asked(alias)
+    names = [f"@{alias.path.replace('/', '_')}_{kind.kind}" for kind in kinds]
+    found = ""
+    for kind, name, other in zip(kinds, (f"= /{alias.path}", *names[1:]), (*names[1:], "@nothing"), strict=True):
+        found += (
+            f'    location {name} {{\n        default_type "text/plain; charset=utf-8";\n        max_ranges 0;\n'
+            f"{first}{_NGINX_ENTRY if _is_entry(alias) else ''}"
+            f"        rewrite ^ {_file(kind, alias, '$gitboot_%s')} break;\n"
+            f"        error_page 404 = {other};\n        error_page 403 500 = @failed;\n    }}\n\n"
+        )
+        first = ""
+    return found
 
 
 _NGINX_ENTRY: Final = """\
@@ -125,9 +132,27 @@ def _caddy_map(key: _Key) -> str:
 
 
 def _caddy_alias(number: int, alias: Alias) -> str:
-    matcher, files = f"@alias{number}", _files(alias, "{gitboot_%s}")
-    found = f"\t\t\tpath_regexp ^/{alias.path}$\n\t\t\tfile {{\n\t\t\t\ttry_files {files}\n\t\t\t}}\n"
-    return f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
+    matcher, files = f"@alias{number}", [_file(kind, alias, "{gitboot_%s}") for kind in _asked(alias)]
+    path = f"\t\t\tpath_regexp ^/{alias.path}$\n"
+    found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
+    return (
+        f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
+        f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{_caddy_looked_for(files)}\t\t}}\n"
+    )
+
+
+def _caddy_looked_for(files: list[str]) -> str:
+    """Directives that look for files which the matcher has not found: it takes what cannot be read for absent."""
+    tried = "".join(f"\t\t\trewrite * {file}\n{_CADDY_LOOK}" for file in files[:-1])
+    return f"\t\t\theader Cache-Control no-store\n{tried}\t\t\trewrite * {files[-1]}\n"
+
+
+_CADDY_LOOK: Final = """\
+\t\t\tfile_server {
+\t\t\t\tpass_thru
+\t\t\t\tdisable_canonical_uris
+\t\t\t}
+"""
 
 
 def _caddy_route(matcher: str, to: str) -> str:

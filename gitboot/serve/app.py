@@ -143,6 +143,8 @@ class Endpoint:
             self.refusals.note_proxy(proxy, self._clock())
         try:
             reply = await (self._heard(scope, receive) if scope["method"] == "POST" else self._reply(scope))
+        except Moving:  # for longer than a publication takes: the tree is half of one
+            reply = self._counted(Answered.NOTHING, NOT_NOW)
         except Exception:
             _logger.exception(_UNANSWERED, scope["method"], scope["path"][:200])
             self.metrics.count(Answered.NOTHING, FAULT.status_code)
@@ -209,13 +211,14 @@ class Endpoint:
         return self._counted(answer.counts_as, answer.reply)
 
     async def _find(self, scope: Scope, at: datetime) -> Answer | None:
+        """Return what a path is answered; None: nothing is there. Raises `Moving` if that is not decided in time."""
         client = partial(self._client, scope)
         for _ in range(_MOVING_LOOKS):
             try:
                 return self._named.find(scope["path"], scope["query_string"], client, at)
             except Moving:
                 await asyncio.sleep(_LOOKS_S)
-        return None
+        raise Moving
 
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
         """The reply to who asks with these headers."""

@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 
 from gitboot.assets.below import file_below
 from gitboot.render.paths import artifact_type
-from gitboot.serve.reply import NOT_FOUND, Reply, names
+from gitboot.serve.reply import NOT_FOUND, NOT_YET, Reply, names
 
 
 class ServedFiles:
@@ -26,7 +26,10 @@ class ServedFiles:
 
     def file(self, path: str, request: Request) -> Response:
         """The answer with the file at ``path`` below the root, whatever was asked for."""
-        found = file_below(self._root.resolve(), path)
+        try:
+            found = file_below(self._root.resolve(), path)
+        except OSError:
+            return NOT_YET
         if found is None:
             return NOT_FOUND
         content_type = artifact_type(found.name)
@@ -40,7 +43,7 @@ class ServedFiles:
 
 def size_below(root: Path, path: str) -> int | None:
     """The size of the file at ``path`` that would be answered; None where there is none."""
-    found = file_below(root.resolve(), path)
     with suppress(OSError):
+        found = file_below(root.resolve(), path)
         return found.stat().st_size if found is not None else None
     return None

@@ -10,9 +10,11 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
+from gitboot.files import ABSENT
 from gitboot.model.scalars import format_instant
 from gitboot.observe.status_age import with_age
 from gitboot.observe.stopped import Words, folders, with_stop
@@ -109,7 +111,10 @@ class PublishedTree:
         return self._ledger is not None and self.head is not None and self.head.stamp.ledger != self._ledger
 
     def find(self, identity: str) -> Located | None:
-        """The server that is found by this; None where there is none. Raises `Moving`, and ValueError for damage."""
+        """The server that is found by this; None where there is none.
+
+        Raises `Moving`, ValueError for damage, and OSError for what cannot be read.
+        """
         if (shard := self.read(shard_path(identity))) is None:
             return None
         names = parse_shard(shard.content).get(identity, ())
@@ -135,12 +140,12 @@ class PublishedTree:
         """On which terms boots are given; where they are missing or damaged, nobody gives what is made once."""
         try:
             found: Terms | None = self._parse(f"{self.root}/{TERMS}", terms.parse)
-        except ValueError:
+        except (ValueError, OSError):
             return _NO_TERMS
         return found or _NO_TERMS
 
     def read(self, path: str, most_bytes: int | None = None) -> Read | None:
-        """A file of the tree; None where there is none, or one that is larger."""
+        """Return a file of the tree; None: it is absent, or larger. Raises OSError for one that cannot be read."""
         return _read(f"{self.root}/{path}", most_bytes)
 
     # What the instance says of itself
@@ -152,7 +157,7 @@ class PublishedTree:
         except UnknownFormat as error:
             self.head = None
             self._note(False, "UnknownFormat", f"{self.root}/{MANIFEST}: {error}")
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             self._note(False, "Unreadable", f"{self.root}/{MANIFEST}: {error}")
         else:
             if self.head is None:
@@ -182,7 +187,7 @@ class PublishedTree:
         """Return the newest status of the instance; {}: there is none."""
         found: list[dict[str, Any]] = []
         for file in self._statuses:
-            with suppress(ValueError):
+            with suppress(ValueError, OSError):
                 found.append(self._parse(file, _parse_status) or {})
         own = [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)]
         return max(own, key=lambda each: str(each.get("clock", "")), default={})
@@ -212,15 +217,15 @@ class PublishedTree:
 def _read(file: str, most_bytes: int | None = None) -> Read | None:
     try:
         fd = os.open(file, _READ)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:  # a NUL is a ValueError
+        if isinstance(error, OSError) and error.errno not in ABSENT:
+            raise
         return None
-    with os.fdopen(fd, "rb") as opened:
+    with open(fd, "rb") as opened:
         found = os.fstat(fd)
-        if most_bytes is not None and found.st_size > most_bytes:
+        if not S_ISREG(found.st_mode) or (most_bytes is not None and found.st_size > most_bytes):
             return None
-        with suppress(OSError):  # a folder
-            return Read(file, (found.st_ino, found.st_mtime_ns, found.st_size), opened.read())
-    return None
+        return Read(file, (found.st_ino, found.st_mtime_ns, found.st_size), opened.read())
 
 
 def _parse_status(data: bytes) -> dict[str, Any]:
@@ -242,7 +247,7 @@ def without_document(tree: PublishedTree, machine: UnknownMachine) -> UnknownMac
     """
     try:
         found = {each: tree.find(each) for each in machine.identities}
-    except (Moving, ValueError):
+    except (Moving, ValueError, OSError):
         return None
     by_uuid = machine.uuid is not None and found[identity_of(Kind.UUID, machine.uuid)] is not None
     server = next((each.state.server for each in found.values() if each is not None), None)
