@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from gitboot.terminal import style
 if TYPE_CHECKING:
     from gitboot.targets.mirror import FolderMirror, WebMirror
     from gitboot.targets.mirror_comparison import MirrorReport
+    from gitboot.targets.mirror_repair import MirrorStore
     from gitboot.targets.mirrored import MirrorFinding
 
 
@@ -55,6 +57,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="With --tree: the mirror is a target of `gitboot run --target`, or stands before one: without one-time boots.",
 )
+@click.option(
+    "--repair",
+    "repaired",
+    multiple=True,
+    metavar="PATH|all",
+    help="With --tree, of a folder or s3://BUCKET/PREFIX: replace this file if it is not as the tree has it now, or "
+    "all such files. Repeat it for several paths.",
+)
 @click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
 @output_option("text", "json")
 @click.pass_context
@@ -66,12 +76,14 @@ def command(
     ca_bundle: Path | None,
     read_entries: bool,
     as_target: bool,
+    repaired: tuple[str, ...],
     parallel: int,
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Compare a mirror with the signed list that it carries.
 
-    MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot. The report names missing, changed, stale
+    MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot; for --repair, a folder or a target
+    s3://BUCKET/PREFIX, with the settings of `gitboot run --target`. The report names missing, changed, stale
     and additional files, caches that answer with what they stored, a list that has expired or that the --key has not
     signed, and the age of the list. For a web server it also names headers that firmware, loaders or proxies do not
     take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
@@ -85,6 +97,9 @@ def command(
         raise UsageError("--key is for the list that a mirror carries, and --tree compares with a tree: name one")
     if tree is None and as_target:
         raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
+    if repaired:
+        _repair(context, mirror, tree, repaired, parallel, outputs)
+        return
     public_keys = [key for each in keys for key in _public_keys(each)]
     opened = _opened(mirror, tree, ca_bundle, parallel, read_entries)
     now = datetime.now(UTC)
@@ -108,6 +123,74 @@ def command(
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
 
+def _repair(
+    context: click.Context,
+    mirror: str,
+    tree: Path | None,
+    paths: tuple[str, ...],
+    parallel: int,
+    outputs: tuple[OutputOption, ...],
+) -> None:
+    """Repair a mirror, and write what was done."""
+    from gitboot.cli.table import table
+    from gitboot.errors import UsageError
+    from gitboot.phrases import count
+    from gitboot.targets.mirror_repair import repair
+
+    if tree is None:
+        raise UsageError("--repair takes the right files from a published tree: name it with --tree")
+    with ExitStack() as stack, growing("files") as (begun, done):
+        store = _store(mirror, stack)
+        is_target = mirror.startswith("s3://")
+        now = datetime.now(UTC)
+        report = repair(store, tree, paths, now, as_target=is_target, parallel=parallel, begun=begun, done=done)
+    for output in outputs:
+        if output.format == "json":
+            items = [{"path": each.path, "action": each.action} for each in report.repairs]
+            output.write(document(files=report.files, repairs=items, left=list(report.left)))
+            continue
+        rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
+        rows += [(style("Left", fg="red"), f"/{path}") for path in report.left]
+        left = f", {len(report.left)} left that {'is' if len(report.left) == 1 else 'are'} not published"
+        total = f"{count(report.files, 'file')}: {len(report.repairs)} repaired{left if report.left else ''}"
+        output.write("\n".join((*([table(("DONE", "PATH"), rows), ""] if rows else []), total)))
+    if report.left:
+        context.exit(Exit.PARTIAL)
+
+
+def _store(mirror: str, stack: ExitStack) -> MirrorStore:
+    """Open the files of a mirror for writing."""
+    from gitboot.errors import UsageError
+    from gitboot.targets.mirror_repair import BucketStore, FolderStore
+
+    if mirror.startswith("s3://"):
+        from gitboot.bmc.passwords import read_credentials
+        from gitboot.targets.address import BucketAddress, parse_target
+        from gitboot.targets.bucket import Bucket
+
+        address = parse_target(mirror)
+        assert isinstance(address, BucketAddress)  # noqa: S101 - by its scheme
+        key = None
+        if (folder := address.credentials) is not None:
+            found = read_credentials(folder.parent, folder.name)
+            key = found.username, found.password
+        return BucketStore(Bucket(address, key))
+    if "://" in mirror and not mirror.startswith("file://"):
+        raise UsageError(f"{mirror} cannot be repaired: name the folder or the bucket s3://… that it serves")
+    store = FolderStore(_folder(mirror))
+    stack.callback(store.close)
+    return store
+
+
+def _folder(mirror: str) -> Path:
+    from gitboot.errors import UsageError
+
+    folder = Path(mirror.removeprefix("file://"))
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
+    return folder
+
+
 def _public_keys(text: str) -> list[bytes]:
     """Return the public keys that an option names."""
     from gitboot.errors import UsageError
@@ -128,17 +211,13 @@ def _opened(
 ) -> FolderMirror | WebMirror:
     import secrets
 
-    from gitboot.errors import UsageError
     from gitboot.targets.mirror import FolderMirror, WebMirror
 
     if "://" in mirror and not mirror.startswith("file://"):
         return WebMirror(
             mirror, tree, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=secrets.token_hex(8)
         )
-    folder = Path(mirror.removeprefix("file://"))
-    if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder: name the URL of a web server, or a folder on this machine")
-    return FolderMirror(folder, tree)
+    return FolderMirror(_folder(mirror), tree)
 
 
 def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.errors import HostUnreachable
@@ -69,6 +70,8 @@ class ListedFile(NamedTuple):
     path: str  # below boot/
     right: tuple[FileVersion | None, ...]  # what it may be now, the version of now first; None: absent
     versions: tuple[FileVersion, ...]  # all that the list names
+    server: str | None = None  # whose file it is; None: it belongs to no server
+    contents: Mapping[str, str] = MappingProxyType({})  # texts of the listing, by sha256
 
 
 class _Judged(NamedTuple):
@@ -106,7 +109,7 @@ def compare_with_list(
     """
     with ThreadPoolExecutor(parallel, thread_name_prefix="mirror") as pool:
         found = [*mirror.cached()]
-        reader = _ListReader(mirror, keys, pool)
+        reader = ListReader(mirror, keys, pool)
         if (signed := reader.read(found)) is None:
             if mirror.names() is None:
                 found += mirror.besides(())
@@ -147,7 +150,7 @@ def _sorted(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
     return tuple(sorted(set(findings), key=lambda each: (each.path, each.fault)))
 
 
-class _ListReader:
+class ListReader:
     """Reads the list of a mirror, and notes what is wrong with it."""
 
     def __init__(self, mirror: ListedMirror, keys: Collection[bytes], pool: ThreadPoolExecutor) -> None:
@@ -207,9 +210,9 @@ def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], 
     """Return a file of a listing at ``now``. A copy that has ended a window by itself is right, too."""
     right, end = versions_around(versions, now), listing.end
     if end is None or path not in end.files or end.since > now + TOLERANCE:
-        return ListedFile(path, right, versions)
+        return ListedFile(path, right, versions, listing.server, listing.contents)
     ended = end.files[path] if end.files[path].sha256 is not None else None
-    return ListedFile(path, (*right, ended), (*versions, end.files[path]))
+    return ListedFile(path, (*right, ended), (*versions, end.files[path]), listing.server, listing.contents)
 
 
 def _finding(problem: ListProblem) -> MirrorFinding:
