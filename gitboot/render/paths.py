@@ -20,6 +20,8 @@ from gitboot.problems.codes import Code
 
 BOOT: Final = "boot/"  # above all that is for machines
 IMMUTABLE: Final = "boot/o/"  # below it a path names its content and never changes
+SIGNED: Final = "boot/signed/"  # the folder of the signed list
+LIST_TIMESTAMP: Final = f"{SIGNED}timestamp.json"  # the file by which a reader of the list begins
 
 
 class ContentType(StrEnum):
@@ -279,6 +281,7 @@ class Stage(IntEnum):
     CONTENT = 0  # what boot scripts name
     BOOT_SCRIPTS = 1  # each server's own files
     FIRST_SCRIPTS = 2  # the shared scripts: what every machine begins with, and what unknown machines boot
+    LIST = 3  # the timestamp of the signed list, by which a reader finds the other files of the list
 
 
 def publication_stage(path: str) -> Stage:
@@ -289,6 +292,8 @@ def publication_stage(path: str) -> Stage:
     """
     if is_content(path):
         return Stage.CONTENT
+    if path.startswith(SIGNED):
+        return Stage.LIST if path == LIST_TIMESTAMP else Stage.BOOT_SCRIPTS
     if path.startswith(BOOT) and kind_of(path) is None and means(path) is None:
         return Stage.FIRST_SCRIPTS
     return Stage.BOOT_SCRIPTS

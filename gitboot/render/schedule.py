@@ -17,6 +17,8 @@ from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, InstallProgr
 from gitboot.render import state
 from gitboot.render.formats import lying, server_files, tombstones
 from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
+from gitboot.render.listing import Listing, listing_path, versions, window_end
+from gitboot.render.listing import render as render_listing
 from gitboot.render.page.details import server_file
 from gitboot.render.paths import (
     BOOT,
@@ -33,6 +35,7 @@ from gitboot.render.paths import (
     PathKind,
     Role,
     identity_of,
+    is_content,
     is_immutable,
     kind_of,
     means,
@@ -40,7 +43,7 @@ from gitboot.render.paths import (
 )
 from gitboot.render.plans import document, summary
 from gitboot.render.state import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
-from gitboot.render.tree import File
+from gitboot.render.tree import File, Files
 from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
@@ -244,6 +247,8 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     unused = tombstones(decisions.outputs, decision, about.idle)
+    after = _without_window(decisions, decision, renderings, names, planned.absent)
+    announced |= {path: file for path, file in (after or {}).items() if is_content(path)}
     files = {**announced, **renderings[0].lying, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
     named = _names_of_peers(decisions, decision.server, about, turns)
@@ -257,6 +262,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         "drift": drift(decision, record),
     }
     said = document(decision, now)
+    files[listing_path(decision.server)] = _listing_file(decision.server, renderings, {**announced, **unused}, after)
     if Output.PAGES in decisions.outputs:
         files |= [server_file(facts, said, now, planned.later, about.machine, about.written)]
     published = PublishedServer(
@@ -322,6 +328,38 @@ _HOUR: Final = timedelta(hours=1)
 _QUARTER: Final = timedelta(minutes=15)
 
 
+def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, after: Files | None) -> File:
+    """Return the listing of a server, in which ``after`` are its files after the window that is open now."""
+    files = {**versions([(each.since, each.lying) for each in renderings]), **versions([(None, lasting)])}
+    end = None
+    if after is not None and (since := renderings[1].since) is not None:
+        end = window_end(since, renderings[0].lying, after)
+    listing = Listing(server=server, files=dict(sorted(files.items())), end=end)
+    return File(render_listing(listing), ContentType.JSON)
+
+
+def _without_window(
+    decisions: Decisions,
+    decision: Decision,
+    renderings: list[_Rendering],
+    names: PublishedNames,
+    absent: frozenset[BootFile],
+) -> Files | None:
+    """Return the files of a server from the end of the window that is open now; None: no window is open, or it stays.
+
+    If another window follows at once, the files are those of a boot without any maintenance: a copy that ends windows
+    without a publisher opens none.
+    """
+    if len(renderings) == 1 or not renderings[0].is_of_window:
+        return None
+    then = renderings[1]
+    if not then.is_of_window or then.plan is None:
+        return then.lying
+    instead = fallback(decision, then.plan, absent)
+    own = server_files(decisions, decision, instead)
+    return names.files(own, _untold(decision, instead, own))
+
+
 class _Rendering(NamedTuple):
     """The files of one plan."""
 
@@ -334,6 +372,11 @@ class _Rendering(NamedTuple):
     common: Digest | None  # the token by which the installer reports, where its plan has no other
     names: PublishedNames
     disk_boot: Digest | None = None  # what names a fetch of a boot of the disk, if a served installation waits for it
+
+    @property
+    def is_of_window(self) -> bool:
+        """Return whether a maintenance decides what boots."""
+        return self.plan is not None and self.plan.phase is Phase.MAINTENANCE
 
 
 def _rendered(
@@ -430,9 +473,7 @@ def _version(kind: PathKind, path: str, rendering: _Rendering) -> Turn:
         role=kind.role,
         digest=digest,
         writes=_writes(kind, path, file, digest, rendering) if file is not None else None,
-        in_window=kind.role in (Role.ENTRY, Role.OFFER)
-        and rendering.plan is not None
-        and rendering.plan.phase is Phase.MAINTENANCE,
+        in_window=kind.role in (Role.ENTRY, Role.OFFER) and rendering.is_of_window,
     )
 
 

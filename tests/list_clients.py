@@ -1,0 +1,104 @@
+"""Signed lists as others read them: python-tuf's own client over a folder or a web server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from tuf.api.exceptions import DownloadHTTPError
+from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
+
+from gitboot.publish.directory import Directory
+from gitboot.publish.list_root import make_list_keys
+from gitboot.render.listing import FileVersion, Listing, listing_path, render
+from gitboot.render.tree import File, Files
+from tests.trees import server_files
+
+SIGNED = "boot/signed"
+
+
+class FolderFetcher(FetcherInterface):
+    """Fetch what lies in a folder, by URLs that are paths; ``fetched`` has the names."""
+
+    def __init__(self) -> None:
+        self.fetched: list[str] = []
+
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        self.fetched.append(url.rpartition("/")[2])
+        try:
+            yield Path(url).read_bytes()
+        except OSError as error:
+            raise DownloadHTTPError(str(error), 404) from error
+
+
+def client(url: str | Path, root: bytes, cache: Path) -> Updater:
+    """Return python-tuf's client of the list at ``url``, which trusts a root and remembers in ``cache``."""
+    for folder in (cache, cache / "targets"):
+        folder.mkdir(parents=True, exist_ok=True)
+    fetcher = FolderFetcher() if isinstance(url, Path) else None
+    config = UpdaterConfig(prefix_targets_with_hash=False)
+    places = (str(cache), str(url), str(cache / "targets"), str(url))
+    return Updater(*places, fetcher=fetcher, config=config, bootstrap=root)
+
+
+def target(updater: Updater, name: str) -> dict[str, Any] | None:
+    """Return the listing that a client downloads and verifies; None: the list has no such target."""
+    if (found := updater.get_targetinfo(name)) is None:
+        return None
+    listing: dict[str, Any] = json.loads(
+        Path(updater.download_target(found, str(updater.target_dir) + "/listing")).read_bytes()
+    )
+    return listing
+
+
+def lies(listing: dict[str, Any], at: datetime) -> dict[str, str]:
+    """Return the digest of each file that a listing has at an instant, by its name in the listing."""
+    found = {}
+    for name, versions in listing["files"].items():
+        now = [digest for since, digest, _ in versions if since is None or datetime.fromisoformat(since) <= at]
+        if now and now[-1] is not None:
+            found[name] = now[-1]
+    return found
+
+
+def assert_list_is_whole(files: Mapping[str, bytes]) -> None:
+    """The timestamp, if there is one, names a snapshot and bins that are there; ``files`` are by path below boot/."""
+    if "signed/timestamp.json" not in files:
+        return
+    named = json.loads(files["signed/timestamp.json"])["signed"]["meta"]["snapshot.json"]
+    snapshot = files[f"signed/{named['version']}.snapshot.json"]
+    assert (sha256(snapshot).hexdigest(), len(snapshot)) == (named["hashes"]["sha256"], named["length"])
+    for name, each in json.loads(snapshot)["signed"]["meta"].items():
+        signed = json.loads(files[f"signed/{each['version']}.{name}"])["signed"]
+        assert signed["version"] == each["version"]
+
+
+def files_in(boot: Path) -> dict[str, bytes]:
+    """The files below a folder, by path."""
+    return {str(path.relative_to(boot)): path.read_bytes() for path in boot.rglob("*") if path.is_file()}
+
+
+def made_keys(folder: Path, now: datetime) -> Path:
+    """Return a new folder of list keys."""
+    make_list_keys(folder, None, now)
+    return folder
+
+
+def listed_server(name: str, files: Files) -> dict[str, File]:
+    """Return a server's files with a listing of them, and its state."""
+    versions = {path: (FileVersion(None, file.sha256, len(file.content)),) for path, file in files.items()}
+    return server_files(name, {**files, listing_path(name): File(render(Listing(server=name, files=versions)))})
+
+
+def publish(directory: Directory, servers: dict[str, Files | None], shared: Files | None, at: datetime) -> None:
+    """Publish servers; with shared files, these are all servers."""
+    directory.publish(servers, shared, complete=shared is not None, commit="c0ffee", at=at)
+
+
+def names(root: Path) -> set[str]:
+    """The names of the metadata in a tree."""
+    return {each.name for each in (root / SIGNED).iterdir() if each.is_file()}
