@@ -19,6 +19,7 @@ from gitboot.source import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process
 from tests.instance import Repository, git
+from tests.list_clients import assert_list_is_whole, files_in
 from tests.test_publish_kill import ran_until
 
 
@@ -56,7 +57,9 @@ def passes(folder: Path, repository: Path) -> None:
 
 def check(folder: Path, versions: dict[str, dict[str, bytes]]) -> None:
     boot = folder / "output" / "boot"
-    for path in (path for path in boot.rglob("*") if path.is_file() and "o" not in path.relative_to(boot).parts[:1]):
+    assert_list_is_whole(files_in(boot))
+    folders = ("o", "signed")
+    for path in (each for each in boot.rglob("*") if each.is_file() and each.relative_to(boot).parts[0] not in folders):
         name = str(path.relative_to(boot))
         if re.search(r"\.gitboot|\.tmp", name):
             continue

@@ -50,6 +50,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
             at=fleet.at,
             parts=fleet.page(states),
         )
+        target.update_list(None, fleet.at)
     finally:
         target.close(and_forget_lock=True)
     click.echo(

@@ -20,11 +20,13 @@ from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
 from gitboot.publish.filling import fill
 from gitboot.publish.fresh import finish
-from gitboot.publish.manifest import MANIFEST, STATUS, Stamp
+from gitboot.publish.list_keys import ListKeys
+from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
 from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, left_in_index, now_named
 from gitboot.publish.room import check_room, check_room_for
+from gitboot.publish.signed_list import ListAbout, Listings, SignedList, listing_in
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
@@ -61,6 +63,7 @@ class Directory:
         self._indexed: frozenset[Pair] = frozenset()  # and what they may have left in the index
         self._left: bytes | None = None  # the manifest when the last publication had ended
         self._is_foreign = False  # another ledger's tree was refused here
+        self._list = SignedList()
 
     @classmethod
     def open(
@@ -202,30 +205,49 @@ class Directory:
         _refuse_foreign(self._disk, self._tree, self._ledger, self._heir_of)
         self._is_foreign = False
         stamp = Stamp(commit=commit, gitboot=__version__, ledger=self._ledger)
+        before = self._disk.read(MANIFEST)
         try:
             discard(self._disk, self._tree.pending)
-            done = self._begun(wanted, stamp, at) if is_bare(self._disk, self._tree) else None
-            if done is None:
+            begun = self._begun(wanted, stamp, at) if is_bare(self._disk, self._tree) else None
+            if begun is None:
                 self._owed = replace(wanted, servers=dict(wanted.servers.items()))
-                done = self._changed(self._owed, stamp, at)
+            done, listings = begun or self._changed(self._owed, stamp, at)
         finally:
             self._disk.rest()
             self._told(1, 1)
         self._owed, self._indexed = None, frozenset()
         self._left = self._disk.read(MANIFEST)
+        self._list.note(listings, digest_of(before) if before else None, digest_of(self._left or b""))
         return done
 
-    def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published | None:
-        """What was written where no tree stood; None where it cannot be moved to its place."""
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        """Bring the signed list to the tree, and renew it if it is due; return when it expires.
+
+        ``keys`` sign the list; None: it is unsigned. Nothing happens until a publication has ended, and while another
+        tree is here. The result is None if this process has written no list. Raises `PublishError`; then the earlier
+        list stays.
+        """
+        head = self._tree.head
+        if self._owed is None and self._left and head is not None and self.is_as_left:
+            about = ListAbout(head.stamp, digest_of(self._left))
+            try:
+                self._list.update(self._disk, self._tree, about, keys, at)
+            finally:
+                self._disk.rest()
+        return self._list.expires
+
+    def _begun(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Listings] | None:
+        """What was written where no tree stood, and its listings; None where it cannot be moved to its place."""
         check_room(self._disk.root, wanted)
         if (filled := fill(self._disk, self._tree, wanted, stamp, at, self._told)) is None:
             return None
         self._tree.settle(filled.head)
         self._named.note_all(filled.content, complete=True)
-        return Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
+        published = Published(written=(), withdrawn=(), expired=(), unchanged=0, begun=filled.written)
+        return published, filled.listings
 
-    def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> Published:
-        """What was done to a tree that stands."""
+    def _changed(self, wanted: Publication, stamp: Stamp, at: datetime) -> tuple[Published, Listings]:
+        """What was done to a tree that stands, and the listings that changed."""
         tree = self._tree
         changes = decide(self._disk, tree, self._named, wanted, self._indexed, at)
         self._indexed = changes.indexed
@@ -239,7 +261,9 @@ class Directory:
             tree.settle(head)
             tree.retire(changes.retired, changes.at, changes.batches)
         self._named.note_all(changes.content, complete=wanted.complete)
-        return _published(changes)
+        return _published(changes), {
+            server: listing_in(wanted.servers.get(server), server) for server in changes.digests
+        }
 
     def _begin_anew(self) -> None:
         """Go by what lies at the root by now."""

@@ -14,7 +14,9 @@ from gitboot.publish.disk import Disk
 from gitboot.publish.fresh import begun
 from gitboot.publish.index import index_of
 from gitboot.publish.manifest import Head, Stamp
+from gitboot.publish.signed_list import Listings, listing_in
 from gitboot.publish.tree import Tree
+from gitboot.render.listing import ListedFile
 from gitboot.render.paths import is_content
 from gitboot.render.state import outline, state_path
 
@@ -25,6 +27,7 @@ class Filled(NamedTuple):
     head: Head
     content: Mapping[str, tuple[str, ...]]  # what the entries of each server name
     written: int  # files
+    listings: Listings
 
 
 def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime, told: Told) -> Filled | None:
@@ -35,6 +38,7 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
     written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
+    listings: dict[str, ListedFile | None] = {}
     content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
     with begun(disk, at) as fresh:
         if fresh is None:
@@ -45,10 +49,11 @@ def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime
                 digests[server], identities[server] = state.sha256, outline(state.content).identities
                 written += fresh.add(files)
                 content[server] = tuple(filter(is_content, files))
+                listings[server] = listing_in(files, server)
         written += fresh.add(wanted.no_servers)
         head, manifest = amended(tree, stamp, digests, wanted.shares({}) or None)
         fresh.write({**rendered(index_of(identities)), **manifest})
-    return Filled(head, content, written)
+    return Filled(head, content, written, listings)
 
 
 def _but_the_last(told: Told) -> Told:

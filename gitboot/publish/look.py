@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.publish.directory import Published, would_change
+from gitboot.publish.list_keys import ListKeys
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
 
@@ -33,6 +34,9 @@ class Looked:
     def holds(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
         """Nothing stands there."""
         return False
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> None:
+        """Nothing is written."""
 
     def publish(
         self,

@@ -43,6 +43,7 @@ from gitboot.publish.manifest import (
     place_of,
 )
 from gitboot.publish.older import read_older
+from gitboot.render.listing import is_list_record
 from gitboot.render.page import SAID
 from gitboot.render.state import Listed, Outline, PublishedServer, outline, parse, state_path
 
@@ -184,7 +185,8 @@ def check_path(path: str) -> None:
 
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
-    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in _SAID
+    own = path.startswith(f"{OWN}/") or is_list_record(path)
+    return own or is_of_manifest(path) or is_of_index(path) or path in _SAID
 
 
 def batch_path(since: datetime) -> str:

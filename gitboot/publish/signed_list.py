@@ -1,0 +1,382 @@
+"""The signed list of a tree: TUF metadata over the listings of its servers, and the time until which it may be used.
+
+``boot/signed/`` has the metadata of The Update Framework 1.0 (theupdateframework.io). Bins of TAP 15 name the listing
+of each server by digest, ``<version>.snapshot.json`` names the version of each bin, and ``timestamp.json`` names the
+snapshot. A change of one server rewrites its listing, one bin, the snapshot and the timestamp. Without a key the same
+files have no signatures, and there is no root and no targets metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, NamedTuple
+
+from gitboot.canonical import canonical
+from gitboot.errors import PublishError
+from gitboot.model.scalars import format_instant
+from gitboot.publish.disk import Disk
+from gitboot.publish.durable import staged
+from gitboot.publish.list_keys import ListKeys
+from gitboot.publish.manifest import Stamp, digest_of
+from gitboot.publish.tree import Tree, damaged
+from gitboot.render.listing import (
+    SHARED_LISTING,
+    ListedFile,
+    listing_path,
+    render,
+    shared_listing,
+    target_name,
+)
+from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
+from gitboot.render.state import parse, state_path
+from gitboot.render.tree import Files
+
+VALID: Final = timedelta(hours=24)  # of a timestamp
+RENEWED_BELOW: Final = VALID / 2  # of the time that is left
+_METADATA_VALID: Final = timedelta(days=400)  # of a snapshot and a bin
+_RESIGNED_BELOW: Final = timedelta(days=60)  # of the time that is left for a bin
+_KEPT_FOR: Final = timedelta(minutes=10)  # superseded metadata, which a reader may be about to fetch
+_FOLDER: Final = SIGNED.rstrip("/")
+_SPEC_VERSION: Final = "1.0.31"  # of TUF
+# All of them always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
+_BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
+_MOST: Final = 10**11 - 1  # as a version, of the year 5138: a file with a higher one is not gitboot's
+_VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
+
+Targets = dict[str, ListedFile]  # by target name
+Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
+
+
+class _Unusable(ValueError):
+    """What lies in the tree is not a list that this publisher can build on: the list is made anew."""
+
+
+class ListAbout(NamedTuple):
+    """What a list says of the tree that it is of."""
+
+    stamp: Stamp
+    manifest: str  # the digest of ops/manifest.json
+
+
+class _Named(NamedTuple):
+    """A snapshot as a timestamp names it."""
+
+    version: int
+    sha256: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ListState:
+    """The list of a tree, but for the content of its bins."""
+
+    version: int  # of the timestamp
+    snapshot: _Named  # the snapshot that the timestamp names
+    expires: datetime  # of the timestamp
+    manifest: str  # the digest of the ops/manifest.json that the list is of
+    keyid: str | None  # of the key that signed it; None: it is unsigned
+    targets: int | None  # the version of targets.json
+    bins: Mapping[str, int]  # the version of each bin, by name
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether the timestamp is to be renewed, also if a clock that was ahead made it."""
+        return not RENEWED_BELOW <= self.expires - now <= VALID
+
+    def is_by(self, keys: ListKeys | None) -> bool:
+        """Return whether these keys signed the list; None: whether it is unsigned."""
+        own = (keys.keyid, keys.targets_version) if keys is not None else (None, None)
+        return (self.keyid, self.targets) == own
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the versioned files that are in use, but for those of the root key."""
+        bins = {f"{version}.{name}.json" for name, version in self.bins.items()}
+        return {f"{self.snapshot.version}.snapshot.json", *bins}
+
+
+def bin_of(target: str) -> str:
+    """Return the name of the bin of a target, as TAP 15 has it for 256 bins."""
+    return f"servers-{sha256(target.encode()).hexdigest()[:2]}"
+
+
+def amend_list(
+    before: ListState | None,
+    changed: Mapping[str, ListedFile | None],
+    about: ListAbout,
+    keys: ListKeys | None,
+    now: datetime,
+    *,
+    least_version: int,
+    read_bin: Callable[[str, int], Targets],
+) -> tuple[ListState, dict[str, bytes]]:
+    """Return the list with these targets, and the files that change, by path, the timestamp last.
+
+    ``changed`` has the targets that differ from ``before``, None for one that is gone. Without ``before`` it has all
+    targets. ``read_bin`` returns the targets of a bin of ``before``, by its name and version.
+    """
+    version = max(int(now.timestamp()), least_version)
+    bins = dict(before.bins) if before is not None else {}
+    rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
+    for target, listed in changed.items():
+        rewritten.setdefault(bin_of(target), {})[target] = listed
+    for name, made in bins.items():
+        if _expires_soon(made, now):
+            rewritten.setdefault(name, {})
+    files: dict[str, bytes] = {}
+    for name, differing in sorted(rewritten.items()):
+        was = read_bin(name, bins[name]) if name in bins else {}
+        targets = {target: each for target, each in {**was, **differing}.items() if each is not None}
+        bins[name] = version
+        files[f"{SIGNED}{version}.{name}.json"] = _signed(_bin(targets, version), keys)
+    targets_version = keys.targets_version if keys is not None else None
+    named = before.snapshot if before is not None and not rewritten and before.targets == targets_version else None
+    if named is None or _expires_soon(named.version, now):
+        snapshot = _signed(_snapshot(bins, targets_version, version), keys)
+        named = _Named(version, digest_of(snapshot), len(snapshot))
+        files[f"{SIGNED}{version}.snapshot.json"] = snapshot
+    expires = now.astimezone(UTC).replace(microsecond=0) + VALID
+    files[LIST_TIMESTAMP] = _signed(_timestamp(named, version, expires, about, now), keys)
+    state = ListState(
+        version=version,
+        snapshot=named,
+        expires=expires,
+        manifest=about.manifest,
+        keyid=keys.keyid if keys is not None else None,
+        targets=targets_version,
+        bins=bins,
+    )
+    return state, files
+
+
+def _expires_soon(version: int, now: datetime) -> bool:
+    """Return whether a bin or a snapshot of this version is to be signed again."""
+    return _far(version) - now < _RESIGNED_BELOW
+
+
+def _common(kind: str, version: int, expires: datetime) -> dict[str, Any]:
+    return {"_type": kind, "expires": format_instant(expires), "spec_version": _SPEC_VERSION, "version": version}
+
+
+def _bin(targets: Targets, version: int) -> dict[str, Any]:
+    named = {name: {"hashes": {"sha256": each.sha256}, "length": each.size} for name, each in targets.items()}
+    return {**_common("targets", version, _far(version)), "targets": named}
+
+
+def _snapshot(bins: Mapping[str, int], targets: int | None, version: int) -> dict[str, Any]:
+    versions = {**({"targets": targets} if targets is not None else {}), **bins}
+    meta = {f"{name}.json": {"version": each} for name, each in versions.items()}
+    return {**_common("snapshot", version, _far(version)), "meta": meta}
+
+
+def _timestamp(snapshot: _Named, version: int, expires: datetime, about: ListAbout, now: datetime) -> dict[str, Any]:
+    named = {"hashes": {"sha256": snapshot.sha256}, "length": snapshot.size, "version": snapshot.version}
+    made = {
+        "commit": about.stamp.commit,
+        "made": format_instant(now.replace(microsecond=0)),
+        "manifest": about.manifest,
+        "version": about.stamp.gitboot,
+    }
+    return {**_common("timestamp", version, expires), "gitboot": made, "meta": {"snapshot.json": named}}
+
+
+def _far(version: int) -> datetime:
+    """Return when a bin or a snapshot expires. Its version is the time when it was made, in seconds since 1970."""
+    return datetime.fromtimestamp(version, UTC) + _METADATA_VALID
+
+
+def _signed(signed: Mapping[str, Any], keys: ListKeys | None) -> bytes:
+    """Return TUF metadata. RFC 8785 and the canonical JSON of TUF are the same for texts without control characters."""
+    signatures = [{"keyid": keys.keyid, "sig": keys.sign(canonical(signed))}] if keys is not None else []
+    return canonical({"signatures": signatures, "signed": signed}) + b"\n"
+
+
+def _checked(data: bytes | None, keys: ListKeys | None) -> dict[str, Any]:
+    """Return what metadata says. Raises `_Unusable` if it is not the metadata of this key."""
+    try:
+        document = json.loads(data or b"")
+        signed, signatures = document["signed"], document["signatures"]
+        if keys is not None:
+            (signature,) = signatures
+            if signature["keyid"] != keys.keyid or not keys.has_signed(canonical(signed), signature["sig"]):
+                raise _Unusable("another key")
+        elif signatures:
+            raise _Unusable("it is signed")
+    except (KeyError, TypeError, ValueError) as error:
+        raise _Unusable(str(error)) from error
+    found: dict[str, Any] = signed
+    return found
+
+
+def listing_in(files: Files | None, server: str) -> ListedFile | None:
+    """Return the digest and size of a server's listing, from the server's files; None: there is none."""
+    file = files.get(listing_path(server)) if files is not None else None
+    return ListedFile(file.sha256, len(file.content)) if file is not None else None
+
+
+class SignedList:
+    """The signed list of a tree that this process alone publishes."""
+
+    def __init__(self) -> None:
+        self._state: ListState | None = None  # of the list that lies in the tree; None: it is to be read
+        self._from: str | None = None  # the digest of the manifest before the changes that are not in a list yet
+        self._to: str | None = None  # and the digest after them; None: this process has published nothing
+        self._changed: dict[str, ListedFile | None] = {}  # these changes: targets of servers
+        self._is_current = False  # whether this process has found or written it as it should be since the last change
+        self._superseded: dict[str, datetime] = {}  # the names of files that the list does not use, and since when
+
+    @property
+    def expires(self) -> datetime | None:
+        """When the list expires; None: this process has not written one."""
+        return self._state.expires if self._state is not None else None
+
+    def note(self, listings: Listings, before: str | None, after: str) -> None:
+        """Note the listings of servers that a publication changed; None: the server is gone.
+
+        ``before`` and ``after`` are the digests of the manifest. If ``before`` is None, the tree had no servers.
+        """
+        if self._to is None or self._to != before:
+            self._from, self._changed = before, {}
+        self._changed.update({target_name(listing_path(server)): listed for server, listed in listings.items()})
+        self._to, self._is_current = after, False
+
+    def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
+        """Bring the list to what the tree is, and renew it if it is due.
+
+        Each file has the list's version in its name, but for the timestamp, which comes last, and the listing of
+        shared files. So a reader finds the earlier list whole until the timestamp is replaced. Raises PublishError;
+        then the earlier list stays.
+        """
+        if self._is_current and self._is_as_wanted(about, keys, now):
+            return
+        self._is_current = False
+        lies = {name: int(match[1]) for name in disk.names(_FOLDER) if (match := _VERSIONED.fullmatch(name))}
+        by_root = keys.metadata if keys is not None else {}
+        own = {SIGNED + name: data for name, data in by_root.items() if disk.read(SIGNED + name) != data}
+        if self._state is None or not self._state.is_by(keys):
+            self._state = _read_state(disk, keys)
+        if self._to != about.manifest:  # an earlier process published it
+            self._from, self._to, self._changed = about.manifest, about.manifest, {}
+        shared = render(shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items())))
+        shared_target = {target_name(SHARED_LISTING): ListedFile(digest_of(shared), len(shared))}
+        if disk.read(SHARED_LISTING) != shared:
+            self._changed |= shared_target
+            own[SHARED_LISTING] = shared
+        before = self._state
+        if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
+            before = None  # the changes are not those since this list, or somebody removed files of it
+        if before is not None and not self._changed and not own and self._is_as_wanted(about, keys, now):
+            self._is_current = True
+            return
+        versions = [number for name, number in lies.items() if name not in by_root]
+        least_version = 1 + max([*versions, _version_in(disk.read(LIST_TIMESTAMP))])
+        amended = partial(amend_list, about=about, keys=keys, now=now, least_version=least_version)
+        found = None
+        if before is not None:
+            with suppress(_Unusable):
+                found = amended(before, self._changed, read_bin=partial(_read_bin, disk, keys))
+        if found is None:
+            changed = self._changed if self._from is None else _all_targets(disk, tree)
+            found = amended(None, {**changed, **shared_target}, read_bin=_read_nothing)
+        state, files = found
+        last = {LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
+        _write(disk, {**own, **files}, now)
+        _write(disk, last, now)
+        self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
+        self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
+
+    def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
+        """Return whether the list in the tree is of this manifest, by these keys, and not due."""
+        state = self._state
+        is_same = state is not None and state.manifest == about.manifest and state.is_by(keys)
+        return is_same and state is not None and not state.is_due(now)
+
+    def _remove_superseded(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
+        self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
+        for name, since in self._superseded.items():
+            if now - since >= _KEPT_FOR:
+                disk.remove(SIGNED + name)
+        disk.sync()
+
+
+def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
+    """Write files so that each is on the disk before it is in its place."""
+    try:
+        for path, content in files.items():
+            disk.stage(path, content, now)
+        disk.sync()
+        for path in files:
+            disk.place(path)
+        disk.sync()
+    except PublishError:
+        for path in files:
+            with suppress(PublishError):
+                disk.remove(staged(path))
+        raise
+
+
+def _version_in(timestamp: bytes | None) -> int:
+    """Return the version of a timestamp, whoever signed it; 0 if it is none."""
+    try:
+        version = json.loads(timestamp or b"")["signed"]["version"]
+    except (KeyError, TypeError, ValueError):
+        return 0
+    return version if isinstance(version, int) and 0 < version <= _MOST else 0
+
+
+def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
+    """Return the list that lies in the tree, if it is one by these keys."""
+    try:
+        timestamp = _checked(disk.read(LIST_TIMESTAMP), keys)
+        named = timestamp["meta"]["snapshot.json"]
+        data = disk.read(f"{SIGNED}{named['version']}.snapshot.json")
+        if digest_of(data or b"") != named["hashes"]["sha256"]:
+            return None
+        meta = {name.removesuffix(".json"): each["version"] for name, each in _checked(data, keys)["meta"].items()}
+        targets = meta.pop("targets", None)
+        return ListState(
+            version=timestamp["version"],
+            snapshot=_Named(named["version"], named["hashes"]["sha256"], len(data or b"")),
+            expires=datetime.fromisoformat(timestamp["expires"]),
+            manifest=timestamp["gitboot"]["manifest"],
+            keyid=keys.keyid if keys is not None else None,
+            targets=targets,
+            bins=meta,
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
+    """Return the targets of a bin. Raises `_Unusable` if it is not what was written."""
+    signed = _checked(disk.read(f"{SIGNED}{version}.{name}.json"), keys)
+    try:
+        if signed["version"] != version:
+            raise _Unusable("another version")
+        return {
+            target: ListedFile(each["hashes"]["sha256"], each["length"]) for target, each in signed["targets"].items()
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _Unusable(str(error)) from error
+
+
+def _read_nothing(_name: str, _version: int) -> Targets:
+    return {}
+
+
+def _all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
+    """Return the listing of each server, from the states that the manifest lists."""
+    found: dict[str, ListedFile | None] = {}
+    for server, digest in tree.servers():
+        data, path = disk.read(state_path(server)), listing_path(server)
+        if data is None or digest_of(data) != digest:
+            raise damaged(disk, state_path(server))
+        if (listed := parse(data).files.get(path)) is not None:  # an earlier version of gitboot made no listings
+            found[target_name(path)] = ListedFile(*listed)
+    return found

@@ -1,0 +1,396 @@
+"""The signed list, read by a client that others wrote."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tuf.api.exceptions import ExpiredMetadataError, LengthOrHashMismatchError, RepositoryError, UnsignedMetadataError
+
+from gitboot.errors import PublishError
+from gitboot.publish.directory import Directory
+from gitboot.publish.durable import staged
+from gitboot.publish.list_keys import KeyNotInRoot, KeyUnreadable, read_list_keys
+from gitboot.publish.list_root import replace_list_keys
+from gitboot.publish.signed_list import VALID, bin_of
+from gitboot.render.tree import File, Files
+from tests.list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
+
+NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
+HOUR = timedelta(hours=1)
+SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": File(b"types {}\n")}
+
+
+def server(name: str, version: int = 1) -> dict[str, File]:
+    return listed_server(name, {f"boot/v1/boot/{name}/boot.ipxe": File(f"#!ipxe\n# {version} of {name}\n".encode())})
+
+
+def digest(file: File) -> str:
+    return sha256(file.content).hexdigest()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return made_keys(tmp_path / "keys", NOW)
+
+
+@contextmanager
+def published(root: Path) -> Iterator[Directory]:
+    """Open a tree, and publish three servers and the shared files."""
+    with Directory.open(root, ledger="ours") as opened:
+        publish(opened, {name: server(name) for name in ("web01", "web02", "web03")}, SHARED, NOW)
+        yield opened
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Directory]:
+    with published(tmp_path / "out") as opened:
+        yield opened
+
+
+def test_a_client_of_tuf_verifies_the_listing_of_each_server(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    assert directory.update_list(read_list_keys(keys), NOW) == NOW + VALID
+    reader = client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    found = target(reader, "servers/web02.json")
+    assert found is not None and found["server"] == "web02"
+    ((path, version),) = found["files"].items()
+    content = (tmp_path / "out/boot" / path).read_bytes()
+    assert version == [[None, sha256(content).hexdigest(), len(content)]]
+    shared = target(reader, "shared.json")
+    assert shared is not None and shared["files"] == {"boot.ipxe": [[None, digest(SHARED["boot/boot.ipxe"]), 7]]}
+
+
+def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW)
+    before = names(tmp_path / "out")
+    publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    directory.update_list(signing, NOW + HOUR)
+    version = int((NOW + HOUR).timestamp())
+    new = {f"{version}.{bin_of('servers/web02.json')}.json", f"{version}.snapshot.json"}
+    assert names(tmp_path / "out") - before == new
+    reader = client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    for name, expected in (("web01", 1), ("web02", 2)):
+        found = target(reader, f"servers/{name}.json")
+        content = server(name, expected)[f"boot/v1/boot/{name}/boot.ipxe"]
+        assert found is not None and list(found["files"].values()) == [[[None, digest(content), len(content.content)]]]
+
+
+def test_a_server_that_is_gone_leaves_the_list(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW)
+    publish(directory, {"web02": None}, None, NOW + HOUR)
+    directory.update_list(signing, NOW + HOUR)
+    reader = client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert target(reader, "servers/web02.json") is None
+    assert target(reader, "servers/web01.json") is not None
+
+
+def test_a_list_that_is_current_is_not_written_again_and_one_that_is_due_is_renewed(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW)
+    assert directory.update_list(signing, NOW + VALID / 2) == NOW + VALID
+    manifest, bins = (tmp_path / "out/ops/manifest.json").read_bytes(), names(tmp_path / "out")
+    due = NOW + VALID / 2 + timedelta(seconds=1)
+    assert directory.update_list(signing, due) == due + VALID
+    assert (tmp_path / "out/ops/manifest.json").read_bytes() == manifest
+    assert names(tmp_path / "out") == bins  # the timestamp alone was replaced
+    client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
+
+
+def test_an_expired_list_is_refused_by_a_client_and_renewed_by_the_publisher(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW - VALID - HOUR)
+    root = (keys / "1.root.json").read_bytes()
+    with pytest.raises(ExpiredMetadataError):
+        client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+    directory.update_list(signing, NOW)
+    client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+
+
+def test_without_a_key_the_list_has_the_same_files_without_signatures(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    directory.update_list(None, NOW)
+    found = {name: json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in names(tmp_path / "out")}
+    assert all(each.get("signatures", []) == [] for each in found.values())
+    kinds = {name.split(".")[-2].partition("-")[0] for name in found}
+    assert kinds == {"timestamp", "snapshot", "shared", "servers"}
+    directory.update_list(read_list_keys(keys), NOW + HOUR)
+    reader = client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert target(reader, "servers/web03.json") is not None
+    directory.update_list(None, NOW + 2 * HOUR)
+    with pytest.raises(UnsignedMetadataError):
+        client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "other").refresh()
+
+
+@pytest.mark.parametrize("changed", ["bin", "listing", "snapshot"])
+def test_a_list_that_somebody_changed_is_refused_by_a_client(
+    tmp_path: Path, keys: Path, directory: Directory, changed: str
+) -> None:
+    directory.update_list(read_list_keys(keys), NOW)
+    folder, version = tmp_path / "out" / SIGNED, int(NOW.timestamp())
+    path = {
+        "bin": folder / f"{version}.{bin_of('servers/web01.json')}.json",
+        "listing": folder / "servers/web01.json",
+        "snapshot": folder / f"{version}.snapshot.json",
+    }[changed]
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    reader = client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    with pytest.raises((RepositoryError, LengthOrHashMismatchError)):
+        target(reader, "servers/web01.json")
+
+
+def test_a_publisher_builds_on_no_bin_that_somebody_changed(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW)
+    folder, version = tmp_path / "out" / SIGNED, int(NOW.timestamp())
+    path = folder / f"{version}.{bin_of('servers/web02.json')}.json"
+    found = json.loads(path.read_bytes())
+    found["signed"]["targets"]["servers/stranger.json"] = {"hashes": {"sha256": "0" * 64}, "length": 1}
+    path.write_text(json.dumps(found))
+    publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    directory.update_list(signing, NOW + HOUR)
+    after = [json.loads(each.read_bytes()) for each in folder.glob(f"{int((NOW + HOUR).timestamp())}.servers-*.json")]
+    assert len(after) == 256
+    listed = {name for each in after for name in each["signed"]["targets"]}
+    assert listed == {"servers/web01.json", "servers/web02.json", "servers/web03.json", "shared.json"}
+
+
+@pytest.mark.parametrize("lost", ["the list", "the timestamp", "nothing"])
+def test_a_process_that_ended_before_it_wrote_the_list_is_made_good_by_the_next(
+    tmp_path: Path, keys: Path, lost: str
+) -> None:
+    signing, folder = read_list_keys(keys), tmp_path / "out" / SIGNED
+    with published(tmp_path / "out") as first:
+        first.update_list(signing, NOW)
+        publish(first, {"web02": server("web02", 2)}, None, NOW + HOUR)  # and then it ends
+    if lost == "the list":
+        for each in names(tmp_path / "out"):
+            (folder / each).unlink()
+    elif lost == "the timestamp":
+        (folder / "timestamp.json").unlink()
+    with Directory.open(tmp_path / "out", ledger="ours") as opened:
+        publish(opened, {"web01": server("web01"), "web02": server("web02", 2), "web03": server("web03")}, SHARED, NOW)
+        opened.update_list(signing, NOW + HOUR)
+    reader = client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    found = target(reader, "servers/web02.json")
+    assert found is not None
+    content = server("web02", 2)["boot/v1/boot/web02/boot.ipxe"]
+    assert list(found["files"].values()) == [[[None, digest(content), len(content.content)]]]
+
+
+def test_a_new_process_builds_on_the_list_of_the_one_before(tmp_path: Path, keys: Path) -> None:
+    signing = read_list_keys(keys)
+    with published(tmp_path / "out") as first:
+        first.update_list(signing, NOW)
+    before = names(tmp_path / "out")
+    with published(tmp_path / "out") as second:
+        assert second.update_list(signing, NOW + HOUR) == NOW + VALID
+    assert names(tmp_path / "out") == before
+
+
+def test_superseded_metadata_goes_after_ten_minutes(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    signing, old = read_list_keys(keys), f"{int(NOW.timestamp())}.snapshot.json"
+    directory.update_list(signing, NOW)
+    for minute, stands in ((1, True), (5, True), (12, False)):
+        publish(directory, {"web02": server("web02", 10 + minute)}, None, NOW + timedelta(minutes=minute))
+        directory.update_list(signing, NOW + timedelta(minutes=minute))
+        assert (old in names(tmp_path / "out")) is stands
+
+
+def test_a_clock_that_goes_back_makes_no_version_twice(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW)
+    root = (keys / "1.root.json").read_bytes()
+    client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+    publish(directory, {"web02": server("web02", 2)}, None, NOW - HOUR)
+    directory.update_list(signing, NOW - HOUR)
+    reader = client(tmp_path / "out" / SIGNED, root, tmp_path / "cache")
+    assert target(reader, "servers/web02.json") is not None  # it would refuse an earlier version than it has seen
+
+
+def test_a_clock_that_was_ahead_leaves_no_list_that_is_valid_for_too_long_and_no_bin_that_expires_unnoticed(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    signing, year = read_list_keys(keys), timedelta(days=365)
+    directory.update_list(signing, NOW + year)
+    assert directory.update_list(signing, NOW) == NOW + VALID
+    publish(directory, {"web02": server("web02", 2)}, None, NOW)
+    directory.update_list(signing, NOW)
+    root = (keys / "1.root.json").read_bytes()
+    client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+    for days in range(0, 3 * 365, 30):  # until the root expires
+        now = NOW + timedelta(days=days)
+        assert directory.update_list(signing, now) == now + VALID
+        found = [json.loads((tmp_path / "out" / SIGNED / name).read_bytes()) for name in in_use(tmp_path / "out")]
+        expiring = [datetime.fromisoformat(each["signed"]["expires"]) for each in found]
+        assert min(expiring) > now + timedelta(hours=12)
+
+
+def in_use(root: Path) -> list[str]:
+    """The names of the metadata that the timestamp leads to."""
+    named = json.loads((root / SIGNED / "timestamp.json").read_bytes())["signed"]["meta"]["snapshot.json"]
+    snapshot = f"{named['version']}.snapshot.json"
+    meta = json.loads((root / SIGNED / snapshot).read_bytes())["signed"]["meta"]
+    return ["timestamp.json", snapshot, *(f"{each['version']}.{name}" for name, each in meta.items())]
+
+
+def test_a_bin_that_expires_soon_is_signed_again(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW - timedelta(days=341))
+    directory.update_list(signing, NOW)
+    snapshot = json.loads((tmp_path / "out" / SIGNED / f"{int(NOW.timestamp())}.snapshot.json").read_bytes())
+    versions = {each["version"] for name, each in snapshot["signed"]["meta"].items() if name != "targets.json"}
+    assert versions == {int(NOW.timestamp())}
+
+
+def test_a_disk_that_refuses_the_list_leaves_the_earlier_one(tmp_path: Path, keys: Path, directory: Directory) -> None:
+    signing = read_list_keys(keys)
+    directory.update_list(signing, NOW)
+    folder = tmp_path / "out" / SIGNED
+    before = {each: (folder / each).read_bytes() for each in names(tmp_path / "out")}
+    publish(directory, {"web02": server("web02", 2)}, None, NOW + HOUR)
+    blocked = folder / staged("timestamp.json")
+    blocked.mkdir()
+    with pytest.raises(PublishError):
+        directory.update_list(signing, NOW + HOUR)
+    assert {each: (folder / each).read_bytes() for each in before} == before
+    blocked.rmdir()
+    directory.update_list(signing, NOW + HOUR)
+    reader = client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert target(reader, "servers/web02.json") is not None
+
+
+# Keys
+
+
+def test_a_new_publication_key_is_trusted_by_who_trusts_the_root_key(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    directory.update_list(read_list_keys(keys), NOW)
+    root = (keys / "1.root.json").read_bytes()
+    client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+    stolen = read_list_keys(keys)
+    replace_list_keys(keys, None, None, NOW)
+    directory.update_list(read_list_keys(keys), NOW + HOUR)
+    assert {"1.root.json", "2.root.json", "2.targets.json"} <= names(tmp_path / "out")
+    reader = client(tmp_path / "out" / SIGNED, root, tmp_path / "cache")
+    assert target(reader, "servers/web02.json") is not None
+    directory.update_list(stolen, NOW + 2 * HOUR)
+    with pytest.raises(RepositoryError):
+        client(tmp_path / "out" / SIGNED, root, tmp_path / "cache").refresh()
+
+
+def test_a_new_root_key_is_trusted_by_who_trusts_the_one_before(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    replace_list_keys(keys, None, keys / "new.key", NOW)
+    directory.update_list(read_list_keys(keys), NOW)
+    reader = client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert target(reader, "servers/web01.json") is not None
+    newest = json.loads((tmp_path / "cache/root.json").read_bytes())
+    assert newest["signed"]["version"] == 2 and len(newest["signatures"]) == 2
+
+
+def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(keys: Path) -> None:
+    file = keys / "publication.key"
+    file.chmod(0o644)
+    with pytest.raises(KeyUnreadable, match="others may read"):
+        read_list_keys(keys)
+    file.chmod(0o600)
+    for content in (b"", b"-----BEGIN PRIVATE KEY-----\n", b"\0" * 40):
+        file.write_bytes(content)
+        with pytest.raises(KeyUnreadable, match="is not a PEM file"):
+            read_list_keys(keys)
+
+
+@pytest.mark.parametrize("missing", ["publication.key", "1.root.json", "1.targets.json"])
+def test_a_folder_of_keys_that_lacks_a_file_is_refused(keys: Path, missing: str) -> None:
+    (keys / missing).unlink()
+    with pytest.raises(KeyUnreadable):
+        read_list_keys(keys)
+
+
+def test_a_key_that_the_newest_root_does_not_name_is_refused(tmp_path: Path, keys: Path) -> None:
+    other = made_keys(tmp_path / "other", NOW)
+    shutil.copy(other / "publication.key", keys)
+    with pytest.raises(KeyNotInRoot):
+        read_list_keys(keys)
+
+
+# Whatever happens
+
+NAMES = ("web01", "web02", "web03", "db01")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), st.sampled_from(NAMES), st.integers(1, 3) | st.none()),
+        st.tuples(st.just("restart"), st.booleans()),  # and whether the list of before is there
+        st.tuples(st.just("wait"), st.sampled_from((1, 13, 24 * 350))),  # hours
+        st.tuples(st.just("replace keys")),
+        st.tuples(st.just("lose"), st.integers(0, 99)),  # one file of the list
+    ),
+    max_size=8,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS)
+def test_a_client_that_remembers_finds_all_that_is_published_after_any_steps(steps: list[tuple[Any, ...]]) -> None:
+    with TemporaryDirectory() as folder:
+        assert_all_is_found(Path(folder), steps)
+
+
+def assert_all_is_found(folder: Path, steps: list[tuple[Any, ...]]) -> None:
+    root, at = folder / "out", NOW
+    keys = made_keys(folder / "keys", NOW)
+    first_root = (keys / "1.root.json").read_bytes()
+    stands: dict[str, Files | None] = {"web01": server("web01")}
+    directory = Directory.open(root, ledger="ours")
+    publish(directory, stands, SHARED, at)
+    for step in [("begin",), *steps]:
+        at += timedelta(seconds=1)
+        match step:
+            case ("change", name, version):
+                files = server(name, version) if version is not None else None
+                stands[name] = files
+                publish(directory, {name: files}, None, at)
+            case ("restart", is_list_kept):
+                directory.close()
+                if not is_list_kept:
+                    shutil.rmtree(root / SIGNED)
+                directory = Directory.open(root, ledger="ours")
+                publish(directory, {name: each for name, each in stands.items() if each is not None}, SHARED, at)
+            case ("wait", hours):
+                at += timedelta(hours=hours)
+            case ("replace keys",):
+                replace_list_keys(keys, None, None, NOW)
+            case ("lose", number):
+                lying = sorted(names(root))
+                (root / SIGNED / lying[number % len(lying)]).unlink()
+                shared = {**SHARED, "boot/again": File(str(at).encode())}
+                directory.publish({}, shared, complete=False, commit="c0ffee", at=at)
+        directory.update_list(read_list_keys(keys), at)
+        reader = client(root / SIGNED, first_root, folder / "cache")
+        for name, found in stands.items():
+            listing = target(reader, f"servers/{name}.json")
+            path = f"v1/boot/{name}/boot.ipxe"
+            expected = digest(found[f"boot/{path}"]) if found is not None else None
+            assert (listing["files"][path][0][1] if listing is not None else None) == expected, step
+    directory.close()
