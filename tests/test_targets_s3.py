@@ -27,6 +27,7 @@ from tests import serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy
 from tests.fleets import server as server_of
+from tests.list_clients import assert_list_is_whole, files_in
 from tests.searching import every
 from tests.strange_server import Client, strange_server
 from tests.trees import server_files
@@ -161,6 +162,34 @@ def test_a_bucket_holds_what_machines_fetch_and_says_how_long_it_may_be_kept(
     }
     head = parse_head(store.get(bucket, f"site/{HEAD}").content)
     assert (head.ledger, head.commit) == ("ours", "c0ffee")
+
+
+def test_the_list_in_a_bucket_is_whole_at_each_write_and_comes_after_all_that_it_names(
+    site: Site, store: Store, bucket: str
+) -> None:
+    timestamps: list[bytes] = []
+
+    def looked_at() -> None:
+        seen = machines_see(store, bucket)
+        assert_list_is_whole({path.removeprefix("boot/"): content for path, content in seen.items()})
+        if (timestamp := seen.get("boot/signed/timestamp.json")) not in (None, *timestamps):
+            timestamps.append(timestamp or b"")
+            wanted = files_in(site.root / "boot")
+            assert {path for path, content in wanted.items() if seen.get(f"boot/{path}") != content} == set()
+
+    store.seen = looked_at
+    for number, minutes in enumerate((0, 1, 30, 31)):
+        at = AT + timedelta(minutes=minutes)
+        servers, shared = split(fleet(number, (0, 1, number)))
+        with Directory.open(site.root, ledger="ours") as directory:
+            directory.publish(servers, shared, complete=True, commit="c0ffee", at=at)
+            directory.update_list(None, at)
+        site.follow()
+    looked_at()
+    assert len(timestamps) == 4
+    assert store.get(bucket, "site/boot/signed/timestamp.json")[1:] == ("application/json", "no-cache")
+    snapshots = [path for path in machines_see(store, bucket) if path.endswith(".snapshot.json")]
+    assert len(snapshots) == len([*(site.root / "boot/signed").glob("*.snapshot.json")])
 
 
 def test_finding_m5_a_first_script_comes_to_a_bucket_after_every_boot_script(

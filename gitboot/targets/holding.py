@@ -22,6 +22,7 @@ from gitboot.canonical import canonical
 HEAD: Final = "ops/manifest.json"
 UNLISTED: Final = "ops/unlisted.json"
 SHARED: Final = ""  # stands for a server where files are no server's
+LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
 _FORMAT: Final = 1
 _NUMBER: Final = re.compile(r"[0-9a-f]{2}")  # of a shard
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gitboot.canonical import canonical
 from gitboot.errors import TryAgain
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -18,9 +19,9 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
-from gitboot.render.paths import BOOT
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
 from gitboot.render.state import parse, state_path
-from gitboot.targets.holding import SHARED
+from gitboot.targets.holding import LIST, SHARED
 from gitboot.targets.served import Served, served
 
 _MORE_TRIES: Final = 3
@@ -45,6 +46,7 @@ class FollowedTree:
         self._root = root
         self._nodes: dict[str, tuple[str, dict[str, str]]] = {}  # by name: its digest, and the servers below it
         self._shared: dict[str, str] = {}  # sha256 by path of what is nobody's and for machines
+        self._list: dict[str, str] = {}  # sha256 by path of the signed list
 
     def look(self) -> Glance | None:
         """What is published; None where nothing is. Raises `Overtaken`."""
@@ -56,6 +58,8 @@ class FollowedTree:
         return self._look()
 
     def _look(self) -> Glance | None:
+        # Read before the manifest: a list that is newer than what it is of would reach a target first.
+        self._list = self._list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
             head = parse_head(data)
@@ -72,7 +76,26 @@ class FollowedTree:
             listing = {path: each for path, each in listing.items() if path.startswith(BOOT)}
             self._shared = {path: each.sha256 for path, each in listing.items()}
             states[SHARED] = digest_of(render_listing(listing))
+        if self._list:
+            states[LIST] = digest_of(canonical(self._list))
         return Glance(commit=head.stamp.commit, manifest=digest_of(data), states=states)
+
+    def _list_files(self) -> dict[str, str]:
+        """Return the sha256 of each file of the signed list that no server's state lists, by path.
+
+        A file with a version in its name never changes. Raises `Overtaken`.
+        """
+        found = {}
+        try:
+            for file in sorted((self._root / SIGNED).iterdir()):
+                path = f"{SIGNED}{file.name}"
+                if file.suffix == ".json":
+                    is_known = path in self._list and file.name[0].isdigit()
+                    found[path] = self._list[path] if is_known else digest_of(file.read_bytes())
+        except FileNotFoundError as error:
+            if (self._root / LIST_TIMESTAMP).exists():
+                raise Overtaken(f"{SIGNED} is being published") from error
+        return found if LIST_TIMESTAMP in found else {}
 
     def _servers(self, node: str, digest: str) -> dict[str, str]:
         leaves = parse_digests(self._part(node_path(node), digest))
@@ -86,11 +109,17 @@ class FollowedTree:
         """What a target has of a server whose state has this digest. Raises `Overtaken`."""
         if server == SHARED:
             return Served(self._shared, {}, frozenset())
+        if server == LIST:
+            return Served(self._list, {}, frozenset())
         return served(parse(self._part(state_path(server), digest)))
 
     def content(self, path: str, digest: str) -> bytes:
         """The content of a file that is to have this digest. Raises `Overtaken`."""
-        return self._part(path, digest)
+        try:
+            return self._part(path, digest)
+        except Overtaken:
+            self._list.pop(path, None)  # somebody replaced it, whatever its name is
+            raise
 
     def stands(self, path: str) -> bool:
         """Whether a file is published there, by whomever."""

@@ -9,6 +9,7 @@ from gitboot.render.paths import (
     DATA,
     MEDIUM,
     REPORTS,
+    SIGNED,
     ContentType,
     Role,
     artifact_type,
@@ -57,6 +58,8 @@ def _is_given_once(turn: Turn, sha256: str) -> bool:
 
 def content_type_of(path: str) -> str:
     """As what a path is served."""
+    if path.startswith(SIGNED):
+        return ContentType.JSON
     kind = kind_of(path)
     if is_immutable(path) or kind is DATA:
         return artifact_type(path.rpartition("/")[2])

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from gitboot import __version__
 from gitboot.render.paths import is_content
 from gitboot.targets.holding import (
+    LIST,
     SHARED,
     Holding,
     ReadShard,
@@ -46,12 +47,17 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
 
     Those that it has already come first: what it serves of them is out of date, of others it only serves nothing yet.
     The shared scripts follow when it has all servers: until then a machine whose boot script is not there yet would
-    boot what unknown machines boot. Servers that are gone come last. Content that nothing names any more stays for as
-    long as it stays in the tree, and so does a path that moves to another server until that server's turn.
+    boot what unknown machines boot. Servers that are gone follow, and the signed list, which names all files, comes
+    last. Content that nothing names any more stays for as long as it stays in the tree, and so does a path that moves
+    to another server until that server's turn.
     """
     differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
     going = held.known - glance.states.keys()
-    changed = sorted(differing | going, key=lambda each: (each in going, each == SHARED, each not in held.known, each))
+
+    def order(server: str) -> tuple[bool, bool, bool, bool, str]:
+        return server == LIST, server in going, server == SHARED, server not in held.known, server
+
+    changed = sorted(differing | going, key=order)
     if not changed and held.head.commit == glance.commit and all(map(tree.stands, held.unlisted)):
         return None
     shards: dict[str, dict[str, Unit]] = {}
