@@ -11,6 +11,7 @@ from gitboot.age import Keys
 from gitboot.cli import cli
 from gitboot.cli.exit import Exit
 from gitboot.load.sealed import sealed
+from gitboot.publish.list_keys import read_list_keys
 from tests.test_serve_secrets import IGNITION, documents
 
 
@@ -67,3 +68,39 @@ def test_what_cannot_be_is_said_before_anything_is_written(tmp_path: Path) -> No
     assert "line 1 is no key of age" in no_key and "hunter2" not in no_key
     assert "exists already" in fails("keygen", tmp_path / "key")
     assert not out.exists()
+
+
+def test_keys_of_a_list_are_made_once_and_then_replaced_by_the_root_key(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    made = run("keygen", folder, "--signed-list")
+    assert made.output == (folder / "root.pub").read_text() and "PUBLIC KEY" in made.output
+    first = (folder / "publication.key").read_bytes()
+    assert run("keygen", folder, "--signed-list").output == made.output
+    assert (folder / "publication.key").read_bytes() != first
+    assert {(folder / name).stat().st_mode & 0o777 for name in ("root.key", "publication.key")} == {0o600}
+    names = {"root.key", "root.pub", "publication.key"} | {
+        f"{n}.{kind}.json" for n in (1, 2) for kind in ("root", "targets")
+    }
+    assert {each.name for each in folder.iterdir()} == names
+    read_list_keys(folder)
+
+
+def test_a_root_key_may_lie_elsewhere_and_be_replaced(tmp_path: Path) -> None:
+    folder, old, new = tmp_path / "keys", tmp_path / "away/old.key", tmp_path / "away/new.key"
+    first = run("keygen", folder, "--signed-list", "--root-key", old).output
+    assert not (folder / "root.key").exists()
+    assert str(folder / "root.key") in fails("keygen", folder, "--signed-list")
+    second = run("keygen", folder, "--signed-list", "--root-key", old, "--new-root-key", new).output
+    assert second == (folder / "root.pub").read_text() != first
+    assert "is not the root key" in fails("keygen", folder, "--signed-list", "--root-key", old)
+    assert run("keygen", folder, "--signed-list", "--root-key", new).output == second
+    read_list_keys(folder)
+
+
+def test_keys_of_a_list_that_cannot_be_made_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = tmp_path / "keys"
+    assert "need --signed-list" in fails("keygen", folder, "--root-key", tmp_path / "x")
+    assert "no root key to replace" in fails("keygen", folder, "--signed-list", "--new-root-key", tmp_path / "x")
+    (tmp_path / "x").write_text("something")
+    assert "exists already" in fails("keygen", folder, "--signed-list", "--root-key", tmp_path / "x")
+    assert not folder.exists()

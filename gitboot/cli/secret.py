@@ -29,17 +29,52 @@ def command() -> None:
 
 @command.command("keygen", context_settings=_SETTINGS)
 @click.argument("file", type=click.Path(path_type=Path))
-def keygen(file: Path) -> None:
+@click.option(
+    "--signed-list",
+    is_flag=True,
+    help="Make or replace the keys that sign the list of published files. FILE is then a folder.",
+)
+@click.option(
+    "--root-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --signed-list: the file of the root key. Default: root.key in the folder.",
+)
+@click.option(
+    "--new-root-key",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="With --signed-list: replace the root key too, and write the new one here. Default: keep the root key.",
+)
+def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: Path | None) -> None:
     """Write a new key to FILE, and print its recipient.
 
     `gitboot run --secret-keys` reads FILE. Secrets are encrypted to the recipient.
 
     FILE is its owner's alone; keep a copy where you keep the ledger's. One that is there already is not touched: to
     change a key, append the new one to the old, encrypt every secret anew, and then delete the old line.
+
+    With --signed-list, the first run makes a root key and a publication key in the folder FILE, and prints the public
+    root key, which mirrors need. Each later run replaces the publication key, and is signed by the root key.
+    `gitboot run` reads the folder by its setting list-keys: docs/mirrors.md.
     """
+    if signed_list:
+        click.echo(_list_keys(file, root_key, new_root_key).strip())
+        return
+    if root_key is not None or new_root_key is not None:
+        raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
     from gitboot.age import make_key
 
     click.echo(make_key(file))
+
+
+def _list_keys(folder: Path, root_key: Path | None, new_root_key: Path | None) -> str:
+    """Make or replace the keys of a signed list; return the public root key as PEM."""
+    from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
+
+    if has_root(folder):
+        return replace_list_keys(folder, root_key, new_root_key, now()).decode()
+    if new_root_key is not None:
+        raise UsageError(f"{folder} has no root key to replace: leave out --new-root-key")
+    return make_list_keys(folder, root_key, now()).decode()
 
 
 @command.command("encrypt", context_settings=_SETTINGS)
