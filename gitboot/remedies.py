@@ -55,6 +55,13 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "CommitGone": "gitboot run … --allow-rewind  # once, if these boots are to be offered again",
     },
     "IdentitiesUnique": {"Placeholder": "gitboot validate STATE/repository.git --rev refs/gitboot/accepted"},
+    "ListCurrent": {
+        "Expired": _RETRY,
+        "KeyNotInRoot": "gitboot secret keygen --signed-list FOLDER  # where the root key is; then copy FOLDER here",
+        "KeyUnreadable": "ls -l FOLDER  # of list-keys: gitboot must be able to read each file, and others not the key",
+        "RootExpires": "gitboot secret keygen --signed-list FOLDER  # where the root key is; then copy FOLDER here",
+        ANY: "gitboot events --state STATE | tail  # it is tried again by itself",
+    },
     "LedgerNamed": {"AnotherLedger": _ACT, "StandsBack": _ACT},
     "LedgerWritable": {"Failed": "df -h STATE && ls -l STATE"},
     "OutputClosed": {"ReadableByAll": "gitboot run … --output-group GROUP  # with which the web server runs"},

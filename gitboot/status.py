@@ -73,6 +73,16 @@ class Following:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SignedListState:
+    """The signed list of the published tree."""
+
+    signed: bool = False  # whether a key signs it
+    expires: datetime | None = None  # None: this process has not written a list
+    root_expires: datetime | None = None  # when the newest root metadata expires; None: unsigned, or unknown
+    failure: tuple[str, str] | None = None  # why it was not written the last time: a word, and in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Held:
     """A commit that waits for an acknowledgement."""
 

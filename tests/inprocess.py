@@ -52,6 +52,7 @@ def in_process(
     uptime: Callable[[], Uptime] = uptime,
     site: str | None = None,
     lease_s: float = SECONDS,
+    list_keys: Path | None = None,
 ) -> Iterator[Parts]:
     """The instance with OUTPUT and STATE in ``folder``; nothing is fetched yet.
 
@@ -68,6 +69,7 @@ def in_process(
         artifacts=ArtifactSettings(check=CheckAssets.OFF),  # they are nowhere
         limits=limits or Limits(allow_rewind=allow_rewind, **UNGUARDED),
         site=site,
+        list_keys=list_keys,
         listen="by the test itself",
         spool=folder / "spool",
         lease_s=lease_s,

@@ -86,7 +86,8 @@ def test_a_variable_of_a_setting_wins_over_the_file(key: str, monkeypatch: pytes
 
     def value() -> object:
         context = command("run").make_context("run", [*START[1:], *config], auto_envvar_prefix="GITBOOT")
-        return context.params[setting.name or ""]
+        found = context.params[setting.name or ""]
+        return str(found) if isinstance(found, Path) else found
 
     assert value() == ((written,) if setting.multiple else written)
     monkeypatch.setenv(variables_of(setting)[0], varied)

@@ -27,7 +27,7 @@ from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
-from gitboot.status import Condition, Following, Status, ThreadFailure
+from gitboot.status import Condition, Following, SignedListState, Status, ThreadFailure
 from gitboot.stoppage import Stoppage
 from tests.cases import for_each
 from tests.doubles import Commits
@@ -72,6 +72,7 @@ FINE = Standing(
     fetched=Fetched(),
 )
 TARGET = Following(name="s3://boots", commit="c0ffee")
+LIST = SignedListState(signed=True, expires=NOON + timedelta(hours=24), root_expires=NOON + timedelta(days=61))
 STOPPED = Knowledge(facts=replace(FINE.knowledge.facts, stoppage=Stoppage("ada", "fire", everything=False)))
 DOUBTED = Facts(identity="mine", initialised="adopt", doubt="RestoredLedger")
 TIE = Problem(path="tie.yaml", line=1, column=1, code=Code.NOT_YET, message="no")
@@ -188,6 +189,33 @@ def same(standing: Standing) -> Standing:
             with_(following=(replace(TARGET, withheld=2),)),
             "TargetsCurrent",
             (False, "NoEndpoint"),
+        ),
+        ("nothing was published since the start", same, "ListCurrent", None),
+        ("an unsigned list", with_(signed_list=replace(LIST, signed=False)), "ListCurrent", (True, "Unsigned")),
+        ("a signed list", with_(signed_list=LIST), "ListCurrent", (True, "Signed")),
+        (
+            "a list that expires now, its end exclusive",
+            with_(signed_list=replace(LIST, expires=NOON)),
+            "ListCurrent",
+            (False, "Expired"),
+        ),
+        (
+            "a root that expires soon",
+            with_(signed_list=replace(LIST, root_expires=NOON + timedelta(days=60))),
+            "ListCurrent",
+            (False, "RootExpires"),
+        ),
+        (
+            "a list that cannot be signed",
+            with_(signed_list=replace(LIST, failure=("KeyUnreadable", "no such file"))),
+            "ListCurrent",
+            (False, "KeyUnreadable"),
+        ),
+        (
+            "keys that could not be read since the start",
+            with_(signed_list=replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
+            "ListCurrent",
+            (False, "KeyUnreadable"),
         ),
         ("no suspension", same, "Accepting", (True, "Accepting")),
         (

@@ -290,6 +290,13 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     help="Besides OUTPUT, what machines fetch goes to git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX, "
     "with settings in its query: docs/mirrors.md. As often as wanted. Default: nowhere.",
 )
+@click.option(
+    "--list-keys",
+    cls=Setting,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="The folder of the keys that sign the list of published files, made by `gitboot secret keygen --signed-list`. "
+    "Default: the list is unsigned.",
+)
 @trust_options
 @access_options
 @accept_filesystem_option
@@ -355,6 +362,7 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
         "--git-ssh": git.ssh[0] if git.ssh is not None else None,
         "--push-secret": settings.push_secret,
         "--notify": settings.notify,
+        "list-keys": settings.list_keys,
         "--ledger-password": settings.ledger.password if settings.ledger is not None else None,
         "--forge": settings.forge.token if settings.forge is not None else None,
         "--operators-tokens": access.operators_tokens,

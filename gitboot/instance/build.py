@@ -34,7 +34,7 @@ from gitboot.instance.bookkeeping import known, looked_around, output_modes, wri
 from gitboot.instance.bookmark import Bookmark
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import Evaluation
-from gitboot.instance.following import Followed, followers_of
+from gitboot.instance.following import Followed, ListedTarget, followers_of
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
@@ -45,7 +45,6 @@ from gitboot.instance.lookout import ArtifactWatch, Lookout
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.patrol import Patrol
-from gitboot.instance.publishing import Target
 from gitboot.instance.reconcile import Outlet, Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED, HeldChanges
 from gitboot.instance.rights import check_spool_rights, private
@@ -108,7 +107,7 @@ class Outside:
 
     source: CommitSource
     evaluation: Evaluating
-    target: Target
+    target: ListedTarget
     followers: Followers = field(default_factory=Followers)  # the targets that follow it
     published: Revision | None = None  # the commit that the target was made of before
     owner: str | None = None  # the ledger whose tree lies there
@@ -243,7 +242,7 @@ def assembled(
         accepting=accepting,
         inbox=inbox,
         store=store,
-        target=Followed(outside.target, outside.followers),
+        target=Followed(outside.target, outside.followers, settings.list_keys),
         bmcs=bmcs,
         outlet=Outlet(
             tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener(), stalled=stalled

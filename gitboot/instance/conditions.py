@@ -28,7 +28,7 @@ from gitboot.plan import BootFile, Cause, InstallState
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve import Decisions
-from gitboot.status import Condition, Endpoints, Event, Following, Telling, ThreadFailure
+from gitboot.status import Condition, Endpoints, Event, Following, SignedListState, Telling, ThreadFailure
 from gitboot.stoppage import Halt, SoleClaim
 from gitboot.timekeeping import Keeping
 
@@ -66,6 +66,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_notices(standing.unsent, at),
         *_of_threads(standing.died, at),
         *_of_targets(standing.following, at),
+        *_of_the_list(standing.signed_list, at),
         *_of_what_was_asked_for(standing, at),
         *_of_secrets(standing, at),
         *_of_the_output(standing, at),
@@ -262,6 +263,28 @@ def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Cond
 
 
 _LATE: Final = timedelta(minutes=5)
+
+
+def _of_the_list(found: SignedListState | None, at: datetime) -> Iterator[Condition]:
+    """Yield whether the signed list is of what is published, and for how long copies may use it."""
+    if found is None or (found.expires is None and found.failure is None):
+        return
+    expires = f"; the list expires at {format_instant(found.expires)}" if found.expires is not None else ""
+    if found.failure is not None:
+        reason, message = found.failure
+        yield _condition("ListCurrent", False, reason, f"the list was not written: {message}{expires}", at)
+    elif found.expires is not None and found.expires <= at:
+        yield _condition("ListCurrent", False, "Expired", f"the list expired at {format_instant(found.expires)}", at)
+    elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
+        message = f"the root metadata expires at {format_instant(found.root_expires)}, and then readers reject the list"
+        yield _condition("ListCurrent", False, "RootExpires", message, at)
+    elif found.signed:
+        yield _condition("ListCurrent", True, "Signed", f"the list is signed{expires}", at)
+    else:
+        yield _condition("ListCurrent", True, "Unsigned", f"no key signs the list{expires}", at)
+
+
+_ROOT_WARNING: Final = timedelta(days=60)  # for a person to bring the root key and the new files together
 
 
 def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Condition]:
@@ -676,6 +699,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "PublishFailed"
         case "TargetsCurrent", _:
             return "TargetBehind"
+        case "ListCurrent", _:
+            return "ListNotCurrent" if before is None or before.reason != condition.reason else None
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case "BranchFollowed", _:  # once, not with each branch that is checked out

@@ -7,21 +7,22 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from gitboot.bmc.passwords import read_credentials
-from gitboot.errors import UsageError
+from gitboot.errors import PublishError, UsageError
 from gitboot.instance.publishing import Target
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.publish.directory import Published
+from gitboot.publish.list_keys import ListKeys, read_list_keys
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.branch import OwnedBranch, authorship_of
 from gitboot.source.remote import HEAD, address
-from gitboot.status import Following
+from gitboot.status import Following, SignedListState
 from gitboot.targets.address import BranchAddress, BucketAddress
 from gitboot.targets.follower import FollowedBy, Follower, Followers
 from gitboot.targets.git import BranchTarget
@@ -31,11 +32,23 @@ from gitboot.targets.published import FollowedTree
 PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
 
 
+class ListedTarget(Target, Protocol):
+    """A target whose files have a signed list."""
+
+    def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
+        """Bring the signed list to what stands there, and renew it if it is due; return when it expires.
+
+        None: there is no list yet. Raises `PublishError`.
+        """
+
+
 class Followed:
     """A target that others follow: `publish` has them brought up to it, and does not wait for them."""
 
-    def __init__(self, target: Target, followers: Followers) -> None:
-        self._target, self._followers = target, followers
+    def __init__(self, target: ListedTarget, followers: Followers, list_keys: Path | None = None) -> None:
+        """``list_keys`` is the folder of the keys that sign the list; None: the list is unsigned."""
+        self._target, self._followers, self._list_keys = target, followers, list_keys
+        self._signed_list = SignedListState()
 
     @property
     def is_as_left(self) -> bool:
@@ -56,10 +69,33 @@ class Followed:
         at: datetime,
         parts: PartFiles,
     ) -> Published:
-        """As the target does."""
+        """As the target does; the signed list is written before others follow."""
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
+        self._update_list(at)
         self._followers.publish()
         return done
+
+    def renew_list(self, at: datetime) -> SignedListState:
+        """Write the signed list if it is due, or if the keys are others than before; return how it fares."""
+        before = self._signed_list.expires
+        self._update_list(at)
+        if self._signed_list.expires != before:
+            self._followers.publish()
+        return self._signed_list
+
+    def _update_list(self, at: datetime) -> None:
+        before, keys = self._signed_list, None
+        try:
+            keys = read_list_keys(self._list_keys) if self._list_keys is not None else None
+            expires, failure = self._target.update_list(keys, at), None
+        except (PublishError, UsageError) as error:  # the earlier list stays
+            expires, failure = before.expires, (type(error).__name__, str(error))
+        self._signed_list = SignedListState(
+            signed=self._list_keys is not None,
+            expires=expires,
+            root_expires=keys.root_expires if keys is not None else before.root_expires,
+            failure=failure,
+        )
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         """As the target does."""

@@ -420,7 +420,7 @@ class Reconciler:
         """Say where the instance stands; return when something is due next."""
         refused, proxies = self._inbox.reported(at)
         now = replace(now, refused=refused, unnamed_proxies=proxies, following=self._target.following)
-        now = replace(now, unread=self._inbox.unread)
+        now = replace(now, unread=self._inbox.unread, signed_list=self._target.renew_list(at))
         found = conditions(now, at)
         events = (*now.publication.events, *announcements(now.conditions, found, now, at))
         self._unwritten += events

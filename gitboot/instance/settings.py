@@ -115,6 +115,7 @@ class Settings:
     lease_s: float = SECONDS  # how long that is this instance's without its saying so again
     notify: Path | None = None  # the file that names receivers of notices
     targets: tuple[BranchAddress | BucketAddress, ...] = ()  # that follow what is published
+    list_keys: Path | None = None  # the folder of the keys that sign the list; None: it is unsigned
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 
     @property

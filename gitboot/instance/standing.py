@@ -23,7 +23,17 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
-from gitboot.status import Condition, Endpoints, Event, Following, Status, Telling, ThreadFailure, WithheldServer
+from gitboot.status import (
+    Condition,
+    Endpoints,
+    Event,
+    Following,
+    SignedListState,
+    Status,
+    Telling,
+    ThreadFailure,
+    WithheldServer,
+)
 from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping
 
@@ -89,6 +99,7 @@ class Standing:
     unsent: tuple[str, str] | None = None  # why a receiver of notices is not told: a word, and in words
     died: tuple[ThreadFailure, ...] = ()  # threads of this process that died, and start again
     following: tuple[Following, ...] = ()  # how the targets fare that follow what is published
+    signed_list: SignedListState | None = None  # None: nothing was published since the start
     opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
     is_output_open: bool = False  # whether everybody on this host may read what is published
