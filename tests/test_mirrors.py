@@ -83,8 +83,26 @@ def test_the_page_says_what_is_to_be_set_in_each_configuration(output: Path) -> 
     site, caddyfile = ((output / f"ops/serve/{name}").read_text() for name in ("nginx.conf", "Caddyfile"))
     taken = re.findall(r"\{\$(GITBOOT_[A-Z]+)", caddyfile)
     told = page.partition("\n## Caddy\n")[2].partition("\n## ")[0]
-    assert (len({*taken}), {*re.findall(r"GITBOOT_[A-Z]+", told)}) == (3, {*taken})
-    assert site.count("# set: ") == 4 and "set its four lines" in page
+    assert (len({*taken}), {*re.findall(r"GITBOOT_[A-Z]+", told)}) == (4, {*taken})
+    assert site.count("# set: ") == 5 and "set its five lines" in page
+
+
+# Who is answered
+
+
+def test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host(output: Path, mirror: Mirror) -> None:
+    path = next(each.relative_to(output / "boot") for each in sorted((output / "boot/signed/servers").iterdir()))
+    for address, expected in (("127.0.0.1", 200), ("127.0.0.2", 403)):
+        with httpx.Client(base_url=mirror.url, transport=httpx.HTTPTransport(local_address=address)) as client:
+            answer = client.get(f"/{path}")
+            assert answer.status_code == expected
+            if expected == 200:
+                assert answer.content == (output / "boot" / path).read_bytes()
+                assert answer.headers["content-type"] == "application/json"
+            else:
+                assert (answer.content, answer.headers["cache-control"]) == (b"", "no-store")
+            assert client.get("/signed/none.json").status_code == (404 if expected == 200 else 403)
+            assert client.get(ENTRY).status_code == 200
 
 
 # What is answered
@@ -109,7 +127,7 @@ def is_report(path: str) -> bool:
 def test_every_file_is_served_as_by_the_endpoint(output: Path, endpoint: httpx.Client, client: httpx.Client) -> None:
     for spooled in (output.parent / "spool").glob("*.jsonl"):
         spooled.unlink()  # as once a tree is published that knows what was given
-    paths = _boot_files()
+    paths = [path for path in _boot_files() if not path.startswith("/signed/")]  # which only copies need
     assert len([path for path in paths if is_report(path)]) == 2
     for path in paths:
         ours, theirs = endpoint.get(path), client.get(path)

@@ -17,6 +17,7 @@ ADVICE: Final = {
     "Change what a machine boots",
     "Read secrets that a machine fetches",
     "Read who fetched",
+    "Send a machine another boot file",
     "Use memory",
 }
 
@@ -288,6 +289,12 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_bmc_override.py::test_nothing_is_set_on_another_machine_and_withdrawn_only_where_it_was_set",
         "test_bmc_ipmi.py::test_nothing_is_set_on_another_machine",
         "test_bmc_switch.py::test_another_machine_is_never_switched",
+    ),
+    # The operator of a mirror
+    "List the machines": ("test_render_listing.py::test_no_listing_names_a_token",),
+    "Unnoticed changes": (
+        "test_instance_signed_list.py::test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
+        "test_instance_signed_list.py::test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
     ),
     # A person on the path
     "Read an operator's token": ("test_serve_certificate.py::test_operators_ask_by_tls_and_machines_as_ever",),

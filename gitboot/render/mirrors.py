@@ -80,7 +80,7 @@ _NGINX_COMPLETE: Final = """\
 
 _NGINX: Final = r"""# A mirror of boot/ by nginx 1.18 or newer, which answers as gitboot's endpoint does.
 #
-# Copy this file to /etc/nginx/conf.d/ and set the four lines that say so. `root` is the copy of boot/, made with its
+# Copy this file to /etc/nginx/conf.d/ and set the five lines that say so. `root` is the copy of boot/, made with its
 # times kept (rsync --times): `gitboot read-access-logs` recognizes the version of an entry by its time.
 # Behind a load balancer, set_real_ip_from and real_ip_header let nginx see who fetches.
 
@@ -134,6 +134,23 @@ map "" $gitboot_nothing {
         if (-d $request_filename) {    # a folder is neither listed nor redirected to
             return 404;
         }
+    }
+
+    # The signed list names every machine. To monitor the mirror from another host, allow its address, too.
+    location ^~ /signed/ {
+        allow 127.0.0.1;                                # set: who may read the signed list
+        allow ::1;
+        deny all;
+        error_page 403 = @denied;
+        error_page 404 = @nothing;
+        error_page 500 = @failed;
+        if (-d $request_filename) {
+            return 404;
+        }
+    }
+    location @denied {
+        add_header Cache-Control "no-store" always;
+        return 403 $gitboot_nothing;
     }
 
     # Paths whose query says for whom they are, or that have another name.
@@ -224,6 +241,7 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 #   GITBOOT_ROOT     the copy of boot/, made with its times kept (rsync --times): each version of an entry has its own,
 #                    and `gitboot read-access-logs` knows the version by it
 #   GITBOOT_LOG      what `gitboot read-access-logs` reads
+#   GITBOOT_MONITORS addresses and networks that may read the signed list, which names every machine; default: this host
 
 {$GITBOOT_ADDRESS::80} {
 	root * {$GITBOOT_ROOT:/srv/gitboot/boot}
@@ -250,6 +268,16 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 		# Folders are not listed. Hidden is what is still being copied here.
 		@hidden path */ */.*
 		error @hidden 404
+
+		# The signed list names every machine.
+		@list {
+			path /signed/*
+			not remote_ip {$GITBOOT_MONITORS:127.0.0.1 ::1}
+		}
+		handle @list {
+			header Cache-Control no-store
+			respond 403
+		}
 
 		header Cache-Control no-cache
 		@immutable path /o/*
