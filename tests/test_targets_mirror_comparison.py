@@ -7,7 +7,6 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from gitboot.mirror_program import FileVersion
 from gitboot.targets.mirror import FolderMirror, WebMirror
 from gitboot.targets.mirror_comparison import ListedFile, compare_with_list, judge_listed
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault
-from tests.git_servers import free_port, listening, program
+from tests.caches import nginx_cache
 from tests.mirrors import nginx
 from tests.preloaded import captured
 from tests.serving import ENTRY, MAC, UUID, Site
@@ -274,23 +273,8 @@ def test_a_file_that_turns_is_judged_by_the_version_of_now(
 
 # Caches
 
-
-@contextmanager
-def nginx_cache(upstream: str, folder: Path) -> Iterator[str]:
-    """An nginx that keeps each answer for ten minutes, whatever its headers, as many CDNs are set up."""
-    folder.mkdir()
-    port = free_port()
-    temporary = "".join(f"{each}_temp_path {folder}/{each};" for each in ("client_body", "fastcgi", "uwsgi", "scgi"))
-    user = "user root;" if os.geteuid() == 0 else ""
-    (folder / "nginx.conf").write_text(
-        f"daemon off; {user} pid {folder}/pid; error_log {folder}/error.log; events {{}} http {{ {temporary}"
-        f"proxy_temp_path {folder}/proxy; proxy_cache_path {folder}/cache keys_zone=boots:1m; access_log off;"
-        f"server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass {upstream}; proxy_cache boots;"
-        "proxy_ignore_headers Cache-Control Expires; proxy_cache_valid 10m; } } }"
-    )
-    command = [program("nginx", "nginx"), "-e", f"{folder}/error.log", "-c", f"{folder}/nginx.conf"]
-    with listening(command, port, os.environ):
-        yield f"http://127.0.0.1:{port}"
+# Each answer for ten minutes, whatever its headers, as many CDNs are set up.
+KEEPS = ("proxy_ignore_headers Cache-Control Expires", "proxy_cache_valid 10m")
 
 
 def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Path, verify: Verify) -> None:
@@ -302,7 +286,7 @@ def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Pat
     (tmp_path / "nginx").mkdir()
     with (
         nginx(root / "boot", root / "ops/serve", tmp_path / "nginx") as mirror,
-        nginx_cache(mirror.url, tmp_path / "cache") as cache,
+        nginx_cache(mirror.url, tmp_path / "cache", *KEEPS) as cache,
     ):
         for url in (mirror.url, cache):
             assert verify(url, key=key)[:2] == (0, {})
