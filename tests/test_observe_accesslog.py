@@ -14,7 +14,7 @@ from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
 from gitboot.observe.undescribed import UnknownMachine
 from tests.cases import for_each
-from tests.serving import ENTRY, MAC, UUID
+from tests.serving import ENTRY, IPXE, MAC, UUID
 
 MODIFIED = "Fri, 20 Nov 2026 22:00:00 GMT"
 NGINX: Mapping[str, Any] = {
@@ -27,8 +27,15 @@ NGINX: Mapping[str, Any] = {
     "length": "512",
     "bytes": 512,
     "complete": "OK",
+    "query": "",
+    "agent": IPXE,
 }
-REQUEST: Mapping[str, Any] = {"remote_ip": "10.12.0.13", "method": "GET", "uri": ENTRY}
+REQUEST: Mapping[str, Any] = {
+    "remote_ip": "10.12.0.13",
+    "method": "GET",
+    "uri": ENTRY,
+    "headers": {"User-Agent": [IPXE]},
+}
 HEADERS: Mapping[str, Any] = {"Last-Modified": [MODIFIED], "Content-Length": ["512"]}
 CADDY: Mapping[str, Any] = {
     "ts": "2026-11-20T22:00:30.250000001Z",
@@ -116,7 +123,9 @@ def test_an_entry_that_is_not_there_names_who_asked() -> None:
     by_caddy = caddy({"uri": f"{ENTRY}?{query}"}, {"Last-Modified": [], "Content-Length": ["0"]}, status=404, size=0)
     assert isinstance(by_nginx, UnknownMachine) and by_nginx == by_caddy
     assert (by_nginx.macs, by_nginx.uuid, by_nginx.serial) == ((MAC,), UUID, "4J8VM72")
-    assert isinstance(nginx(**asked), UnknownMachine), "a log in the format of before has no query"
+    assert isinstance(nginx(**asked), UnknownMachine)
+    assert nginx(**asked, agent="curl/8.5.0") == Ignored.STATUS, "who looks is no machine"
+    assert isinstance(nginx(**asked, agent=None), UnknownMachine), "a log in the format of before has no agent"
     assert nginx(**asked, client="nobody") == Ignored.STATUS
     assert nginx(**{**asked, "path": f"/ignition/{UUID}"}) == Ignored.STATUS
 
@@ -167,6 +176,61 @@ def test_an_instant_has_its_offset(at: str) -> None:
 )
 def test_what_is_in_no_published_format_is_ignored(line: bytes) -> None:
     assert read(line) == Ignored.FORMAT
+
+
+# Whose requests
+
+
+IGNITION = f"/ignition/{UUID}"
+WHO = f"uuid={UUID}&serial="  # as the first script asks, of a machine without a serial number
+
+
+@for_each(
+    ("path", "agent", "query", "counts"),
+    [
+        (ENTRY, IPXE, "", True),
+        (ENTRY, "GRUB 2.06-13+deb12u1", "", True),
+        (ENTRY, "UefiHttpBoot/1.0", "", True),
+        (ENTRY, "Syslinux/6.04", "", True),
+        (ENTRY, "", "", False),
+        (ENTRY, "curl/8.5.0", "", False),
+        (ENTRY, "curl/8.5.0", WHO, False),
+        (ENTRY, "a monitor", "", False),
+        (ENTRY, "a monitor", f"uuid={UUID}", False),
+        (ENTRY, "a monitor", "uuid=&serial=", False),
+        (ENTRY, "", WHO, True),
+        (ENTRY, "my-loader 1", WHO, True),
+        (IGNITION, "Ignition/2.15.0", "", True),
+        (IGNITION, "Go-http-client/1.1", "", True),  # Talos
+        (IGNITION, "a system", "", True),
+        (IGNITION, "curl/8.5.0", "", False),
+        (IGNITION, "", "", False),
+        (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "curl/8.5.0", "", True),
+    ],
+)
+def test_finding_m3_evidence_needs_what_a_machine_sends(path: str, agent: str, query: str, counts: bool) -> None:
+    headers = {"User-Agent": [agent]} if agent else {}
+    found = nginx(path=path, agent=agent, query=query)
+    assert found == caddy({"uri": f"{path}?{query}" if query else path, "headers": headers})
+    assert isinstance(found, Observation) if counts else found is Ignored.AGENT
+
+
+@for_each(("query", "counts"), [("", False), (f"uuid={UUID}", False), (WHO, True), (f"{WHO}4J8VM72", True)])
+def test_finding_m3_a_log_without_agents_is_evidence_of_a_boot_by_its_queries(query: str, counts: bool) -> None:
+    """As a mirror writes it that still has the configuration of an earlier gitboot."""
+    line = {name: value for name, value in NGINX.items() if name != "agent"}
+    found = read(json.dumps({**line, "query": query}).encode())
+    assert found == (OBSERVED if counts else Ignored.AGENT)
+
+
+@for_each("path", [ENTRY, IGNITION, f"/v1/boot/{MAC}/provisioned/{'a' * 64}"])
+def test_finding_m3_a_check_is_none_whatever_a_cache_drops_of_its_marks(path: str) -> None:
+    checker = "gitboot-verify-mirror/0.2.0"
+    for agent, query in ((checker, ""), (IPXE, "check=1"), (IPXE, "check"), ("gitboot/0.1.0", WHO)):
+        for status in (200, 404):
+            assert nginx(path=path, agent=agent, query=query, status=status) is Ignored.CHECK
+            line = {"uri": f"{path}?{query}", "headers": {"User-Agent": [agent]}}
+            assert caddy(line, status=status) is Ignored.CHECK
 
 
 # Garbage

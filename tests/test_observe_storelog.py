@@ -32,10 +32,11 @@ def s3(
     client: str = "10.12.0.13",
     time: str = "20/Nov/2026:22:00:30 +0000",
     agent: str = r"curl/8 \"quoted\" 200 - 1 1",
+    query: str = "",
 ) -> bytes:
     return (
         f"{OWNER} boots [{time}] {client} - 3E57427F3EXAMPLE {operation} {key} "
-        f'"GET /boots/{key} HTTP/1.1" {status} - {sent} {size} 7 6 "-" "{agent}" - s9lzHYrFp76ZVxRcpX9= - - - '
+        f'"GET /boots/{key}{query} HTTP/1.1" {status} - {sent} {size} 7 6 "-" "{agent}" - s9lzHYrFp76ZVxRcpX9= - - - '
         "boots.s3.eu-central-1.amazonaws.com TLSv1.3 - -\n"
     ).encode()
 
@@ -150,6 +151,16 @@ def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | I
 )
 def test_of_cloudfront_only_what_was_sent_whole_counts(changes: dict[str, str], why: Observation | Ignored) -> None:
     assert cloudfront(**changes) == (why, why)
+
+
+@for_each("line", [s3(agent="gitboot-verify-mirror/0.2.0"), s3(query="?check=1", agent="Amazon CloudFront")])
+def test_finding_m3_a_check_of_a_store_is_none(line: bytes) -> None:
+    assert read(line) is Ignored.CHECK
+
+
+@for_each("changes", [{"cs(User-Agent)": "gitboot-verify-mirror/0.2.0"}, {"cs-uri-query": "check=1"}])
+def test_finding_m3_a_check_by_cloudfront_is_none(changes: dict[str, str]) -> None:
+    assert cloudfront(**changes) == (Ignored.CHECK, Ignored.CHECK)
 
 
 @pytest.mark.parametrize("line", [b"#Version: 1.0\n", b"#Fields: date time x-edge-location\n", b"\t" * 32])

@@ -538,8 +538,8 @@ def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be
         pytest.param("Wget/1.21", True, False, id="wget"),
         pytest.param("Mozilla/5.0 (X11; Linux x86_64)", True, False, id="a browser"),
         pytest.param("Prometheus/2.50", True, False, id="a monitor"),
-        pytest.param("my-loader 1", True, True, id="a loader that nobody knows"),
-        pytest.param("", True, True, id="one that says nothing"),
+        pytest.param("my-loader 1", True, False, id="a loader that nobody knows, or a monitor"),
+        pytest.param("", True, False, id="one that says nothing"),
         pytest.param("my-loader 1", False, False, id="the same on this host"),
         pytest.param("", False, False, id="who says nothing, on this host"),
     ],
@@ -554,6 +554,43 @@ def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
         assert len(here.observed()) == counts
         assert ("(NotCounted)" in text) != counts
         assert GIVEN in get(url + ENTRY).text, "the machine is given it"
+
+
+@pytest.mark.parametrize(
+    ("agent", "query", "counts"),
+    [
+        pytest.param("my-loader 1", "", False, id="nothing"),
+        pytest.param("my-loader 1", f"?uuid={UUID}", False, id="a UUID alone, which a path may need"),
+        pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="what the first script sends"),
+        pytest.param("", f"?uuid={UUID}&serial=ABC1234", True, id="the same without a name"),
+        pytest.param("curl/8.5.0", f"?uuid={UUID}&serial=ABC1234", False, id="the same by a tool"),
+    ],
+)
+def test_finding_m3_a_boot_is_given_to_who_sends_what_a_loader_sends(
+    here: Site, agent: str, query: str, counts: bool
+) -> None:
+    with here.serve(trusted_proxies=PROXY) as url:
+        text = get(url + ENTRY + query, headers={"user-agent": agent, **ELSEWHERE}).text
+    assert (GIVEN if counts else DISK) in text
+    assert len(here.observed()) == counts
+
+
+CHECKS = [("gitboot-verify-mirror/0.2.0", ""), (IPXE, "?check=1"), ("gitboot/0.1.0", "")]
+
+
+@pytest.mark.parametrize(("agent", "query"), CHECKS)
+def test_finding_m3_a_check_spends_nothing_also_where_all_clients_count(here: Site, agent: str, query: str) -> None:
+    here.publish(planned(CLIENTS, *ONCE[1:]))
+    headers, own = {"user-agent": agent, "x-forwarded-for": "10.12.0.13"}, {"x-forwarded-for": "127.0.0.1"}
+    with here.serve(trusted_proxies=PROXY) as url:
+        for _ in range(6):  # five refusals within an hour are a condition
+            assert DISK in get(url + ENTRY + query, headers=headers).text
+        assert get(f"{url}/v1/boot/52-54-00-00-00-99/boot.ipxe{query}", headers=headers).status_code == 404
+        for path in (DATA, f"/ignition/{UUID}"):
+            assert get(url + path + query, headers=headers).status_code == 200
+        assert [each for each in here.observed() if each.is_evidence] == []
+        assert GIVEN in get(url + ENTRY, headers={**headers, "user-agent": IPXE}).text, "the machine is given it"
+        assert 'gitboot_boots_refused_total{reason="NotCounted"} 0.0' in plain.get(f"{url}/metrics", headers=own).text
 
 
 CLIENTS = ONCE[0].replace("baseURL:", "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL:")

@@ -307,7 +307,7 @@ def test_a_publication_between_two_requests_is_no_cache(copy: Path, output: Path
     lists = [signer.make(listings_of(output), made=made, expires=made + DAY) for _ in range(2)]
     with serving(copy) as mirror:
         write_list(copy, lists[0])
-        opened = WebMirror(mirror.url, None, None, parallel=1, reads_entries=False)
+        opened = WebMirror(mirror.url, None, parallel=1, reads_entries=False)
         get = opened.get
 
         def get_and_publish(path: str, max_bytes: int) -> bytes | None:

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 @click.option(
     "--read-entries",
     is_flag=True,
-    help="Read the files that only machines fetch, too. The mirror's log shows these requests as fetches of machines: "
-    "use it if no instance takes that log as evidence. Default: such files are not read.",
+    help="Read the files that only machines fetch, too. These requests are marked: endpoints and `gitboot "
+    "read-access-logs` of this version do not count them. Default: such files are not read.",
 )
 @click.option(
     "--target",
@@ -109,16 +109,16 @@ def command(
             from gitboot.targets.mirror_comparison import compare_with_list
 
             report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
-            found, files = report.findings, report.files
+            found, files, unread = report.findings, report.files, report.unread
         else:
             look = partial(expected, tree, as_target=as_target)
-            found, files = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            found, files, unread = compared(look, opened, parallel=parallel, begun=begun, done=done)
     for output in outputs:
         if output.format == "json":
             items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
-            output.write(document(files=files, items=items, **_facts(report, now)))
+            output.write(document(files=files, items=items, unchecked=list(unread), **_facts(report, now)))
         else:
-            output.write(_as_text(found, files, report, now))
+            output.write(_as_text(found, files, unread, report, now))
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
@@ -214,9 +214,8 @@ def _opened(
     from gitboot.targets.mirror import FolderMirror, WebMirror
 
     if "://" in mirror and not mirror.startswith("file://"):
-        return WebMirror(
-            mirror, tree, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=secrets.token_hex(8)
-        )
+        nonce = secrets.token_hex(8)
+        return WebMirror(mirror, ca_bundle, parallel=parallel, reads_entries=read_entries, nonce=nonce)
     return FolderMirror(_folder(mirror), tree)
 
 
@@ -228,13 +227,14 @@ def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
         return {}
     return {
         "list": facts_of(report.signed, now) if report.signed is not None else None,
-        "unchecked": list(report.unread),
         "hidden": report.hidden,
         "turning": list(report.turning),
     }
 
 
-def _as_text(found: Sequence[MirrorFinding], files: int, report: MirrorReport | None, now: datetime) -> str:
+def _as_text(
+    found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
+) -> str:
     from gitboot.cli.table import table
     from gitboot.phrases import count
 
@@ -242,7 +242,8 @@ def _as_text(found: Sequence[MirrorFinding], files: int, report: MirrorReport | 
     counts = Counter(str(each.fault).lower() for each in found)
     told = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "all as published"
     listed = [table(("FOUND", "PATH", "WHY"), rows), ""] if rows else []
-    return "\n".join((*listed, *_about(report, now), f"{count(files, 'file')}: {told}"))
+    omitted = [f"{count(len(unread), 'file')} not read, which only machines fetch (--read-entries)"] if unread else []
+    return "\n".join((*listed, *_about(report, now), *omitted, f"{count(files, 'file')}: {told}"))
 
 
 def _age(age: timedelta) -> str:
@@ -269,8 +270,6 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     }
     made = f"made {format_instant(signed.made)} ({_age(now - signed.made)} ago) of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
-    if report.unread:
-        lines.append(f"{count(len(report.unread), 'file')} not read, which only machines fetch (--read-entries)")
     if report.hidden:
         lines.append(f"{count(report.hidden, 'file')} not read, whose paths have tokens (compare a folder)")
     if report.turning:

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
 from ipaddress import ip_address
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from gitboot.model.scalars import Digest
+from gitboot.observe.agents import (
+    has_identity,
+    is_check,
+    is_machine,
+    is_system,
+    is_tool,
+    parse_query,
+)
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.observe.storelog import LoggedRequest, of_cloudfront, of_cloudfront_json, of_s3
 from gitboot.observe.undescribed import UnknownMachine, unknown_of
-from gitboot.render.paths import evidence_expression, token_in
+from gitboot.render.paths import evidence_expression, means, token_in
 
 
 class Ignored(StrEnum):
@@ -28,6 +37,8 @@ class Ignored(StrEnum):
     PART = "not sent whole"
     VERSION = "sent without a Last-Modified"
     CLIENT = "without the address of a client"
+    CHECK = "a check by gitboot"
+    AGENT = "not by a boot loader or an installed system"
 
 
 _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
@@ -49,8 +60,12 @@ def read(line: bytes) -> Told:
         return Ignored.PATH
     if request.method != "GET":
         return Ignored.METHOD
-    if request.status == 404 and (unknown := _unknown(path[1], request)) is not None:
-        return unknown
+    query = parse_query(request.query)
+    if is_check(request.agent or "", query):
+        return Ignored.CHECK
+    is_counted = _is_counted(f"boot/{path[1]}", request.agent, query)
+    if request.status == 404 and (is_counted or request.agent is None):
+        return _unknown(path[1], request, query) or Ignored.STATUS
     if request.status != 200:
         return Ignored.STATUS
     if not request.whole:
@@ -63,6 +78,8 @@ def read(line: bytes) -> Told:
             modified = int(parsedate_to_datetime(request.modified).timestamp())
     if token is None and modified is None:
         return Ignored.VERSION
+    if not is_counted:
+        return Ignored.AGENT
     try:
         client = str(ip_address(request.client.partition("%")[0]))
     except ValueError:
@@ -78,10 +95,23 @@ def read(line: bytes) -> Told:
         return Ignored.VERSION
 
 
-def _unknown(path: str, request: LoggedRequest) -> UnknownMachine | None:
+def _is_counted(path: str, agent: str | None, query: Mapping[str, str]) -> bool:
+    """Return whether a request has what a machine sends. ``agent`` is None if the log has no User-Agent.
+
+    Only the installation has the token in a path. A path without a token is not enough: a cache may send a GET for the
+    HEAD of a monitor.
+    """
+    if (kind := means(path)) is None:
+        return has_identity(query) if agent is None else is_machine(agent, query)
+    if agent is None or "{token}" in kind.text:
+        return True
+    return is_system(agent) or (agent != "" and not is_tool(agent))
+
+
+def _unknown(path: str, request: LoggedRequest, query: Mapping[str, str]) -> UnknownMachine | None:
     try:
         client, at = str(ip_address(request.client.partition("%")[0])), instant_of(request.at)
-        return unknown_of(path, dict(parse_qsl(request.query)), client, at)
+        return unknown_of(path, {name: value for name, value in query.items() if value}, client, at)
     except ValueError:
         return None
 
@@ -112,9 +142,9 @@ def _of_nginx(document: Any) -> LoggedRequest | None:
             **more,
         }:
             is_whole = complete == "OK" and length == str(sent)
-            query = more.get("query")  # logs of before have none
-            text = query if isinstance(query, str) else ""
-            return LoggedRequest(at, client, method, path, status, modified, is_whole, text)
+            query, agent = more.get("query"), more.get("agent")  # logs of before have neither
+            text, name = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
+            return LoggedRequest(at, client, method, path, status, modified, is_whole, text, name)
     return None
 
 
@@ -132,7 +162,9 @@ def _of_caddy(document: Any) -> LoggedRequest | None:
             # What was asked for, or else what an alias stands for: see gitboot.render.queries.
             path = unquote(_only(headers, "Content-Location") or asked)
             modified, length = _only(headers, "Last-Modified"), _only(headers, "Content-Length")
-            return LoggedRequest(at, client, method, path, status, modified, length == str(sent), query)
+            sent_headers = more.get("headers")
+            agent = _only(sent_headers, "User-Agent") if isinstance(sent_headers, dict) else None
+            return LoggedRequest(at, client, method, path, status, modified, length == str(sent), query, agent)
     return None
 
 

@@ -21,14 +21,16 @@ class LoggedRequest(NamedTuple):
     modified: str | None  # the Last-Modified that was sent, "" if none was; None: such a log does not say it
     whole: bool
     query: str = ""
+    agent: str | None = None  # the User-Agent, "" if none was sent; None: the log does not have it
 
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _S3: Final = re.compile(
     r"\S+ \S+ \[(?P<day>\d\d)/(?P<month>[A-Z][a-z]{2})/(?P<year>\d{4}):(?P<time>\d\d:\d\d:\d\d) (?P<offset>[+-]\d{4})\]"
     r" (?P<client>\S+) \S+ \S+ (?:REST|WEBSITE)\.(?P<method>[A-Z]+)\.OBJECT (?P<key>\S+)"
-    r' "(?:[^"\\]|\\.)*" (?P<status>\d{3}) \S+ (?P<sent>\d{1,18}|-) (?P<size>\d{1,18}|-) .*',
+    r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) \S+ (?P<sent>\d{1,18}|-) (?P<size>\d{1,18}|-) (?P<rest>.*)',
 )
+_S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\\.)*)"')  # of the rest
 
 
 def of_s3(line: str) -> LoggedRequest | None:
@@ -46,7 +48,14 @@ def of_s3(line: str) -> LoggedRequest | None:
         status=int(found["status"]),
         modified=None,
         whole=_size(found["sent"]) == _size(found["size"]),
+        query=found["request"].partition("?")[2].partition(" ")[0],
+        agent=_sent(agent["agent"]) if (agent := _S3_AGENT.match(found["rest"])) is not None else None,
     )
+
+
+def _sent(text: str) -> str:
+    """Return what these logs have of a header or a query; a hyphen stands for nothing."""
+    return "" if text == "-" else unquote(text)
 
 
 def _size(text: str) -> int:
@@ -86,10 +95,22 @@ def of_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
             "sc-range-start": str(start),
             "x-edge-result-type": str(result),
             "x-edge-detailed-result-type": str(detail),
+            **more,
         } if all(re.fullmatch(r"\d{1,18}", number, re.ASCII) for number in (status, sent)):
             is_whole = {result, detail} <= _SENT and start == "-" and _is_within(length, int(sent))
             at = f"{date}T{time}+00:00"
-            return LoggedRequest(at, client, method, unquote(path), int(status), None, is_whole)
+            agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
+            return LoggedRequest(
+                at,
+                client,
+                method,
+                unquote(path),
+                int(status),
+                None,
+                is_whole,
+                query=query if isinstance(query, str) else "",
+                agent=_sent(agent) if isinstance(agent, str) else None,
+            )
     return None
 
 

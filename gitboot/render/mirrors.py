@@ -95,7 +95,7 @@ map "$time_iso8601 $msec" $gitboot_at {
 log_format gitboot escape=json
     '{"at":"$gitboot_at","client":"$remote_addr","method":"$request_method","path":"$uri","status":$status,'
     '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
-    '"complete":"$request_completion","query":"$args"}';
+    '"complete":"$request_completion","query":"$args","agent":"$http_user_agent"}';
 
 map $uri $gitboot_cache {
     "~^/(?:@entries@)$" "no-store";                 # what a machine boots: to be asked for each time

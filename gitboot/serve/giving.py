@@ -18,6 +18,7 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     parse_uuid,
 )
+from gitboot.observe.agents import is_check
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.refused import WhyNot
@@ -70,6 +71,11 @@ class Asking:
     only_looks: bool  # HEAD: it spends nothing
     intents: list[str] = field(default_factory=list)  # whose outcomes are to be recorded
 
+    @property
+    def is_check(self) -> bool:
+        """Whether gitboot itself asks, which spends nothing, and is no machine that is refused."""
+        return is_check(self.agent, self.query)
+
 
 class Giving:
     """Decides by the terms of a tree, by what is there, and by the spool; takes note of what is refused."""
@@ -95,14 +101,15 @@ class Giving:
             if asked.digest is None:
                 return None
             if asked.role is not Role.DATA and (why := self._why_not_counted(asked, asking)) is not None:
-                return Refusal(WhyNot.NOT_COUNTED, why) if asked.role is Role.REPORT else None
+                is_refused = asked.role is Role.REPORT and not asking.is_check
+                return Refusal(WhyNot.NOT_COUNTED, why) if is_refused else None
             is_recorded = await self._recorded(asked, asking)
             is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
             return _NOT_RECORDED if is_lost else None
         refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
         if refusal is None and not asked.once:
             await self._recorded(asked, asking)
-        if asking.only_looks or (refusal is not None and is_sent_on(refusal, asked, asking)):
+        if asking.only_looks or asking.is_check or (refusal is not None and is_sent_on(refusal, asked, asking)):
             return refusal
         if refusal is None:
             self._refusals.settle(asked.server)
@@ -185,7 +192,8 @@ class Giving:
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
             is_recorded = asking.only_looks or await self._recorded(asked, asking)
-            if (given is None or given.first.is_start) and not self._census.may_boot(asking.client, asking.agent):
+            may_boot = self._census.may_boot(asking.client, asking.agent, asking.query)
+            if (given is None or given.first.is_start) and not may_boot:
                 self.conclude(asking, None)  # perhaps it is not the machine: no boot was served, and a tool asks
             return None if is_recorded or self._why_not_counted(asked, asking) is not None else _NOT_RECORDED
         if self._is_older(recorder):
@@ -233,7 +241,7 @@ class Giving:
             self._recorder.intents.conclude(asking.intents.pop(), outcome)
 
     def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
-        return self._census.why_not(asking.client, asking.agent, asked.role)
+        return self._census.why_not(asking.client, asking.agent, asking.query, asked.role)
 
 
 def is_sent_on(refusal: Refusal, asked: Guarded, asking: Asking) -> bool:

@@ -58,7 +58,7 @@ class UnknownMachines:
         return HEARD
 
     def _counts(self, asking: Asking, role: Role) -> bool:
-        return self._census.why_not(asking.client, asking.agent, role) is None
+        return self._census.why_not(asking.client, asking.agent, asking.query, role) is None
 
     def _note(self, machine: UnknownMachine | None) -> None:
         if machine is not None and (found := without_document(self._tree, machine)) is not None:

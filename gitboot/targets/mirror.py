@@ -7,18 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from functools import partial
-from hashlib import md5, sha256
+from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
 
+from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
 from gitboot.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
+from gitboot.observe.agents import CHECKER
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.tree import read_manifest, read_state
-from gitboot.render.paths import BOOT, is_content
+from gitboot.render.paths import BOOT, CHECK, is_content
 from gitboot.render.state import server_of
 from gitboot.targets.mirrored import (
     NOBODY,
@@ -36,10 +38,18 @@ from gitboot.targets.served import served
 
 _CHUNK: Final = 1 << 20
 _BATCH: Final = 4096  # files that are given to threads at a time
-CHECK: Final = "check"  # in the query of a request that no cache may answer
-_MD5_LENGTH: Final = 32  # in hexadecimal digits
+_AGENT: Final = f"{CHECKER}/{__version__}"
+_MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
+
+
+class TreeComparison(NamedTuple):
+    """A mirror as it compares with a published tree."""
+
+    findings: tuple[MirrorFinding, ...]  # sorted by path
+    files: int  # that are published, also those that were not read
+    unread: tuple[str, ...]  # paths that only machines fetch, sorted
 
 
 class PublishedMirror(Protocol):
@@ -47,6 +57,9 @@ class PublishedMirror(Protocol):
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """What it has for a file."""
+
+    def reads(self, path: str, /) -> bool:
+        """Return whether a path may be fetched."""
 
     def besides(self, files: Collection[str]) -> Iterator[MirrorFinding]:
         """What it has besides these paths, as far as that can be seen."""
@@ -98,20 +111,29 @@ def compared(
     parallel: int,
     begun: Callable[[int], None],
     done: Callable[[int], None],
-) -> tuple[tuple[MirrorFinding, ...], int]:
-    """What is wrong with a mirror, sorted by path, and how many files were compared; ``look`` says what it is to have.
+) -> TreeComparison:
+    """Compare a mirror with what ``look`` returns, and compare again what is published anew meanwhile.
 
-    What was published anew meanwhile is looked at again. ``begun`` is told how many files there are, and ``done`` how
-    many more are done.
+    ``begun`` gets the number of files to compare, and ``done`` how many more are compared.
     """
     files = look()
-    begun(len(files))
-    found = [*mirror.besides(files), *_looked_at(mirror, files.values(), parallel, done)]
+    read = {path for path, file in files.items() if _may_be_read(mirror, file)}
+    begun(len(read))
+    found = [*mirror.besides(files), *_looked_at(mirror, (files[path] for path in sorted(read)), parallel, done)]
     now = look()
     changed = {each.path for each in found if now.get(each.path) != files.get(each.path)}
-    again = _looked_at(mirror, (now[path] for path in sorted(changed & now.keys())), parallel, lambda _: None)
+    newer = [now[path] for path in sorted(changed & now.keys()) if _may_be_read(mirror, now[path])]
+    again = _looked_at(mirror, newer, parallel, lambda _: None)
     kept = [each for each in found if each.path not in changed]
-    return tuple(sorted((*kept, *again), key=lambda each: (each.path, each.fault))), len(files)
+    return TreeComparison(
+        findings=tuple(sorted((*kept, *again), key=lambda each: (each.path, each.fault))),
+        files=len(files),
+        unread=tuple(sorted(files.keys() - read)),
+    )
+
+
+def _may_be_read(mirror: PublishedMirror, file: MirrorFile) -> bool:
+    return not file.is_evidence or mirror.reads(file.path)
 
 
 def _looked_at(
@@ -197,14 +219,14 @@ class FolderMirror:
 class WebMirror:
     """A copy that a web server answers from.
 
-    Of what a machine's fetch would say something it is asked by HEAD alone, unless it is to be read: for
-    `gitboot read-access-logs` a GET is a machine's fetch.
+    No request counts as a machine's fetch. Each names gitboot in its User-Agent. If a fetch of the path is evidence,
+    the request has a mark in its query, too. Endpoints and `gitboot read-access-logs` look for both. By default a path
+    of evidence is not requested at all, neither by HEAD: caches turn a HEAD into a GET.
     """
 
     def __init__(
         self,
         url: str,
-        root: Path | None,
         ca_bundle: Path | None,
         *,
         parallel: int,
@@ -215,24 +237,16 @@ class WebMirror:
     ) -> None:
         """The deadline is for an answer without its body; a file has to come at the ``rate``.
 
-        ``root`` is the published tree, if it is at hand. ``nonce`` is a text that no request had before.
+        ``nonce`` is a text that no request had before.
         """
-        self._url, self._boot, self._parallel, self._reads_entries = (
-            url.rstrip("/"),
-            root / BOOT if root is not None else None,
-            parallel,
-            reads_entries,
-        )
+        self._url, self._parallel, self._reads_entries = url.rstrip("/"), parallel, reads_entries
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
         self._numbers = count()  # of requests that no cache may answer
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """Ask as firmware does first, by HEAD, and then read it."""
-        answer = self._asked("HEAD", file.path, file)
-        if file.is_evidence and not self._reads_entries:
-            return answer
-        return self._read(answer, file.path, (file.size,))
+        return self.read(file.path, (file.size,))
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
         """Return the first bytes of a file and one more, or None if it is absent; from no cache.
@@ -262,7 +276,7 @@ class WebMirror:
         """Return the first bytes of an answer and one more, or None if the file is absent, and its age in seconds."""
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
-        with self._client.stream("GET", url, headers=headers, **options) as answer:
+        with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
             if answer.status in (404, 410):
                 return None, 0
             if answer.status != 200:
@@ -297,31 +311,19 @@ class WebMirror:
             for path, answer in zip(absent, pool.map(partial(self._asked, "HEAD"), absent), strict=True):
                 yield from _only(judge_absence(path, answer, _EARLIER))
 
-    def _asked(self, method: str, path: str, file: MirrorFile | None = None, *, most_bytes: int = 1) -> MirrorAnswer:
+    def _asked(self, method: str, path: str, *, most_bytes: int = 1) -> MirrorAnswer:
         """What is answered; so many bytes of it are read at most."""
+        url = f"{self._url}/{quote(path)}{_MARK if is_read_by_machines_only(path) else ''}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         try:
-            with self._client.stream(method, f"{self._url}/{quote(path)}", **options) as answer:
+            with self._client.stream(method, url, headers={"User-Agent": _AGENT}, **options) as answer:
                 found = _said(answer)
                 if method == "HEAD":
-                    return replace(found, has_md5=file is not None and self._has_md5(answer, file))
+                    return found
                 digest, size = _read(answer, most_bytes)
                 return replace(found, sha256=digest, has_body=size > 0)
         except (HostUnreachable, ValueError) as error:
             return MirrorAnswer(status=0, trouble=str(error))
-
-    def _has_md5(self, answer: AnswerStream, file: MirrorFile) -> bool:
-        etag = answer.headers.get("ETag", "").strip('"')
-        if not file.is_evidence or len(etag) != _MD5_LENGTH:
-            return False
-        try:
-            if (content := file.instead) is None:
-                if self._boot is None:
-                    return False
-                content = (self._boot / file.path).read_bytes()
-            return md5(content, usedforsecurity=False).hexdigest() == etag
-        except OSError:
-            return False
 
 
 def _only(finding: MirrorFinding | None) -> Iterator[MirrorFinding]:

@@ -63,7 +63,6 @@ class MirrorAnswer:
     size: int | None = None
     sha256: str | None = None  # of what was read
     has_body: bool = False  # as far as it was read
-    has_md5: bool = False  # whether its ETag is the file's md5, as S3's are
     modified: int | None = None
     content_type: str | None = None
     cache_control: str | None = None
@@ -135,15 +134,7 @@ def _of_content(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[Mirror
         yield MirrorFault.WRONG, f"it is sent as {answer.encoding}, which was not asked for"
     elif (difference := _difference(file, answer)) is not None:
         yield MirrorFault.STALE if is_older else MirrorFault.WRONG, difference
-    elif answer.sha256 is None and not answer.has_md5 and is_older:
-        yield MirrorFault.STALE, "it is dated earlier than what is published"
-    elif (
-        file.keeps_time
-        and file.modified is not None
-        and file.is_evidence
-        and not answer.has_md5
-        and answer.modified != file.modified
-    ):
+    elif file.keeps_time and file.modified is not None and file.is_evidence and answer.modified != file.modified:
         yield MirrorFault.UNDATED, "it has not the time of what is published, so a fetch of it proves nothing"
 
 
