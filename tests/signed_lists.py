@@ -173,7 +173,7 @@ def listings_of(root: Path) -> dict[str, bytes]:
         files = {path: _versions(root, state, path) for path in state.files if path.startswith(BOOT)}
         end = next((each.since for each in map(_end_of, state.paths.values()) if each is not None), None)
         changed = {
-            path.removeprefix(BOOT): _content(state.contents, turn.content)
+            path.removeprefix(BOOT): _content(root, state, turn.content)
             for path, turns in state.paths.items()
             if (turn := _end_of(turns)) is not None
         }
@@ -191,7 +191,7 @@ def _versions(root: Path, state: PublishedServer, path: str) -> list[Version]:
     turns = [turn for turn in state.paths.get(path, ()) if turn.since is not None]
     return [
         (None, (root / path).read_bytes()),
-        *((turn.since, _content(state.contents, turn.content)) for turn in turns),
+        *((turn.since, _content(root, state, turn.content)) for turn in turns),
     ]
 
 
@@ -200,8 +200,10 @@ def _end_of(turns: tuple[Turn, ...]) -> Turn | None:
     return turns[1] if len(turns) > 1 and turns[0].in_window and not turns[1].in_window else None
 
 
-def _content(contents: Mapping[str, str], digest: str | None) -> bytes | None:
-    return None if digest is None else contents[digest].encode()
+def _content(root: Path, state: PublishedServer, digest: str | None) -> bytes | None:
+    if digest is None:
+        return None
+    return (root / stored).read_bytes() if (stored := state.stored.get(digest)) else state.contents[digest].encode()
 
 
 def sign_tree(

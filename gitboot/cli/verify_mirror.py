@@ -65,6 +65,14 @@ if TYPE_CHECKING:
     help="With --tree, of a folder or s3://BUCKET/PREFIX: replace this file if it is not as the tree has it now, or "
     "all such files. Repeat it for several paths.",
 )
+@click.option(
+    "--write-program",
+    "program_folder",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Compare nothing: write the files by which a host without gitboot copies to the folder MIRROR, verifies, and "
+    "ends maintenance windows. Needs --from and --key.",
+)
+@click.option("--from", "source", metavar="SOURCE", help="With --write-program: OUTPUT/boot as rsync reaches it there.")
 @click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Files at a time.")
 @output_option("text", "json")
 @click.pass_context
@@ -77,6 +85,8 @@ def command(
     read_entries: bool,
     as_target: bool,
     repaired: tuple[str, ...],
+    program_folder: Path | None,
+    source: str | None,
     parallel: int,
     outputs: tuple[OutputOption, ...],
 ) -> None:
@@ -90,9 +100,16 @@ def command(
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
     from gitboot.errors import UsageError
+    from gitboot.mirror_program import SIGNED, TIMESTAMP
+    from gitboot.render.paths import BOOT
     from gitboot.targets.mirror import compared, expected
     from gitboot.targets.mirrored import MirrorFault
 
+    if program_folder is not None:
+        _write_program(program_folder, mirror, source, keys)
+        return
+    if source is not None:
+        raise UsageError("--from names what a mirror's program copies: use it with --write-program")
     if tree is not None and keys:
         raise UsageError("--key is for the list that a mirror carries, and --tree compares with a tree: name one")
     if tree is None and as_target:
@@ -113,6 +130,8 @@ def command(
         else:
             look = partial(expected, tree, as_target=as_target)
             found, files, unread = compared(look, opened, parallel=parallel, begun=begun, done=done)
+            if (tree / BOOT / SIGNED / TIMESTAMP).exists():
+                found = (*opened.cached(), *found)
     for output in outputs:
         if output.format == "json":
             items = [{"path": each.path, "fault": each.fault, "message": each.message} for each in found]
@@ -121,6 +140,20 @@ def command(
             output.write(_as_text(found, files, unread, report, now))
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
+
+
+def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, ...]) -> None:
+    """Write the mirror's program, its public key and its units into a folder."""
+    from gitboot.errors import UsageError
+    from gitboot.files import write_output_file
+    from gitboot.targets.mirror_units import mirror_files
+
+    if source is None or not keys:
+        raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
+    digits = "".join(f"{key.hex()}\n" for each in keys for key in _public_keys(each))
+    for name, content in mirror_files(source, mirror, digits).items():
+        write_output_file(out / name, [content], make_folders=True)
+        click.echo(f"wrote {out / name}")
 
 
 def _repair(

@@ -1,0 +1,507 @@
+"""The program of a mirror without gitboot: it copies, verifies, and ends windows, whatever happens to the publisher."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+import gitboot.mirror_program as program
+from gitboot.mirror_program import main
+from gitboot.render.tree import File
+from tests import plain
+from tests.cases import for_each
+from tests.fleets import at
+from tests.git_servers import free_port, listening
+from tests.git_servers import program as program_of
+from tests.mirrors import nginx
+from tests.preloaded import captured
+from tests.serving import ALWAYS, ENTRY, REPAIR, Fleet, Site, eventually, planned
+from tests.signed_lists import ListSigner, sign_tree
+from tests.test_mirror_program import _interpreters
+from tests.test_targets_mirror import BY_MAC, FIRST
+
+INSIDE, ENDS = at("20T23:00"), at("21T04:00")
+AFTER = ENDS + timedelta(minutes=1)
+SECOND = timedelta(seconds=1)
+SOURCE = Path(program.__file__)
+CONTENT = "o/5e1f/script"
+
+
+def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
+    """A fleet in a maintenance window, with a file that boot scripts may name."""
+    fleet = planned(*ALWAYS, REPAIR, now=now)
+    more = {f"boot/{CONTENT}": File(b"content\n"), **{f"boot/{name}": File(text) for name, text in shared.items()}}
+    return replace(fleet, shared={**fleet.shared, **more})
+
+
+class Publisher(NamedTuple):
+    """A published tree of a window that is open, and its keys."""
+
+    root: Path
+    signer: ListSigner
+
+    @property
+    def boot(self) -> Path:
+        return self.root / "boot"
+
+    def publish(self, fleet: Fleet, now: datetime = INSIDE, *, made: datetime | None = None) -> None:
+        Site(self.root).publish(fleet, at=now)
+        sign_tree(self.root, self.signer, made=made or now)
+
+
+@pytest.fixture
+def publisher(tmp_path: Path) -> Publisher:
+    (tmp_path / "publisher").mkdir()
+    found = Publisher(tmp_path / "publisher/output", ListSigner())
+    found.publish(window())
+    return found
+
+
+class MirrorHost:
+    """A host with the program, the public key, and a folder that a web server serves."""
+
+    def __init__(self, folder: Path, publisher: Publisher) -> None:
+        folder.mkdir()
+        self.folder, self.served = folder, folder / "boot"
+        self.served.mkdir()
+        self.source, self.state, self.key = str(publisher.boot), folder / "state", folder / "root.pub"
+        self.key.write_text(f"{publisher.signer.keys[0].hex()}\n")
+
+    @property
+    def arguments(self) -> list[str]:
+        return [
+            *("--from", self.source, "--to", str(self.served)),
+            *("--key", str(self.key), "--state", str(self.state)),
+        ]
+
+    def run(self, now: datetime, *more: str) -> int:
+        return main([*self.arguments, *more], clock=lambda: now)
+
+    def boots(self, path: str = ENTRY) -> bytes:
+        return (self.served / path[1:]).read_bytes()
+
+    def contents(self) -> dict[str, tuple[bytes, int]]:
+        paths = (path for path in self.served.rglob("*") if path.is_file() and ".staging" not in path.parts)
+        return {str(path.relative_to(self.served)): _file(path) for path in paths}
+
+
+def _file(path: Path) -> tuple[bytes, int]:
+    return path.read_bytes(), int(path.stat().st_mtime)
+
+
+def published(publisher: Publisher) -> dict[str, tuple[bytes, int]]:
+    paths = (path for path in publisher.boot.rglob("*") if path.is_file())
+    return {str(path.relative_to(publisher.boot)): _file(path) for path in paths}
+
+
+@pytest.fixture
+def host(publisher: Publisher, tmp_path: Path) -> MirrorHost:
+    return MirrorHost(tmp_path / "mirror", publisher)
+
+
+def script(now: datetime, path: str = ENTRY) -> bytes:
+    """What a path is at a time."""
+    return planned(*ALWAYS, REPAIR, now=now).boot_files[path].content
+
+
+WINDOW, ENDED = script(INSIDE), script(AFTER)
+
+
+# Copies
+
+
+def test_a_mirror_is_what_was_published_with_its_times(publisher: Publisher, host: MirrorHost) -> None:
+    assert host.run(INSIDE) == 0
+    assert host.contents() == published(publisher)
+    before = {path: (host.served / path).stat().st_ino for path in host.contents()}
+    assert host.run(INSIDE + SECOND) == 0
+    assert {path: (host.served / path).stat().st_ino for path in host.contents()} == before, "nothing is written again"
+
+
+def test_a_commit_arrives_and_what_it_removes_goes(publisher: Publisher, host: MirrorHost) -> None:
+    publisher.publish(window(left=b"#!ipxe\n"))
+    host.run(INSIDE)
+    assert host.boots("/left") == b"#!ipxe\n"
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    assert host.contents() == published(publisher)
+    assert not (host.served / "left").exists()
+
+
+def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher: Publisher, host: MirrorHost) -> None:
+    host.run(INSIDE)
+    for path in (ENTRY, FIRST):
+        before = (host.served / path[1:]).stat()
+        (host.served / path[1:]).write_bytes(host.boots(path)[:-2] + b"#\n")
+        os.utime(host.served / path[1:], (before.st_mtime, before.st_mtime))
+    (host.served / "pxelinux.cfg").mkdir(exist_ok=True)
+    (host.served / "pxelinux.cfg/01-52-54-00-99-99-99").write_text("DEFAULT x\n")
+    (host.served / "linked").symlink_to("/etc/passwd")
+    (host.served / "assets").mkdir()
+    (host.served / "assets/linux").write_text("placed by a person")
+    assert host.run(INSIDE + SECOND) == 0
+    assert (host.served / "assets/linux").read_text() == "placed by a person"
+    shutil.rmtree(host.served / "assets")
+    assert host.contents() == published(publisher)
+    assert not (host.served / "linked").is_symlink() and not (host.served / "pxelinux.cfg").exists()
+
+
+def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost) -> None:
+    host.served.chmod(0o750)
+    host.run(AFTER)
+    modes = {path.stat().st_mode & 0o777 for path in host.served.rglob("*") if path.is_file()}
+    assert modes == {0o640}
+    folders = {path.stat().st_mode & 0o777 for path in host.served.rglob("*") if path.is_dir()}
+    assert folders == {0o750, 0o700} and (host.served / ".staging").stat().st_mode & 0o777 == 0o700
+
+
+# The end of a window
+
+
+def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
+    publisher: Publisher, host: MirrorHost, tmp_path: Path
+) -> None:
+    """With a real rsync daemon, and nginx: the tree and its list stay as the publisher left them."""
+    port, conf = free_port(), tmp_path / "rsyncd.conf"
+    user = "uid = root\ngid = root\n" if os.geteuid() == 0 else ""
+    conf.write_text(f"{user}[boot]\npath = {publisher.boot}\nread only = yes\nuse chroot = no\n")
+    daemon = [program_of("rsync", "rsync"), "--daemon", "--no-detach", f"--config={conf}", "--address=127.0.0.1"]
+    host.source = f"rsync://127.0.0.1:{port}/boot"
+    (tmp_path / "nginx").mkdir()
+    with nginx(host.served, publisher.root / "ops/serve", tmp_path / "nginx") as mirror:
+        with listening([*daemon, f"--port={port}"], port, os.environ):
+            assert _program(host, INSIDE).returncode == 0
+            assert _get(f"{mirror.url}{ENTRY}") == WINDOW
+            assert _program(host, ENDS - SECOND).returncode == 0
+            assert _get(f"{mirror.url}{ENTRY}") == WINDOW
+        done = _program(host, ENDS)  # the publisher's host is down, too
+        assert (done.returncode, "rsync exits with" in done.stderr) == (1, True)
+        assert _get(f"{mirror.url}{ENTRY}") == ENDED
+
+
+def _get(url: str) -> bytes:
+    found = plain.get(url)
+    assert found.status_code == 200
+    return found.content
+
+
+WITH_CLOCK: Final = """
+import runpy, sys
+from datetime import datetime, timezone
+program = runpy.run_path(sys.argv[1])
+now = datetime.strptime(sys.argv[2], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[3:], clock=lambda: now))
+"""
+
+
+def _program(host: MirrorHost, now: datetime, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run the file as a mirror does, without gitboot, at a time."""
+    command = [interpreter, "-I", "-c", WITH_CLOCK, str(SOURCE), f"{now:%Y-%m-%dT%H:%M:%S}", *host.arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@for_each("interpreter", _interpreters())
+def test_each_python_that_is_here_copies_and_ends_a_window(interpreter: str, tmp_path: Path) -> None:
+    folder = tmp_path / interpreter.replace("/", "-")
+    folder.mkdir()
+    publisher = Publisher(folder / "output", ListSigner())
+    publisher.publish(window())
+    host = MirrorHost(folder / "mirror", publisher)
+    for now, script in ((INSIDE, WINDOW), (ENDS, ENDED)):
+        done = _program(host, now, interpreter)
+        assert (done.returncode, host.boots()) == (0, script), done.stderr
+
+
+@pytest.mark.parametrize("source", ["there", "gone"])
+def test_a_window_that_has_ended_stays_ended_though_the_clock_goes_back(
+    publisher: Publisher, host: MirrorHost, source: str
+) -> None:
+    assert host.run(INSIDE) == 0
+    assert host.run(ENDS) == 0
+    if source == "gone":
+        shutil.rmtree(publisher.boot)
+    for now in (INSIDE, ENDS - SECOND, datetime(1970, 1, 1, tzinfo=UTC)):
+        assert host.run(now) == (0 if source == "there" else 1)
+        assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
+
+
+def test_no_window_is_opened_by_the_mirror(publisher: Publisher, host: MirrorHost) -> None:
+    """Only the publisher opens windows: a mirror cannot know what was decided since."""
+    before = at("20T21:00")
+    publisher.publish(window(before), before)
+    assert host.run(before) == 0
+    assert host.boots() == ENDED
+    assert host.run(INSIDE) == 0
+    assert host.boots() == ENDED
+
+
+def test_an_expired_list_still_ends_windows(publisher: Publisher, host: MirrorHost) -> None:
+    later = ENDS + timedelta(days=30)
+    assert host.run(later) == 0
+    assert host.boots() == ENDED
+
+
+def test_a_publisher_that_lives_publishes_the_next_window(publisher: Publisher, host: MirrorHost) -> None:
+    host.run(INSIDE)
+    host.run(ENDS)
+    again = at("21T04:00") + timedelta(hours=1)
+    publisher.publish(window(), again, made=again)
+    assert host.run(again) == 0
+    assert host.boots() == ENDED, "the window of this list has ended, whoever has published it"
+
+
+def test_a_clock_that_was_ahead_is_corrected_by_the_next_list(publisher: Publisher, host: MirrorHost) -> None:
+    host.run(datetime(2040, 1, 1, tzinfo=UTC))
+    assert host.boots() == ENDED
+    publisher.publish(window(), INSIDE + SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    assert host.boots() == WINDOW
+
+
+@pytest.mark.parametrize("lost", ["state", "digests", "damaged state"])
+def test_a_window_ends_though_the_state_was_lost(publisher: Publisher, host: MirrorHost, lost: str) -> None:
+    host.run(INSIDE)
+    if lost == "damaged state":
+        host.state.write_bytes(b"{}")
+    else:
+        Path(f"{host.state}{'.digests' if lost == 'digests' else ''}").unlink()
+    shutil.rmtree(publisher.boot)
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+
+
+CLOCK_IN_FILE: Final = """
+import runpy, sys
+from datetime import datetime, timezone
+program = runpy.run_path(sys.argv[1])
+def clock():
+    with open(sys.argv[2]) as file:
+        return datetime.strptime(file.read(), "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[3:], clock=clock))
+"""
+
+
+def test_a_window_ends_while_a_copy_hangs(publisher: Publisher, host: MirrorHost, tmp_path: Path) -> None:
+    """The server accepts the connection, and is silent."""
+    host.run(INSIDE)
+    clock = tmp_path / "clock"
+    clock.write_text(f"{INSIDE:%Y-%m-%dT%H:%M:%S}")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(300)
+        host.source = f"rsync://127.0.0.1:{silent.getsockname()[1]}/boot"
+        command = [sys.executable, "-I", "-c", CLOCK_IN_FILE, str(SOURCE), str(clock), *host.arguments]
+        with subprocess.Popen(command, start_new_session=True) as process:
+            try:
+                connection, _ = silent.accept()
+                assert host.boots() == WINDOW
+                (tmp_path / "ended").write_text(f"{ENDS:%Y-%m-%dT%H:%M:%S}")
+                (tmp_path / "ended").replace(clock)
+                assert eventually(lambda: host.boots() == ENDED)
+                assert process.poll() is None
+            finally:
+                os.killpg(process.pid, signal.SIGKILL)
+                connection.close()
+
+
+# What is not served
+
+
+def _edited(publisher: Publisher) -> None:
+    (publisher.boot / ENTRY[1:]).write_bytes(b"#!ipxe\nshell\n")
+
+
+def _added(publisher: Publisher) -> None:
+    """A boot script that the list does not name."""
+    (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
+    (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
+
+
+def _signed_by_another(publisher: Publisher) -> None:
+    _edited(publisher)
+    shutil.rmtree(publisher.boot / "signed")
+    sign_tree(publisher.root, ListSigner(), made=INSIDE)
+
+
+def _unsigned(publisher: Publisher) -> None:
+    _edited(publisher)
+    shutil.rmtree(publisher.boot / "signed")
+    sign_tree(publisher.root, ListSigner.unsigned(), made=INSIDE)
+
+
+def _without_list(publisher: Publisher) -> None:
+    shutil.rmtree(publisher.boot / "signed")
+
+
+TAMPERED: Final[dict[str, tuple[Callable[[Publisher], None], str]]] = {
+    "an edited boot script": (_edited, "is not as the list names it"),
+    "a list of another publisher": (_signed_by_another, "no root is signed"),
+    "an unsigned list": (_unsigned, "nothing is signed"),
+    "no list": (_without_list, "there is no signed list"),
+}
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_a_tree_that_is_not_the_publishers_is_not_served_and_windows_end_all_the_same(
+    publisher: Publisher, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    change, words = TAMPERED[case]
+    host.run(INSIDE)
+    before = host.contents()
+    change(publisher)
+    assert host.run(INSIDE + SECOND) == 1
+    assert words in capsys.readouterr().err
+    assert host.contents() == before
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+
+
+def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: Publisher, host: MirrorHost) -> None:
+    before = published(publisher)
+    _added(publisher)
+    assert host.run(INSIDE) == 0
+    assert host.contents() == before
+
+
+def test_an_earlier_tree_is_not_served(
+    publisher: Publisher, host: MirrorHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(publisher.root, tmp_path / "earlier")
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    host.run(INSIDE)
+    host.source = str(tmp_path / "earlier/boot")
+    assert host.run(INSIDE) == 1
+    assert "was read before" in capsys.readouterr().err
+    assert host.boots("/added") == b"#!ipxe\n"
+
+
+def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--from", host.source, "--to", str(host.served), "--key", "k", "--state", str(host.served / "state")])
+    assert (ended.value.code, "outside DIR" in capsys.readouterr().err) == (2, True)
+    host.key.write_text("none")
+    assert (host.run(INSIDE), "hexadecimal digits" in capsys.readouterr().err) == (1, True)
+    host.key.unlink()
+    assert (host.run(INSIDE), "No such file" in capsys.readouterr().err) == (1, True)
+
+
+# Killed at any step
+
+KILLED: Final = """
+import os, runpy, sys
+from datetime import datetime, timezone
+left = int(sys.argv[2])
+def counted(call):
+    def counting(*arguments, **named):
+        global left
+        if left == 0:
+            os.kill(os.getpid(), 9)
+        left -= 1
+        return call(*arguments, **named)
+    return counting
+for name in ("replace", "link", "unlink", "mkdir", "rmdir"):
+    setattr(os, name, counted(getattr(os, name)))
+program = runpy.run_path(sys.argv[1])
+now = datetime.strptime(sys.argv[3], "%Y-%m-%dT%H:%M:%S").replace(tzinfo=timezone.utc)
+sys.exit(program["main"](sys.argv[4:], clock=lambda: now))
+"""
+
+
+def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
+    publisher: Publisher, host: MirrorHost
+) -> None:
+    """Each entry of the tree names a content; at each step the content of what is served is there."""
+    entries = [ENTRY, BY_MAC]
+    for number in range(400):
+        names = f"o/{number:04}/script"
+        fleet = _chained(names)
+        publisher.publish(fleet, INSIDE + SECOND * number)
+        command = [sys.executable, "-I", "-c", KILLED, str(SOURCE), str(number)]
+        done = subprocess.run([*command, f"{INSIDE:%Y-%m-%dT%H:%M:%S}", *host.arguments], check=False)
+        assert done.returncode in (0, -signal.SIGKILL)
+        for path in entries:
+            at_mirror = host.served / path[1:]
+            if at_mirror.exists():
+                assert (host.served / at_mirror.read_text().strip()).exists(), (number, path)
+        if (host.served / FIRST[1:]).exists():
+            assert all((host.served / path[1:]).exists() for path in entries), number
+        if done.returncode == 0:
+            break
+    assert number > 10 and host.contents() == published(publisher)
+
+
+def _chained(name: str) -> Fleet:
+    """A fleet whose boot scripts name one content."""
+    fleet = window()
+    files = {
+        server: {path: _naming(path, file, name) for path, file in state.files.items()}
+        for server, state in fleet.servers.items()
+    }
+    servers = {server: replace(state, files=files[server]) for server, state in fleet.servers.items()}
+    return replace(fleet, servers=servers, shared={**fleet.shared, f"boot/{name}": File(name.encode())})
+
+
+def _naming(path: str, file: File, name: str) -> File:
+    return replace(file, content=f"{name}\n".encode()) if path in (f"boot{ENTRY}", f"boot{BY_MAC}") else file
+
+
+# The files that gitboot writes for a mirror
+
+
+@pytest.fixture
+def written(publisher: Publisher, host: MirrorHost, tmp_path: Path) -> Path:
+    out = tmp_path / "for-mirror"
+    done = captured("verify-mirror", host.served, "--write-program", out, "--from", publisher.boot, "--key", host.key)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_the_written_service_runs_the_written_program(publisher: Publisher, host: MirrorHost, written: Path) -> None:
+    assert (written / "gitboot-mirror.py").read_bytes() == SOURCE.read_bytes()
+    service = (written / "gitboot-mirror.service").read_text().replace("\\\n", " ")
+    command = shlex.split(next(line for line in service.splitlines() if line.startswith("ExecStart="))[10:])
+    places = {"/usr/local/lib/gitboot-mirror": str(written), "/var/lib/gitboot-mirror": str(host.folder)}
+    for place, ours in places.items():
+        command = [each.replace(place, ours) for each in command]
+    done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert host.boots() == ENDED, "the window lies in the past of the real clock"
+
+
+def test_systemd_accepts_the_written_units(written: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "a folder with 100% of $HOME"
+    folder.mkdir()
+    more = ("--from", "mirror@host:/srv/boot files", "--key", written / "root.pub")
+    captured("verify-mirror", folder, "--write-program", tmp_path / "other", *more)
+    for each in (written, tmp_path / "other"):
+        text = (each / "gitboot-mirror.service").read_text().replace("/usr/local/lib/gitboot-mirror/", f"{written}/")
+        (each / "gitboot-mirror.service").write_text(text.replace("User=gitboot-mirror\n", "User=root\n"))
+        units = [str(each / f"gitboot-mirror.{kind}") for kind in ("service", "timer")]
+        command = [program_of("systemd-analyze", "systemd"), "verify", "--man=no", *units]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        shown = [line for line in (done.stdout + done.stderr).splitlines() if "gitboot-mirror" in line]
+        assert (done.returncode, shown) == (0, [])
+
+
+def test_the_files_of_a_mirror_need_a_source_a_key_and_an_absolute_folder(host: MirrorHost, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for arguments, words in (
+        ((host.served, "--write-program", out), "--from"),
+        ((host.served, "--write-program", out, "--from", "x"), "--key"),
+        (("boot", "--write-program", out, "--from", "x", "--key", host.key), "absolute path"),
+        ((host.served, "--from", "x"), "--write-program"),
+    ):
+        done = captured("verify-mirror", *arguments)
+        assert (done.returncode, words in done.stderr) == (64, True), done.stderr
+    assert not out.exists()
