@@ -293,6 +293,8 @@ def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Pat
         sign_tree(root, signer)  # the next publication
         assert verify(mirror.url, key=key)[:2] == (0, {})
         assert verify(cache, key=key)[:2] == (8, {LIST: "Cached"})
+        for url, code in ((mirror.url, 0), (cache, 8)):
+            assert captured("verify-mirror", url, "--tree", root).returncode == code
 
 
 def test_a_cache_without_a_query_in_its_key_is_found_by_the_age_of_its_answers(
