@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -170,7 +171,7 @@ def listings_of(root: Path) -> dict[str, bytes]:
         state = read_state(root, server)
         assert state is not None
         owned |= {*state.files}
-        files = {path: _versions(root, state, path) for path in state.files if path.startswith(BOOT)}
+        files = {path: _versions(root, state, path) for path in state.files if _is_listed(path)}
         end = next((each.since for each in map(_end_of, state.paths.values()) if each is not None), None)
         changed = {
             path.removeprefix(BOOT): _content(root, state, turn.content)
@@ -182,9 +183,14 @@ def listings_of(root: Path) -> dict[str, bytes]:
     shared = {
         path.removeprefix(BOOT): [(None, (root / path).read_bytes())]
         for path in manifest.files
-        if path.startswith(BOOT) and path not in owned
+        if _is_listed(path) and path not in owned
     }
     return {**found, "shared.json": render_listing(None, shared)}
+
+
+def _is_listed(path: str) -> bool:
+    """Whether a list has a path: it does not have its own files, which `write_list` replaces."""
+    return path.startswith(BOOT) and not path.startswith(f"{BOOT}signed/")
 
 
 def _versions(root: Path, state: PublishedServer, path: str) -> list[Version]:
@@ -219,7 +225,8 @@ def sign_tree(
 
 
 def write_list(boot: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a list below a tree's boot/, the timestamp last."""
+    """Write the files of a list below a tree's boot/, the timestamp last, in place of the publisher's list."""
+    shutil.rmtree(boot / "signed", ignore_errors=True)
     for name, content in sorted(files.items(), key=lambda each: each[0] == "timestamp.json"):
         path = boot / "signed" / name
         path.parent.mkdir(parents=True, exist_ok=True)

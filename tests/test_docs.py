@@ -143,7 +143,13 @@ def test_each_command_that_the_code_names_is_one_that_gitboot_has() -> None:
     assert wrong == []
 
 
-OF_OTHERS: Final = {"--delete", "--inplace", "--lives", "--network"}  # of rsync, pytest, podman
+OF_OTHERS: Final = {
+    "--delete",
+    "--inplace",
+    "--keep",
+    "--lives",
+    "--network",
+}  # of other programs
 OF_2FEFE59: Final = {"--forward-to", "--sole-for"}  # named where the page tells how to leave them
 
 

@@ -346,7 +346,7 @@ def _without_list(publisher: Publisher) -> None:
 
 TAMPERED: Final[dict[str, tuple[Callable[[Publisher], None], str]]] = {
     "an edited boot script": (_edited, "is not as the list names it"),
-    "a list of another publisher": (_signed_by_another, "no root is signed"),
+    "a list of another publisher": (_signed_by_another, "right signatures"),
     "an unsigned list": (_unsigned, "nothing is signed"),
     "no list": (_without_list, "there is no signed list"),
 }

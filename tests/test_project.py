@@ -131,6 +131,7 @@ ACROSS = {
         "run",
         "run_example",
         "security_page",
+        "mirror_program_run",  # a module of its own, which a mirror runs
         "site_faults",
         "site_lives",
         "upgrade",
