@@ -18,9 +18,10 @@ from pyrage.x25519 import Identity
 from gitboot.age import Keys, encrypt, make_key
 from gitboot.cli.exit import Exit
 from gitboot.errors import InvalidRepository
+from gitboot.observe.agents import CHECKER
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
-from gitboot.render.paths import kind_of
+from gitboot.render.paths import CHECK, kind_of
 from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running
@@ -290,6 +291,30 @@ def test_who_is_no_machine_of_the_fleet_is_given_none(sealed: Sealed) -> None:
         for client, status in (("10.12.0.13", 200), ("10.13.0.13", 404), ("127.0.0.1", 404)):
             assert get(url + path, headers={"x-forwarded-for": client}).status_code == status, client
         assert [each.client for each in there.observed()] == ["10.12.0.13"]
+
+
+# What a check by gitboot sends: both marks, and each alone, for a cache may drop one.
+CHECKS: Final = {
+    "both marks": (f"?{CHECK}=1", {"user-agent": f"{CHECKER}/0.2.0"}),
+    "its name alone": ("", {"user-agent": f"{CHECKER}/0.2.0"}),
+    "the query alone, as a loader names itself": (f"?{CHECK}=1", LOADER),
+}
+
+
+@pytest.mark.parametrize("marks", CHECKS)
+def test_finding_m3_a_secret_that_a_check_asks_for_is_neither_given_nor_counted(sealed: Sealed, marks: str) -> None:
+    """Each client of this host counts here, so that only the marks tell a check from a machine."""
+    query, headers = CHECKS[marks]
+    clients = "provisioning: {evidence: Reported, clients: [127.0.0.0/8]}"
+    made = planned(*documents(of_fleet=clients), templates=sealed.files)
+    path = path_of(secrets_in(made)["join"])
+    with site(made) as there, there.serve(keys=sealed.keys) as url:
+        for _ in range(9):  # five withheld boots of a machine are a condition
+            found = get(f"{url}{path}{query}", headers=headers)
+            assert (found.status_code, found.content) == (404, b"")
+        assert 'gitboot_boots_refused_total{reason="NotCounted"} 0.0\n' in plain.get(f"{url}/metrics").text
+        assert get(url + path).content == PLAIN.encode(), "the machine is given its secret"
+        assert [each.path for each in there.observed() if each.is_evidence] == [f"boot{path}"]
 
 
 def test_an_endpoint_that_cannot_open_it_tells_nobody_else(here: Site, sealed: Sealed, tmp_path: Path) -> None:

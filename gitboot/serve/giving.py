@@ -122,7 +122,7 @@ class Giving:
         found = self._at_once(asked, asking) or self._opened(asked, sealed)
         if isinstance(found, bytes) and (why := await self._not_on_record(asked, asking)) is not None:
             found = why
-        if asking.only_looks:
+        if asking.only_looks or asking.is_check:
             return found
         if isinstance(found, Refusal):
             self._refusals.note(asked.server, found, asking.client or "unknown", asking.at)
