@@ -12,10 +12,12 @@ from typing import Any
 from tuf.api.exceptions import DownloadHTTPError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
+from gitboot.mirror_program import parse_keys
 from gitboot.publish.directory import Directory
 from gitboot.publish.list_root import make_list_keys
 from gitboot.render.listing import FileVersion, Listing, listing_path, render
 from gitboot.render.tree import File, Files
+from tests.serving import BEFORE, FLEET, Fleet, Site
 from tests.trees import server_files
 
 SIGNED = "boot/signed"
@@ -102,3 +104,34 @@ def publish(directory: Directory, servers: dict[str, Files | None], shared: File
 def names(root: Path) -> set[str]:
     """The names of the metadata in a tree."""
     return {each.name for each in (root / SIGNED).iterdir() if each.is_file()}
+
+
+class SignedSite:
+    """A tree that the real publisher publishes and signs, in a folder of its own."""
+
+    def __init__(self, folder: Path, *, is_signed: bool = True) -> None:
+        folder.mkdir(exist_ok=True)
+        self.root, self.keys = folder / "output", folder / "keys" if is_signed else None
+        self._site = Site(self.root)
+        if self.keys is not None:
+            made_keys(self.keys, BEFORE)
+
+    @property
+    def boot(self) -> Path:
+        return self.root / "boot"
+
+    @property
+    def public(self) -> Path:
+        """The public root key."""
+        assert self.keys is not None
+        return self.keys / "root.pub"
+
+    @property
+    def key(self) -> bytes:
+        """The public root key in 32 bytes."""
+        (found,) = parse_keys(self.public.read_text())
+        return found
+
+    def publish(self, fleet: Fleet = FLEET, at: datetime = BEFORE, *, made: datetime | None = None) -> None:
+        """Publish at an instant, and make the list at that or another one."""
+        self._site.publish(fleet, at=at, list_keys=self.keys, listed=made or at)

@@ -25,6 +25,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
+from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
@@ -150,6 +151,8 @@ class Site:
         at: datetime = BEFORE,
         taken: Mapping[str, int] | None = None,
         giver: str | None = None,  # None: the spool of this site; "": none
+        list_keys: Path | None = None,  # None: the list is unsigned
+        listed: datetime | None = None,  # when the list is made; None: it is not
     ) -> Published:
         with Directory.open(self.root, ledger="test") as directory:
             files = {name: state.files for name, state in fleet.servers.items()}
@@ -157,7 +160,10 @@ class Site:
             named = identity(self.spool) if giver is None else giver or None
             given_on = terms_of(fleet.provisioning, named, endpoint=fleet.endpoint, forgotten=known)
             shared = {**fleet.shared, **terms.render(given_on)}
-            return directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
+            done = directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
+            if listed is not None:
+                directory.update_list(read_list_keys(list_keys) if list_keys is not None else None, listed)
+            return done
 
     def say(self, status: Mapping[str, Any]) -> None:
         """Leave the instance's word on itself."""

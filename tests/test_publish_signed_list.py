@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,14 +19,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuf.api.exceptions import ExpiredMetadataError, LengthOrHashMismatchError, RepositoryError, UnsignedMetadataError
 
+from gitboot.canonical import canonical
 from gitboot.errors import PublishError
+from gitboot.mirror_program import Listing, ListProblem, parse_keys, parse_listing, read_list
+from gitboot.publish import signed_list
 from gitboot.publish.directory import Directory
 from gitboot.publish.durable import staged
 from gitboot.publish.list_keys import KeyNotInRoot, KeyUnreadable, read_list_keys
 from gitboot.publish.list_root import replace_list_keys
-from gitboot.publish.signed_list import VALID, bin_of
+from gitboot.publish.manifest import Stamp
+from gitboot.publish.signed_list import VALID, ListAbout, amend_list, bin_of
+from gitboot.render.listing import ListedFile, listing_path, render
 from gitboot.render.tree import File, Files
+from gitboot.targets.mirror import FolderMirror
+from gitboot.targets.mirror_comparison import compare_with_list
 from tests.list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
+from tests.searching import every, examples
+from tests.test_publish_kill import happening, killing
 
 NOW = datetime.now(UTC).replace(microsecond=0)  # python-tuf's client goes by the clock of the machine
 HOUR = timedelta(hours=1)
@@ -276,6 +287,139 @@ def test_a_disk_that_refuses_the_list_leaves_the_earlier_one(tmp_path: Path, key
     directory.update_list(signing, NOW + HOUR)
     reader = client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
     assert target(reader, "servers/web02.json") is not None
+
+
+STEPS_AT_A_TIME = {"a change": every(2), "a new publication key": every(40), "the first list": every(40)}
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    folder = Path("/dev/shm")  # a disk would only be slower
+    with TemporaryDirectory(dir=folder if folder.is_dir() else None) as found:
+        yield Path(found)
+
+
+@pytest.mark.parametrize("case", STEPS_AT_A_TIME)
+def test_killed_at_any_step_of_the_list_it_is_incomplete_and_the_next_process_makes_it_whole(
+    memory: Path, case: str
+) -> None:
+    keys, root, newer = (
+        made_keys(memory / "keys", NOW),
+        memory / "out",
+        {**SHARED, "boot/boot.ipxe": File(b"#!ipxe\n#\n")},
+    )
+    with published(memory / "before") as first:
+        if case != "the first list":
+            first.update_list(read_list_keys(keys), NOW - HOUR)
+    if case == "a new publication key":
+        replace_list_keys(keys, None, None, NOW)
+    signing, public = read_list_keys(keys), parse_keys((keys / "root.pub").read_text())
+    expected = {
+        "a change": {"Incomplete"},
+        "a new publication key": {"Incomplete", "BadSignature"},
+        "the first list": {"Missing"},
+    }
+
+    def faults() -> set[str]:
+        mirror = FolderMirror(root / "boot")
+        report = compare_with_list(mirror, public, NOW, parallel=1, begun=lambda _: None, done=lambda _: None)
+        is_listed = digest(newer["boot/boot.ipxe"]) in (mirror.get("signed/shared.json", 10**6) or b"").decode()
+        return {each.fault for each in report.findings if is_listed or each.path != "boot.ipxe"}
+
+    for number in count(1, STEPS_AT_A_TIME[case]):
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(memory / "before", root)
+        with Directory.open(root, ledger="ours") as opened:
+            opened.publish({"web02": server("web02", 2)}, newer, complete=False, commit="c0ffee", at=NOW)
+            with happening(killing(number)) as calls, suppress(KeyboardInterrupt):
+                opened.update_list(signing, NOW)
+        if calls.calls < number:
+            break
+        assert faults() <= expected[case], number
+        with Directory.open(root, ledger="ours") as again:
+            stands: dict[str, Files | None] = {
+                name: server(name, 2 if name == "web02" else 1) for name in ("web01", "web02", "web03")
+            }
+            publish(again, stands, newer, NOW)
+            again.update_list(signing, NOW)
+        assert faults() == set(), number
+        assert [path for path in (root / SIGNED).iterdir() if path.name.startswith(".")] == [], number
+        reader = client(root / SIGNED, (keys / "1.root.json").read_bytes(), memory / f"cache{number}")
+        shared, listing = target(reader, "shared.json"), target(reader, "servers/web02.json")
+        assert shared is not None and shared["files"]["boot.ipxe"][0][1] == digest(newer["boot/boot.ipxe"])
+        assert listing is not None and server("web02", 2)[listing_path("web02")].content == canonical(listing) + b"\n"
+    assert number > 3 * STEPS_AT_A_TIME[case]
+    assert faults() == set()
+
+
+def test_a_shared_listing_that_the_list_does_not_name_is_listed_though_the_manifest_is_the_same(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version had listed another one, and the process after it was killed once it had written this one."""
+    signing, listing = read_list_keys(keys), tmp_path / "out" / SIGNED / "shared.json"
+    with published(tmp_path / "out") as first, monkeypatch.context() as patch:
+        patch.setattr(signed_list, "render", lambda found: render(found) + b"\n")
+        first.update_list(signing, NOW)
+    listing.write_bytes(listing.read_bytes()[:-1])
+    with published(tmp_path / "out") as second:
+        second.update_list(signing, NOW)
+    reader = client(tmp_path / "out" / SIGNED, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert target(reader, "shared.json") is not None
+
+
+def test_the_reader_accepts_no_list_of_the_publisher_that_python_tuf_rejects(tmp_path: Path, keys: Path) -> None:
+    """One bit is changed in each file that leads to a listing, at random places. The reader may reject more."""
+    signing, dice = read_list_keys(keys), random.Random(20261127)
+    with published(tmp_path / "out") as opened:
+        opened.update_list(signing, NOW)
+    root, folder = (keys / "1.root.json").read_bytes(), tmp_path / "out" / SIGNED
+    public, listings = parse_keys((keys / "root.pub").read_text()), ["servers/web01.json", "shared.json"]
+    version = int(NOW.timestamp())
+    metadata = ["timestamp.json", f"{version}.snapshot.json", "1.targets.json"]
+    metadata += [f"{version}.{bin_of(name)}.json" for name in listings]
+
+    def read() -> list[Listing]:
+        fetch = FolderMirror(folder).get
+        found = read_list(fetch, public)
+        return [parse_listing(name, fetch(name, 10**6) or b"", found.targets[name]) for name in listings]
+
+    right = read()
+    accepted = 0
+    for number in range(examples(60)):
+        path = folder / dice.choice([*metadata, *listings])
+        before = path.read_bytes()
+        changed = bytearray(before)
+        changed[dice.randrange(len(changed))] ^= 1 << dice.randrange(8)
+        path.write_bytes(changed)
+        with suppress(ListProblem, KeyError):
+            assert read() == right, path
+            reader = client(folder, root, tmp_path / f"cache{number}")
+            assert all(target(reader, name) is not None for name in listings), path
+            accepted += 1
+        path.write_bytes(before)
+    assert accepted < number and read() == right
+
+
+# Sizes
+
+
+def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb() -> None:
+    """Without keys: a signature adds 230 bytes to each of three files. Each server has a listing of 5 kB."""
+    listed = {f"servers/server{number:05}.example.json": ListedFile("0" * 64, 5000) for number in range(10_000)}
+    about = ListAbout(Stamp(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "0" * 64)
+
+    def read_bin(name: str, version: int) -> dict[str, ListedFile]:
+        signed = json.loads(first[f"{SIGNED}/{version}.{name}.json"])["signed"]
+        return {each: ListedFile(file["hashes"]["sha256"], file["length"]) for each, file in signed["targets"].items()}
+
+    before, first = amend_list(None, listed, about, None, NOW, least_version=1, read_bin=read_bin)
+    assert sum(map(len, first.values())) > 1_000_000
+    changed = {"servers/server00042.example.json": ListedFile("1" * 64, 5000)}
+    _, files = amend_list(before, changed, about, None, NOW + HOUR, least_version=1, read_bin=read_bin)
+    assert len(files) == 3
+    assert sum(map(len, files.values())) + 5000 + 3 * 230 < 200_000 / 5
+    _, files = amend_list(before, {}, about, None, NOW + HOUR, least_version=1, read_bin=read_bin)
+    assert [*files] == [f"{SIGNED}/timestamp.json"] and len(files[f"{SIGNED}/timestamp.json"]) < 1000
 
 
 # Keys

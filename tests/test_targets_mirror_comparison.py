@@ -7,7 +7,9 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +17,64 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.mirror_program import FileVersion
+from gitboot.render.listing import ListedFile as Listed
+from gitboot.render.listing import render, shared_listing
+from gitboot.render.tree import File
 from gitboot.targets.mirror import FolderMirror, WebMirror
 from gitboot.targets.mirror_comparison import ListedFile, compare_with_list, judge_listed
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault
 from tests.caches import nginx_cache
+from tests.fleets import fleet, image, policy, profile, server
+from tests.list_clients import SignedSite
 from tests.mirrors import nginx
 from tests.preloaded import captured
-from tests.serving import ENTRY, MAC, UUID, Site
-from tests.signed_lists import ListSigner, listings_of, render_listing, sign_tree, write_list
+from tests.serving import ENTRY, MAC, UUID, Site, planned
+from tests.signed_lists import ListSigner
 from tests.test_targets_mirror import BY_MAC, FIRST, FLEET, NOBODY, CopyServer, serving
 
 DAY = timedelta(days=1)
+CHANGED = planned(  # FLEET with another image
+    fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
+    server("new01", "role: new", "provision: 1"),
+    policy("new", "{matchLabels: {role: new}}", often="Once"),
+    server("web01", "role: web"),
+    image("flatcar-2"),
+    profile("web", "flatcar-2"),
+    policy("web", "{matchLabels: {role: web}}"),
+)
 LIST = "/signed/timestamp.json"
 
 
 @pytest.fixture(scope="module")
-def signer() -> ListSigner:
-    return ListSigner()
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory, signer: ListSigner) -> Path:
+def published(tmp_path_factory: pytest.TempPathFactory) -> SignedSite:
     """A published tree with its signed list."""
-    root: Path = tmp_path_factory.mktemp("published") / "output"
-    Site(root).publish(FLEET)
-    sign_tree(root, signer)
-    return root
+    found = SignedSite(tmp_path_factory.mktemp("published"))
+    found.publish(FLEET, made=_now())
+    return found
 
 
 @pytest.fixture
-def copy(output: Path, tmp_path: Path) -> Path:
+def publisher(tmp_path: Path) -> SignedSite:
+    """A tree of this test alone, with its signed list."""
+    found = SignedSite(tmp_path / "publisher")
+    found.publish(FLEET, made=_now())
+    return found
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+@pytest.fixture
+def copy(published: SignedSite, tmp_path: Path) -> Path:
     """A copy of boot/ with its times: all that a mirror has."""
-    return shutil.copytree(output / "boot", tmp_path / "boot")
+    return shutil.copytree(published.boot, tmp_path / "boot")
+
+
+def copied(publisher: SignedSite, copy: Path) -> Path:
+    """Bring a copy to what is published now."""
+    shutil.rmtree(copy, ignore_errors=True)
+    return shutil.copytree(publisher.boot, copy)
 
 
 @pytest.fixture
@@ -55,15 +83,18 @@ def mirror(copy: Path) -> Iterator[CopyServer]:
         yield mirror
 
 
-Verify = Callable[..., tuple[int, dict[str, str], dict[str, Any]]]
+Verified = tuple[int, dict[str, str], dict[str, Any]]
+Verify = Callable[..., Verified]
 
 
 @pytest.fixture
-def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, signer: ListSigner) -> Verify:
+def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, published: SignedSite) -> Verify:
     """Type the command with the public key: its exit code, the faults by path, and all that it prints as JSON."""
 
-    def verify(mirror: object, *more: object, key: str | None = None) -> tuple[int, dict[str, str], dict[str, Any]]:
-        arguments = ["verify-mirror", mirror, "--key", key or signer.keys[0].hex(), "-o", "json", *more]
+    def verify(
+        mirror: object, *more: object, key: object = published.public
+    ) -> tuple[int, dict[str, str], dict[str, Any]]:
+        arguments = ["verify-mirror", mirror, "--key", key, "-o", "json", *more]
         monkeypatch.setattr(sys, "argv", ["gitboot", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -87,7 +118,7 @@ def test_a_mirror_is_verified_by_its_url_and_the_public_key_alone(mirror: CopySe
 
 
 def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_whatever_its_size_and_time(
-    output: Path, copy: Path, tmp_path: Path, signer: ListSigner
+    published: SignedSite, copy: Path, tmp_path: Path
 ) -> None:
     """By HTTP from the real nginx, with the URL and the public key alone; of what only machines fetch, if asked to."""
     for path in (ENTRY, FIRST):
@@ -97,13 +128,13 @@ def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_whatever_its_s
         os.utime(copy / path[1:], (before.st_mtime, before.st_mtime))
         assert (copy / path[1:]).stat().st_size == len(content)
     (tmp_path / "nginx").mkdir()
-    with nginx(copy, output / "ops/serve", tmp_path / "nginx") as mirror:
+    with nginx(copy, published.root / "ops/serve", tmp_path / "nginx") as mirror:
         for more, found in (
             ((mirror.url,), {FIRST}),
             ((mirror.url, "--read-entries"), {FIRST, ENTRY}),
             ((copy,), {FIRST, ENTRY}),
         ):
-            done = captured("verify-mirror", *more, "--key", signer.keys[0].hex(), "-o", "json")
+            done = captured("verify-mirror", *more, "--key", published.public, "-o", "json")
             items = json.loads(done.stdout)["items"]
             assert done.returncode == 8
             assert {(f"/{each['path']}", each["fault"]) for each in items} == {(path, "Wrong") for path in found}
@@ -152,11 +183,10 @@ def test_headers_that_a_loader_or_a_proxy_may_misuse_are_found(
 # The list
 
 
-def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify, signer: ListSigner) -> None:
-    stranger = ListSigner()
-    assert verify(copy, key=stranger.keys[0].hex())[:2] == (8, {"/signed/1.root.json": "BadSignature"})
+def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify) -> None:
+    assert verify(copy, key=ListSigner().keys[0].hex())[:2] == (8, {"/signed/1.root.json": "BadSignature"})
     listing = next((copy / "signed/servers").iterdir())
-    listing.write_bytes(listing.read_bytes() + b" ")
+    listing.write_bytes(listing.read_bytes()[:-9])
     assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Damaged"
     listing.unlink()
     assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Missing"
@@ -169,27 +199,45 @@ def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify, s
     assert verify(copy)[:2] == (8, {LIST: "Missing"})
 
 
-def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
-    output: Path, copy: Path, verify: Verify, signer: ListSigner
+@pytest.mark.parametrize("by", ["folder", "HTTP"])
+def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not_wrong(
+    publisher: SignedSite, copy: Path, verify: Verify, by: str
 ) -> None:
-    made = datetime.now(UTC) - 3 * DAY
-    write_list(copy, signer.make(listings_of(output), made=made.replace(microsecond=0), expires=_seconds(made + DAY)))
+    """The publisher has replaced boot scripts and listings, and was killed before it wrote the list."""
+    more = {"boot/added.ipxe": File(b"#!ipxe\n")}
+    Site(publisher.root).publish(replace(CHANGED, shared={**CHANGED.shared, **more}), commit="newer")
+    listed = ((path, Listed(file.sha256, len(file.content))) for path, file in {**CHANGED.shared, **more}.items())
+    (publisher.boot / "signed/shared.json").write_bytes(render(shared_listing(sorted(listed))))
+    copied(publisher, copy)
+    with serving(copy) as mirror:
+        place = copy if by == "folder" else mirror.url
+        code, found, shown = verify(place, "--read-entries", key=publisher.public)
+    assert (code, {*found.values()}) == (8, {"Incomplete"}), found
+    assert {"/signed/servers/web01.json", "/signed/shared.json"} <= found.keys()
+    assert "a publication or a copy has not ended" in shown["items"][0]["message"]
+    edited = copy / ENTRY[1:]
+    edited.write_bytes(edited.read_bytes().replace(b"#!ipxe", b"#!IPXE"))
+    assert verify(copy, key=publisher.public)[1][ENTRY] == "Wrong", "the listing that is there counts"
+
+
+def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
+    tmp_path: Path, copy: Path, verify: Verify
+) -> None:
+    publisher = SignedSite(tmp_path / "publisher")
+    publisher.publish(FLEET, made=_now() - 3 * DAY)
+    copied(publisher, copy)
     (copy / FIRST[1:]).unlink()
-    code, found, shown = verify(copy)
+    code, found, shown = verify(copy, key=publisher.public)
     assert (code, found) == (8, {LIST: "Expired", FIRST: "Missing"})
     assert shown["list"]["ageSeconds"] >= 3 * 86400
 
 
-def _seconds(at: datetime) -> datetime:
-    return at.replace(microsecond=0)
-
-
 def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
-    output: Path, copy: Path, verify: Verify
+    tmp_path: Path, copy: Path, verify: Verify
 ) -> None:
-    shutil.rmtree(copy / "signed")
-    now = _seconds(datetime.now(UTC))
-    write_list(copy, ListSigner.unsigned().make(listings_of(output), made=now, expires=now + DAY))
+    publisher = SignedSite(tmp_path / "publisher", is_signed=False)
+    publisher.publish(FLEET, made=_now())
+    copied(publisher, copy)
     assert verify(copy)[:2] == (8, {LIST: "Unsigned"})
     done = captured("verify-mirror", copy)
     assert (done.returncode, "unsigned" in done.stdout) == (0, True)
@@ -202,18 +250,18 @@ def test_a_signed_list_is_compared_without_a_key_and_that_is_said(copy: Path) ->
     assert (done.returncode, "signatures were not checked" in done.stdout) == (0, True)
 
 
-def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path, signer: ListSigner) -> None:
-    (tmp_path / "key").write_text(f"# root of lon1\n{signer.keys[0].hex()}\n")
+def test_a_public_key_may_be_a_file_and_has_to_be_one(copy: Path, tmp_path: Path, published: SignedSite) -> None:
+    (tmp_path / "key").write_text(f"# root of lon1\n{published.key.hex()}\n")
     assert captured("verify-mirror", copy, "--key", tmp_path / "key").returncode == 0
     for key in ("x", "ab" * 31, tmp_path):
         done = captured("verify-mirror", copy, "--key", key)
         assert (done.returncode, done.stderr.count("\n"), "--key" in done.stderr) == (64, 1, True)
 
 
-def test_a_mirror_that_answers_nothing_is_one_error(copy: Path, signer: ListSigner) -> None:
+def test_a_mirror_that_answers_nothing_is_one_error(copy: Path, published: SignedSite) -> None:
     with serving(copy) as mirror:
         url = mirror.url
-    done = captured("verify-mirror", url, "--key", signer.keys[0].hex())
+    done = captured("verify-mirror", url, "--key", published.public)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
 
 
@@ -222,20 +270,16 @@ def test_errors_of_the_mirror_are_unknown_and_no_fault_of_the_copy(mirror: CopyS
     assert verify(mirror.url)[:2] == (6, {FIRST: "Unknown"})
 
 
-def test_a_list_that_is_published_meanwhile_is_compared_again(output: Path, copy: Path, signer: ListSigner) -> None:
-    """The file is replaced after the first list was read, and the newer list names what it is now."""
-    made = _seconds(datetime.now(UTC))
-    listings = listings_of(output)
+def test_a_list_that_is_published_meanwhile_is_compared_again(publisher: SignedSite, copy: Path) -> None:
+    """Files and listings are replaced after the first list was read, and the newer list names what they are now."""
+    copied(publisher, copy)
 
     def begun(_: int) -> None:
-        (copy / "left.ipxe").write_bytes(b"#!ipxe\n")
-        shared = json.loads(listings["shared.json"])
-        files = {path: [(None, (copy / path).read_bytes())] for path in (*shared["files"], "left.ipxe")}
-        newer = {**listings, "shared.json": render_listing(None, files)}
-        write_list(copy, signer.make(newer, made=made, expires=made + DAY))
+        publisher.publish(CHANGED, made=_now())
+        copied(publisher, copy)
 
-    report = compare_with_list(FolderMirror(copy), signer.keys, made, parallel=2, begun=begun, done=lambda _: None)
-    assert report.findings == ()
+    look = partial(compare_with_list, FolderMirror(copy), [publisher.key], _now(), parallel=2, done=lambda _: None)
+    assert look(begun=begun).findings == ()
 
 
 # Files that turn
@@ -277,12 +321,11 @@ def test_a_file_that_turns_is_judged_by_the_version_of_now(
 KEEPS = ("proxy_ignore_headers Cache-Control Expires", "proxy_cache_valid 10m")
 
 
-def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Path, verify: Verify) -> None:
+def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(
+    publisher: SignedSite, tmp_path: Path, verify: Verify
+) -> None:
     """With the real nginx as the mirror and as the cache: the old check looked at headers, and found nothing."""
-    signer, root = ListSigner(), tmp_path / "output"
-    key = signer.keys[0].hex()
-    Site(root).publish(FLEET)
-    sign_tree(root, signer)
+    root, key = publisher.root, publisher.public
     (tmp_path / "nginx").mkdir()
     with (
         nginx(root / "boot", root / "ops/serve", tmp_path / "nginx") as mirror,
@@ -290,7 +333,7 @@ def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Pat
     ):
         for url in (mirror.url, cache):
             assert verify(url, key=key)[:2] == (0, {})
-        sign_tree(root, signer)  # the next publication
+        publisher.publish(FLEET, made=_now() + DAY / 2 + DAY / 9)  # the list is renewed
         assert verify(mirror.url, key=key)[:2] == (0, {})
         assert verify(cache, key=key)[:2] == (8, {LIST: "Cached"})
         for url, code in ((mirror.url, 0), (cache, 8)):
@@ -304,17 +347,16 @@ def test_a_cache_without_a_query_in_its_key_is_found_by_the_age_of_its_answers(
     assert verify(mirror.url)[:2] == (8, {LIST: "Cached"})
 
 
-def test_a_publication_between_two_requests_is_no_cache(copy: Path, output: Path, signer: ListSigner) -> None:
-    made = _seconds(datetime.now(UTC))
-    lists = [signer.make(listings_of(output), made=made, expires=made + DAY) for _ in range(2)]
+def test_a_publication_between_two_requests_is_no_cache(publisher: SignedSite, copy: Path) -> None:
+    copied(publisher, copy)
+    publisher.publish(FLEET, made=_now() + DAY / 2 + DAY / 9)
     with serving(copy) as mirror:
-        write_list(copy, lists[0])
         opened = WebMirror(mirror.url, None, parallel=1, reads_entries=False)
         get = opened.get
 
         def get_and_publish(path: str, max_bytes: int) -> bytes | None:
             content = get(path, max_bytes)
-            write_list(copy, lists[1])
+            copied(publisher, copy)
             return content
 
         opened.get = get_and_publish  # type: ignore[method-assign]

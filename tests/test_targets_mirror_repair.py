@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from gitboot.targets.mirror_repair import ALL, FolderStore, RightFile, repair
 from gitboot.targets.mirrored import MirrorFault
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import at
+from tests.list_clients import SignedSite
 from tests.preloaded import captured
-from tests.serving import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
-from tests.signed_lists import ListSigner, sign_tree
+from tests.serving import ALWAYS, ENTRY, MAC, REPAIR, planned
 from tests.test_targets_mirror import BY_MAC, FIRST, FLEET
 
 GONE = "v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
@@ -32,11 +32,10 @@ GONE = "v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root: Path = tmp_path_factory.mktemp("published") / "output"
     content = {"boot/o/5e1f/script": File(b"content that a path names\n")}
-    Site(root).publish(replace(FLEET, shared={**FLEET.shared, **content}))
-    sign_tree(root, ListSigner())
-    return root
+    published = SignedSite(tmp_path_factory.mktemp("published"))
+    published.publish(replace(FLEET, shared={**FLEET.shared, **content}), made=datetime.now(UTC))
+    return published.root
 
 
 @pytest.fixture
@@ -173,21 +172,19 @@ def test_after_the_end_of_a_window_repair_writes_the_version_of_now_though_the_p
     tmp_path: Path,
 ) -> None:
     """The tree itself still has the window, as a dead publisher left it."""
-    root, copy, signer = tmp_path / "out/output", tmp_path / "copy", ListSigner()
-    root.parent.mkdir()
+    publisher, copy = SignedSite(tmp_path / "publisher"), tmp_path / "copy"
     inside, ends = at("20T23:00"), at("21T04:00")
-    Site(root).publish(planned(*ALWAYS, REPAIR, now=inside), at=inside)
-    sign_tree(root, signer, made=inside, lasts=timedelta(days=9))
-    shutil.copytree(root / "boot", copy)
+    publisher.publish(planned(*ALWAYS, REPAIR, now=inside), inside)
+    shutil.copytree(publisher.boot, copy)
 
     def stale(now: datetime) -> set[str]:
-        report = compare_with_list(FolderMirror(copy), signer.keys, now, parallel=2, begun=_ignore, done=_ignore)
+        report = compare_with_list(FolderMirror(copy), [publisher.key], now, parallel=2, begun=_ignore, done=_ignore)
         assert {each.fault for each in report.findings} <= {MirrorFault.STALE, MirrorFault.MISSING, MirrorFault.EXTRA}
         return {f"/{each.path}" for each in report.findings}
 
     def mended(now: datetime) -> set[str]:
         store = FolderStore(copy)
-        done = repair(store, root, [ALL], now, parallel=2, begun=_ignore, done=_ignore).repairs
+        done = repair(store, publisher.root, [ALL], now, parallel=2, begun=_ignore, done=_ignore).repairs
         store.close()
         return {f"/{each.path}" for each in done}
 
@@ -198,7 +195,7 @@ def test_after_the_end_of_a_window_repair_writes_the_version_of_now_though_the_p
     assert mended(ends - TOLERANCE * 2) == set()
     assert mended(after) == turned
     assert (stale(after), mended(after)) == (set(), set())
-    assert (copy / ENTRY[1:]).read_bytes() != (root / f"boot{ENTRY}").read_bytes()
+    assert (copy / ENTRY[1:]).read_bytes() != (publisher.boot / ENTRY[1:]).read_bytes()
 
 
 # A bucket

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import re
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -90,6 +91,13 @@ def staged(path: str) -> str:
     beside = f".gitboot-{sha256(name.encode()).hexdigest()[:16]}.tmp"
     return f"{folder}/{beside}" if folder else beside
 
+
+def is_staged(name: str) -> bool:
+    """Return whether `staged` makes such a name: a process that was killed may have left the file."""
+    return _STAGED.fullmatch(name) is not None
+
+
+_STAGED: Final = re.compile(r"\.gitboot-[0-9a-f]{16}\.tmp")
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 

@@ -22,7 +22,7 @@ from gitboot.canonical import canonical
 from gitboot.errors import PublishError
 from gitboot.model.scalars import format_instant
 from gitboot.publish.disk import Disk
-from gitboot.publish.durable import staged
+from gitboot.publish.durable import is_staged, staged
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import Stamp, digest_of
 from gitboot.publish.tree import Tree, damaged
@@ -249,29 +249,32 @@ class SignedList:
     def update(self, disk: Disk, tree: Tree, about: ListAbout, keys: ListKeys | None, now: datetime) -> None:
         """Bring the list to what the tree is, and renew it if it is due.
 
-        Each file has the list's version in its name, but for the timestamp, which comes last, and the listing of
-        shared files. So a reader finds the earlier list whole until the timestamp is replaced. Raises PublishError;
-        then the earlier list stays.
+        Each file has the list's version in its name, but for the timestamp, which comes last, and the listings. So a
+        reader finds the metadata of the earlier list whole until the timestamp is replaced. New root metadata comes
+        right before the timestamp, because it may reject the key of the earlier one. Raises PublishError; then the
+        earlier list stays.
         """
         if self._is_current and self._is_as_wanted(about, keys, now):
             return
         self._is_current = False
-        lies = {name: int(match[1]) for name in disk.names(_FOLDER) if (match := _VERSIONED.fullmatch(name))}
+        names = disk.names(_FOLDER)
+        lies = {name: int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))}
         by_root = keys.metadata if keys is not None else {}
-        own = {SIGNED + name: data for name, data in by_root.items() if disk.read(SIGNED + name) != data}
+        rooted = {SIGNED + name: data for name, data in by_root.items() if disk.read(SIGNED + name) != data}
         if self._state is None or not self._state.is_by(keys):
             self._state = _read_state(disk, keys)
         if self._to != about.manifest:  # an earlier process published it
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
         shared = render(shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items())))
+        listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(digest_of(shared), len(shared))}
-        if disk.read(SHARED_LISTING) != shared:
-            self._changed |= shared_target
-            own[SHARED_LISTING] = shared
         before = self._state
         if before is not None and (before.manifest != self._from or not before.names <= lies.keys()):
             before = None  # the changes are not those since this list, or somebody removed files of it
-        if before is not None and not self._changed and not own and self._is_as_wanted(about, keys, now):
+        if before is not None and not _has_targets(disk, keys, before, shared_target):
+            self._changed |= shared_target  # perhaps a process ended between the listing and the list
+        is_written = not self._changed and not rooted and not listings
+        if before is not None and is_written and self._is_as_wanted(about, keys, now):
             self._is_current = True
             return
         versions = [number for name, number in lies.items() if name not in by_root]
@@ -285,10 +288,12 @@ class SignedList:
             changed = self._changed if self._from is None else _all_targets(disk, tree)
             found = amended(None, {**changed, **shared_target}, read_bin=_read_nothing)
         state, files = found
-        last = {LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
-        _write(disk, {**own, **files}, now)
+        last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
+        _write(disk, {**listings, **files}, now)
         _write(disk, last, now)
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
+        for name in filter(is_staged, names):
+            disk.remove(SIGNED + name)
         self._remove_superseded(disk, lies.keys() - state.names - by_root.keys(), now)
 
     def _is_as_wanted(self, about: ListAbout, keys: ListKeys | None, now: datetime) -> bool:
@@ -364,6 +369,16 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
         }
     except (KeyError, TypeError, AttributeError) as error:
         raise _Unusable(str(error)) from error
+
+
+def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
+    """Return whether a list has these targets."""
+    with suppress(_Unusable, KeyError):
+        return all(
+            _read_bin(disk, keys, name := bin_of(target), state.bins[name]).get(target) == listed
+            for target, listed in targets.items()
+        )
+    return False
 
 
 def _read_nothing(_name: str, _version: int) -> Targets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -12,9 +13,11 @@ from typing import Final, NamedTuple, Protocol
 
 from gitboot.errors import HostUnreachable
 from gitboot.mirror_program import (
+    DAMAGED,
     MAX_TARGETS_BYTES,
     MISSING,
     OLDER,
+    SHARED,
     SIGNED,
     TOLERANCE,
     UNSIGNED,
@@ -22,6 +25,7 @@ from gitboot.mirror_program import (
     Listing,
     ListProblem,
     SignedList,
+    Target,
     hashed_path,
     is_hashed,
     parse_listing,
@@ -29,16 +33,21 @@ from gitboot.mirror_program import (
     versions_around,
 )
 from gitboot.model.scalars import format_instant
+from gitboot.publish.manifest import digest_of
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
 
 _BATCH: Final = 4096  # files that are given to threads at a time
 _LATER: Final = "it counts at another time"
+_INCOMPLETE: Final = (
+    "the list names another version of this listing: a publication or a copy has not ended, or somebody has changed "
+    "the mirror. Run the command again; if this finding stays, let gitboot publish and the mirror copy again"
+)
 _LIST_FAULTS: Final = {
     MISSING: MirrorFault.MISSING,
     UNSIGNED: MirrorFault.UNSIGNED,
     OLDER: MirrorFault.STALE,
     "BadSignature": MirrorFault.BAD_SIGNATURE,
-    "Damaged": MirrorFault.DAMAGED,
+    DAMAGED: MirrorFault.DAMAGED,
 }
 
 
@@ -117,7 +126,8 @@ def compare_with_list(
         if signed.expires <= now:
             message = f"{SIGNED}{signed.expiring} was to be renewed before {format_instant(signed.expires)}"
             found.append(MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message))
-        files, hidden = reader.files(signed, now, found)
+        listed: list[MirrorFinding] = []
+        files, hidden = reader.files(signed, now, listed)
         read = {path: file for path, file in files.items() if mirror.reads(path)}
         begun(len(read))
         compared = [*mirror.besides(files)]
@@ -125,16 +135,18 @@ def compare_with_list(
         for file, judged in _judged(mirror, read.values(), pool, done):
             compared += [judged.finding] if judged.finding is not None else []
             turning |= {file.path} if judged.is_turning else set()
-        later: list[MirrorFinding] = []
-        if compared and (newer := reader.read(later)) is not None and newer.version != signed.version:
-            again, _ = reader.files(newer, now, later)
+        is_wrong = bool(listed or compared)
+        if is_wrong and (newer := reader.read([])) is not None and newer.version != signed.version:
+            listed = []
+            again, _ = reader.files(newer, now, listed)
             changed = {path for each in compared if again.get(path := each.path) != files.get(path)}
             compared = [each for each in compared if each.path not in changed]
+            changed |= {path for path in again.keys() - files.keys() if mirror.reads(path)}
             for _, judged in _judged(mirror, (again[path] for path in sorted(changed & again.keys())), pool, _ignore):
                 compared += [judged.finding] if judged.finding is not None else []
     return MirrorReport(
         signed=signed,
-        findings=_sorted([*found, *compared]),
+        findings=_sorted([*found, *listed, *compared]),
         files=len(files) + hidden,
         unread=tuple(sorted(files.keys() - read.keys())),
         hidden=hidden,
@@ -178,9 +190,9 @@ class ListReader:
         files: dict[str, ListedFile] = {}
         hidden, names = 0, self._mirror.names()
         by_digest = {hashed_path(path): path for path in names or ()}
-        for listing in self._pool.map(lambda name: self._listing(signed, name), sorted(signed.targets)):
-            if isinstance(listing, MirrorFinding):
-                found.append(listing)
+        for listing, finding in self._pool.map(lambda name: self._listing(signed, name), sorted(signed.targets)):
+            found += [finding] if finding is not None else []
+            if listing is None:
                 continue
             for path, versions in listing.files.items():
                 if is_hashed(path) and names is None:
@@ -193,17 +205,33 @@ class ListReader:
                     files[path] = listed_file(listing, path, (), now)
         return dict(sorted(files.items())), hidden
 
-    def _listing(self, signed: SignedList, name: str) -> Listing | MirrorFinding:
+    def _listing(self, signed: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
+        """Return a listing, and what is wrong with it, also one of another version than the list names."""
         target = signed.targets[name]
         try:
             data = self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))
             if data is None:
                 raise ListProblem(MISSING, name, "it is absent, and the list names it")
-            return parse_listing(name, data, target)
+            return parse_listing(name, data, target), None
         except ListProblem as problem:
-            return _finding(problem)
+            listing = self._other_version(name) if problem.fault == DAMAGED else None
+            if listing is None:
+                return None, _finding(problem)
+            return listing, MirrorFinding(path=SIGNED + name, fault=MirrorFault.INCOMPLETE, message=_INCOMPLETE)
         except HostUnreachable as error:
-            return MirrorFinding(path=f"{SIGNED}{name}", fault=MirrorFault.UNKNOWN, message=str(error))
+            return None, MirrorFinding(path=SIGNED + name, fault=MirrorFault.UNKNOWN, message=str(error))
+
+    def _other_version(self, name: str) -> Listing | None:
+        """Return a listing of this server, whatever its digest; None: it is no listing.
+
+        A publication, and a copy of it, writes a listing before the list that names it.
+        """
+        with suppress(ListProblem, HostUnreachable):
+            data = self._get(name, MAX_TARGETS_BYTES) or b""
+            listing = parse_listing(name, data, Target(digest_of(data), len(data)))
+            if name == (SHARED if listing.server is None else f"servers/{listing.server}.json"):
+                return listing
+        return None
 
 
 def listed_file(listing: Listing, path: str, versions: tuple[FileVersion, ...], now: datetime) -> ListedFile:

@@ -27,6 +27,7 @@ class MirrorFault(StrEnum):
     UNSIGNED = "Unsigned"  # the list has no signatures, although a key is named
     BAD_SIGNATURE = "BadSignature"  # a part of the list is not signed by the keys that have to sign it
     DAMAGED = "Damaged"  # a part of the list is not what gitboot writes, or of another list
+    INCOMPLETE = "Incomplete"  # a listing is of another version than the list
     EXPIRED = "Expired"  # the list has not been renewed in time
     UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
 
