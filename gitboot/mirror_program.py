@@ -24,6 +24,7 @@ import stat
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 SIGNED = "signed/"  # the folder of the list, below boot/
@@ -120,6 +121,7 @@ def _base() -> _Point:
 _BASE = _base()
 
 
+@lru_cache(maxsize=1024)  # a list that is read again has mostly the same parts
 def ed25519_verify(key: bytes, message: bytes, signature: bytes) -> bool:
     """Return whether this is the key's signature of the message: RFC 8032, 5.1.7, without the cofactor.
 
@@ -924,11 +926,14 @@ class Mirror:
     def _note(self, tree: "Tree") -> None:
         """Remember a list, and the ends of its windows.
 
-        A newer list that was made before the latest time shows that this clock was ahead: the list's time counts.
+        The latest time goes back only if a newer list had expired by then: this clock was ahead, because a publisher
+        renews its list long before. Any other list may have waited for this copy, whatever the time is, and a window
+        that has ended stays ended.
         """
         state, signed = self._state, tree.signed
         is_newer = state.seen is None or signed.seen != state.seen
-        state.latest = signed.made if is_newer else max(state.latest, signed.made)
+        was_ahead = is_newer and signed.expires <= state.latest
+        state.latest = signed.made if was_ahead else max(state.latest, signed.made)
         state.seen, state.made, state.endings = signed.seen, signed.made, tree.endings()
         state.save()
 

@@ -27,9 +27,7 @@ from gitboot.canonical import canonical
 from gitboot.mirror_program import hashed_path
 from gitboot.model.scalars import format_instant
 from gitboot.publish.manifest import MANIFEST, digest_of
-from gitboot.publish.tree import read_manifest, read_state
 from gitboot.render.paths import BOOT, MEDIUM, means, token_in
-from gitboot.render.state import PublishedServer, Turn, server_of
 
 BITS: Final = 8  # 256 bins, of which those exist that have targets
 ROLES: Final = ("timestamp", "snapshot", "targets")
@@ -163,59 +161,16 @@ def _file(content: bytes | None) -> list[str | int | None]:
 
 
 def listings_of(root: Path) -> dict[str, bytes]:
-    """The listings of a published tree, by name below signed/."""
-    manifest = read_manifest(root)
-    assert manifest is not None
-    found, owned = {}, set()
-    for server in sorted(filter(None, map(server_of, manifest.files))):
-        state = read_state(root, server)
-        assert state is not None
-        owned |= {*state.files}
-        files = {path: _versions(root, state, path) for path in state.files if _is_listed(path)}
-        end = next((each.since for each in map(_end_of, state.paths.values()) if each is not None), None)
-        changed = {
-            path.removeprefix(BOOT): _content(root, state, turn.content)
-            for path, turns in state.paths.items()
-            if (turn := _end_of(turns)) is not None
-        }
-        by_path = {path.removeprefix(BOOT): versions for path, versions in files.items()}
-        found[f"servers/{server}.json"] = render_listing(server, by_path, (end, changed) if end is not None else None)
-    shared = {
-        path.removeprefix(BOOT): [(None, (root / path).read_bytes())]
-        for path in manifest.files
-        if _is_listed(path) and path not in owned
-    }
-    return {**found, "shared.json": render_listing(None, shared)}
-
-
-def _is_listed(path: str) -> bool:
-    """Whether a list has a path: it does not have its own files, which `write_list` replaces."""
-    return path.startswith(BOOT) and not path.startswith(f"{BOOT}signed/")
-
-
-def _versions(root: Path, state: PublishedServer, path: str) -> list[Version]:
-    turns = [turn for turn in state.paths.get(path, ()) if turn.since is not None]
-    return [
-        (None, (root / path).read_bytes()),
-        *((turn.since, _content(root, state, turn.content)) for turn in turns),
-    ]
-
-
-def _end_of(turns: tuple[Turn, ...]) -> Turn | None:
-    """The end of the window that is open in the tree."""
-    return turns[1] if len(turns) > 1 and turns[0].in_window and not turns[1].in_window else None
-
-
-def _content(root: Path, state: PublishedServer, digest: str | None) -> bytes | None:
-    if digest is None:
-        return None
-    return (root / stored).read_bytes() if (stored := state.stored.get(digest)) else state.contents[digest].encode()
+    """The listings of a tree with a list, by name below signed/, as the publisher made them."""
+    signed = root / BOOT / "signed"
+    paths = [signed / "shared.json", *(signed / "servers").iterdir()]
+    return {str(path.relative_to(signed)): path.read_bytes() for path in sorted(paths)}
 
 
 def sign_tree(
     root: Path, signer: ListSigner, *, made: datetime | None = None, lasts: timedelta = timedelta(hours=24)
 ) -> dict[str, bytes]:
-    """Write the signed list of a published tree into its boot/, and return its files by name below signed/."""
+    """Sign a published tree again, in place of its publisher, and return the list's files by name below signed/."""
     made = made or datetime.now(UTC).replace(microsecond=0)
     manifest = digest_of((root / MANIFEST).read_bytes())
     commit = json.loads((root / MANIFEST).read_bytes())["commit"]

@@ -13,21 +13,23 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pytest
 
 import gitboot.mirror_program as program
 from gitboot.mirror_program import main
+from gitboot.render.listing import FileVersion, Listing, listing_path, render
 from gitboot.render.tree import File
 from tests import plain
 from tests.cases import for_each
 from tests.fleets import at
 from tests.git_servers import free_port, listening
 from tests.git_servers import program as program_of
+from tests.list_clients import SignedSite
 from tests.mirrors import nginx
 from tests.preloaded import captured
-from tests.serving import ALWAYS, ENTRY, REPAIR, Fleet, Site, eventually, planned
+from tests.serving import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
 from tests.signed_lists import ListSigner, sign_tree
 from tests.test_mirror_program import _interpreters
 from tests.test_targets_mirror import BY_MAC, FIRST
@@ -46,38 +48,23 @@ def window(now: datetime = INSIDE, **shared: bytes) -> Fleet:
     return replace(fleet, shared={**fleet.shared, **more})
 
 
-class Publisher(NamedTuple):
-    """A published tree of a window that is open, and its keys."""
-
-    root: Path
-    signer: ListSigner
-
-    @property
-    def boot(self) -> Path:
-        return self.root / "boot"
-
-    def publish(self, fleet: Fleet, now: datetime = INSIDE, *, made: datetime | None = None) -> None:
-        Site(self.root).publish(fleet, at=now)
-        sign_tree(self.root, self.signer, made=made or now)
-
-
 @pytest.fixture
-def publisher(tmp_path: Path) -> Publisher:
-    (tmp_path / "publisher").mkdir()
-    found = Publisher(tmp_path / "publisher/output", ListSigner())
-    found.publish(window())
+def publisher(tmp_path: Path) -> SignedSite:
+    """A published tree of a window that is open, and its keys."""
+    found = SignedSite(tmp_path / "publisher")
+    found.publish(window(), INSIDE)
     return found
 
 
 class MirrorHost:
     """A host with the program, the public key, and a folder that a web server serves."""
 
-    def __init__(self, folder: Path, publisher: Publisher) -> None:
+    def __init__(self, folder: Path, publisher: SignedSite) -> None:
         folder.mkdir()
         self.folder, self.served = folder, folder / "boot"
         self.served.mkdir()
         self.source, self.state, self.key = str(publisher.boot), folder / "state", folder / "root.pub"
-        self.key.write_text(f"{publisher.signer.keys[0].hex()}\n")
+        shutil.copy(publisher.public, self.key)
 
     @property
     def arguments(self) -> list[str]:
@@ -101,13 +88,13 @@ def _file(path: Path) -> tuple[bytes, int]:
     return path.read_bytes(), int(path.stat().st_mtime)
 
 
-def published(publisher: Publisher) -> dict[str, tuple[bytes, int]]:
+def published(publisher: SignedSite) -> dict[str, tuple[bytes, int]]:
     paths = (path for path in publisher.boot.rglob("*") if path.is_file())
     return {str(path.relative_to(publisher.boot)): _file(path) for path in paths}
 
 
 @pytest.fixture
-def host(publisher: Publisher, tmp_path: Path) -> MirrorHost:
+def host(publisher: SignedSite, tmp_path: Path) -> MirrorHost:
     return MirrorHost(tmp_path / "mirror", publisher)
 
 
@@ -122,7 +109,7 @@ WINDOW, ENDED = script(INSIDE), script(AFTER)
 # Copies
 
 
-def test_a_mirror_is_what_was_published_with_its_times(publisher: Publisher, host: MirrorHost) -> None:
+def test_a_mirror_is_what_was_published_with_its_times(publisher: SignedSite, host: MirrorHost) -> None:
     assert host.run(INSIDE) == 0
     assert host.contents() == published(publisher)
     before = {path: (host.served / path).stat().st_ino for path in host.contents()}
@@ -130,8 +117,8 @@ def test_a_mirror_is_what_was_published_with_its_times(publisher: Publisher, hos
     assert {path: (host.served / path).stat().st_ino for path in host.contents()} == before, "nothing is written again"
 
 
-def test_a_commit_arrives_and_what_it_removes_goes(publisher: Publisher, host: MirrorHost) -> None:
-    publisher.publish(window(left=b"#!ipxe\n"))
+def test_a_commit_arrives_and_what_it_removes_goes(publisher: SignedSite, host: MirrorHost) -> None:
+    publisher.publish(window(left=b"#!ipxe\n"), INSIDE)
     host.run(INSIDE)
     assert host.boots("/left") == b"#!ipxe\n"
     publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
@@ -140,7 +127,7 @@ def test_a_commit_arrives_and_what_it_removes_goes(publisher: Publisher, host: M
     assert not (host.served / "left").exists()
 
 
-def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher: Publisher, host: MirrorHost) -> None:
+def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher: SignedSite, host: MirrorHost) -> None:
     host.run(INSIDE)
     for path in (ENTRY, FIRST):
         before = (host.served / path[1:]).stat()
@@ -171,7 +158,7 @@ def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost
 
 
 def test_finding_m1_a_mirror_ends_a_window_though_the_publisher_died_in_it(
-    publisher: Publisher, host: MirrorHost, tmp_path: Path
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
 ) -> None:
     """With a real rsync daemon, and nginx: the tree and its list stay as the publisher left them."""
     port, conf = free_port(), tmp_path / "rsyncd.conf"
@@ -216,8 +203,8 @@ def _program(host: MirrorHost, now: datetime, interpreter: str = sys.executable)
 def test_each_python_that_is_here_copies_and_ends_a_window(interpreter: str, tmp_path: Path) -> None:
     folder = tmp_path / interpreter.replace("/", "-")
     folder.mkdir()
-    publisher = Publisher(folder / "output", ListSigner())
-    publisher.publish(window())
+    publisher = SignedSite(folder / "publisher")
+    publisher.publish(window(), INSIDE)
     host = MirrorHost(folder / "mirror", publisher)
     for now, script in ((INSIDE, WINDOW), (ENDS, ENDED)):
         done = _program(host, now, interpreter)
@@ -226,7 +213,7 @@ def test_each_python_that_is_here_copies_and_ends_a_window(interpreter: str, tmp
 
 @pytest.mark.parametrize("source", ["there", "gone"])
 def test_a_window_that_has_ended_stays_ended_though_the_clock_goes_back(
-    publisher: Publisher, host: MirrorHost, source: str
+    publisher: SignedSite, host: MirrorHost, source: str
 ) -> None:
     assert host.run(INSIDE) == 0
     assert host.run(ENDS) == 0
@@ -237,7 +224,7 @@ def test_a_window_that_has_ended_stays_ended_though_the_clock_goes_back(
         assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
 
 
-def test_no_window_is_opened_by_the_mirror(publisher: Publisher, host: MirrorHost) -> None:
+def test_no_window_is_opened_by_the_mirror(publisher: SignedSite, host: MirrorHost) -> None:
     """Only the publisher opens windows: a mirror cannot know what was decided since."""
     before = at("20T21:00")
     publisher.publish(window(before), before)
@@ -247,31 +234,40 @@ def test_no_window_is_opened_by_the_mirror(publisher: Publisher, host: MirrorHos
     assert host.boots() == ENDED
 
 
-def test_an_expired_list_still_ends_windows(publisher: Publisher, host: MirrorHost) -> None:
+def test_an_expired_list_still_ends_windows(publisher: SignedSite, host: MirrorHost) -> None:
     later = ENDS + timedelta(days=30)
     assert host.run(later) == 0
     assert host.boots() == ENDED
 
 
-def test_a_publisher_that_lives_publishes_the_next_window(publisher: Publisher, host: MirrorHost) -> None:
+def test_a_publisher_that_lives_publishes_the_next_window(publisher: SignedSite, host: MirrorHost) -> None:
     host.run(INSIDE)
     host.run(ENDS)
     again = at("21T04:00") + timedelta(hours=1)
-    publisher.publish(window(), again, made=again)
+    publisher.publish(window(), again)
     assert host.run(again) == 0
     assert host.boots() == ENDED, "the window of this list has ended, whoever has published it"
 
 
-def test_a_clock_that_was_ahead_is_corrected_by_the_next_list(publisher: Publisher, host: MirrorHost) -> None:
+def test_a_clock_that_was_ahead_is_corrected_by_the_next_list(publisher: SignedSite, host: MirrorHost) -> None:
     host.run(datetime(2040, 1, 1, tzinfo=UTC))
     assert host.boots() == ENDED
-    publisher.publish(window(), INSIDE + SECOND)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
     assert host.run(INSIDE + SECOND) == 0
     assert host.boots() == WINDOW
 
 
+def test_a_list_that_waited_for_its_copy_opens_no_window_again(publisher: SignedSite, host: MirrorHost) -> None:
+    """The clock goes back after the end, and then a newer list arrives that was made in the window."""
+    host.run(INSIDE)
+    assert host.run(ENDS) == 0
+    publisher.publish(window(added=b"#!ipxe\n"), ENDS - SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
+
+
 @pytest.mark.parametrize("lost", ["state", "digests", "damaged state"])
-def test_a_window_ends_though_the_state_was_lost(publisher: Publisher, host: MirrorHost, lost: str) -> None:
+def test_a_window_ends_though_the_state_was_lost(publisher: SignedSite, host: MirrorHost, lost: str) -> None:
     host.run(INSIDE)
     if lost == "damaged state":
         host.state.write_bytes(b"{}")
@@ -293,7 +289,7 @@ sys.exit(program["main"](sys.argv[3:], clock=clock))
 """
 
 
-def test_a_window_ends_while_a_copy_hangs(publisher: Publisher, host: MirrorHost, tmp_path: Path) -> None:
+def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> None:
     """The server accepts the connection, and is silent."""
     host.run(INSIDE)
     clock = tmp_path / "clock"
@@ -318,35 +314,33 @@ def test_a_window_ends_while_a_copy_hangs(publisher: Publisher, host: MirrorHost
 # What is not served
 
 
-def _edited(publisher: Publisher) -> None:
+def _edited(publisher: SignedSite) -> None:
     (publisher.boot / ENTRY[1:]).write_bytes(b"#!ipxe\nshell\n")
 
 
-def _added(publisher: Publisher) -> None:
+def _added(publisher: SignedSite) -> None:
     """A boot script that the list does not name."""
     (publisher.boot / "pxelinux.cfg").mkdir(exist_ok=True)
     (publisher.boot / "pxelinux.cfg/default").write_text("DEFAULT shell\n")
 
 
-def _signed_by_another(publisher: Publisher) -> None:
+def _signed_by_another(publisher: SignedSite) -> None:
     _edited(publisher)
-    shutil.rmtree(publisher.boot / "signed")
     sign_tree(publisher.root, ListSigner(), made=INSIDE)
 
 
-def _unsigned(publisher: Publisher) -> None:
+def _unsigned(publisher: SignedSite) -> None:
     _edited(publisher)
-    shutil.rmtree(publisher.boot / "signed")
     sign_tree(publisher.root, ListSigner.unsigned(), made=INSIDE)
 
 
-def _without_list(publisher: Publisher) -> None:
+def _without_list(publisher: SignedSite) -> None:
     shutil.rmtree(publisher.boot / "signed")
 
 
-TAMPERED: Final[dict[str, tuple[Callable[[Publisher], None], str]]] = {
+TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
     "an edited boot script": (_edited, "is not as the list names it"),
-    "a list of another publisher": (_signed_by_another, "right signatures"),
+    "a list of another publisher": (_signed_by_another, "no root is signed by the public key"),
     "an unsigned list": (_unsigned, "nothing is signed"),
     "no list": (_without_list, "there is no signed list"),
 }
@@ -354,20 +348,21 @@ TAMPERED: Final[dict[str, tuple[Callable[[Publisher], None], str]]] = {
 
 @pytest.mark.parametrize("case", TAMPERED)
 def test_a_tree_that_is_not_the_publishers_is_not_served_and_windows_end_all_the_same(
-    publisher: Publisher, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
+    publisher: SignedSite, host: MirrorHost, capsys: pytest.CaptureFixture[str], case: str
 ) -> None:
     change, words = TAMPERED[case]
     host.run(INSIDE)
     before = host.contents()
     change(publisher)
     assert host.run(INSIDE + SECOND) == 1
-    assert words in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert words in shown
     assert host.contents() == before
     assert host.run(ENDS) == 1
     assert host.boots() == ENDED
 
 
-def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: Publisher, host: MirrorHost) -> None:
+def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
     before = published(publisher)
     _added(publisher)
     assert host.run(INSIDE) == 0
@@ -375,7 +370,7 @@ def test_a_boot_script_that_the_list_does_not_name_is_not_served(publisher: Publ
 
 
 def test_an_earlier_tree_is_not_served(
-    publisher: Publisher, host: MirrorHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(publisher.root, tmp_path / "earlier")
     publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
@@ -419,14 +414,19 @@ sys.exit(program["main"](sys.argv[4:], clock=lambda: now))
 
 
 def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
-    publisher: Publisher, host: MirrorHost
+    publisher: SignedSite, host: MirrorHost
 ) -> None:
-    """Each entry of the tree names a content; at each step the content of what is served is there."""
-    entries = [ENTRY, BY_MAC]
+    """Each entry of the tree names a content; at each step the content of what is served is there.
+
+    The lists have few bins, so that each process has few signatures to verify.
+    """
+    entries, signer = [ENTRY, BY_MAC], ListSigner()
+    host.key.write_text(f"{signer.keys[0].hex()}\n")
     for number in range(400):
         names = f"o/{number:04}/script"
         fleet = _chained(names)
         publisher.publish(fleet, INSIDE + SECOND * number)
+        sign_tree(publisher.root, signer, made=INSIDE + SECOND * number)
         command = [sys.executable, "-I", "-c", KILLED, str(SOURCE), str(number)]
         done = subprocess.run([*command, f"{INSIDE:%Y-%m-%dT%H:%M:%S}", *host.arguments], check=False)
         assert done.returncode in (0, -signal.SIGKILL)
@@ -443,12 +443,13 @@ def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
 
 def _chained(name: str) -> Fleet:
     """A fleet whose boot scripts name one content."""
-    fleet = window()
-    files = {
-        server: {path: _naming(path, file, name) for path, file in state.files.items()}
-        for server, state in fleet.servers.items()
-    }
-    servers = {server: replace(state, files=files[server]) for server, state in fleet.servers.items()}
+    fleet, servers = window(), {}
+    for server, state in fleet.servers.items():
+        files = {path: _naming(path, file, name) for path, file in state.files.items() if path != listing_path(server)}
+        ours = {path: file for path, file in files.items() if path.startswith("boot/")}
+        listed = {path: (FileVersion(None, each.sha256, len(each.content)),) for path, each in ours.items()}
+        listing = File(render(Listing(server=server, files=listed)))
+        servers[server] = replace(state, files={**files, listing_path(server): listing})
     return replace(fleet, servers=servers, shared={**fleet.shared, f"boot/{name}": File(name.encode())})
 
 
@@ -460,14 +461,14 @@ def _naming(path: str, file: File, name: str) -> File:
 
 
 @pytest.fixture
-def written(publisher: Publisher, host: MirrorHost, tmp_path: Path) -> Path:
+def written(publisher: SignedSite, host: MirrorHost, tmp_path: Path) -> Path:
     out = tmp_path / "for-mirror"
     done = captured("verify-mirror", host.served, "--write-program", out, "--from", publisher.boot, "--key", host.key)
     assert done.returncode == 0, done.stderr
     return out
 
 
-def test_the_written_service_runs_the_written_program(publisher: Publisher, host: MirrorHost, written: Path) -> None:
+def test_the_written_service_runs_the_written_program(publisher: SignedSite, host: MirrorHost, written: Path) -> None:
     assert (written / "gitboot-mirror.py").read_bytes() == SOURCE.read_bytes()
     service = (written / "gitboot-mirror.service").read_text().replace("\\\n", " ")
     command = shlex.split(next(line for line in service.splitlines() if line.startswith("ExecStart="))[10:])
