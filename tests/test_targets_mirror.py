@@ -29,9 +29,9 @@ import pytest
 from gitboot.cli import main
 from gitboot.http_client import MinimumRate
 from gitboot.model.fleet import Output
-from gitboot.render.paths import Stage, publication_stage
+from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, Stage, kind_of, publication_stage
 from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
-from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
+from gitboot.targets.mirrored import SAMPLE, MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
 from gitboot.targets.served import content_type_of
 from tests.fleets import SEED, fleet, policy, server
 from tests.git_servers import free_port, listening, program
@@ -194,7 +194,8 @@ def test_a_mirror_whose_log_nobody_reads_may_be_read_whole(mirror: CopyServer, c
     os.utime(entry, (before.st_mtime, before.st_mtime))
     assert verify(mirror.url) == (0, {}), "of the same size and time"
     assert verify(mirror.url, "--read-entries") == (8, {ENTRY: "Wrong"})
-    assert mirror.asked["GET", ENTRY] == 1
+    assert (mirror.asked["HEAD", ENTRY], mirror.asked["GET", ENTRY]) == (0, 1), "as loaders ask"
+    assert mirror.asked["HEAD", FIRST] == mirror.asked["GET", FIRST] == 2, "as firmware asks, in both comparisons"
 
 
 def _removed(copy: Path, path: str) -> None:
@@ -480,6 +481,15 @@ def test_content_that_is_named_by_its_digest_was_never_another() -> None:
     file = MirrorFile(path=f"o/{'a' * 64}/user-data", sha256="b" * 64, size=3, modified=1000)
     found = judge(file, MirrorAnswer(status=200, size=4, modified=1))
     assert found is not None and found.fault is MirrorFault.WRONG
+
+
+def test_paths_of_a_kind_that_no_server_has_are_asked_for_a_sample_of_machines() -> None:
+    macs = [f"02-00-00-00-{number >> 8:02x}-{number & 255:02x}" for number in range(10 * SAMPLE)]
+    found = left_over([f"grub.cfg-01-{mac}" for mac in macs] + [f"v1/boot/{macs[0]}/boot.ipxe"])
+    by_kind = Counter(kind_of(f"boot/{path}") for path in found)
+    assert by_kind.pop(IPXE_BY_MAC) == len(macs) - 1
+    assert set(by_kind.values()) == {SAMPLE}
+    assert PXELINUX in by_kind
 
 
 def test_what_may_be_left_over_is_of_the_same_machines_alone() -> None:

@@ -245,7 +245,7 @@ class WebMirror:
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
-        """Ask as firmware does first, by HEAD, and then read it."""
+        """Return what is answered for a file, read if it has its size."""
         return self.read(file.path, (file.size,))
 
     def get(self, path: str, max_bytes: int) -> bytes | None:
@@ -291,7 +291,12 @@ class WebMirror:
         return self._reads_entries or not is_read_by_machines_only(path)
 
     def read(self, path: str, sizes: Collection[int]) -> MirrorAnswer:
-        """Ask by HEAD, as firmware does first, and read what has one of these sizes, in bytes."""
+        """Ask by HEAD, as firmware does first, and read what has one of these sizes, in bytes.
+
+        What only machines fetch is small, and loaders send no HEAD for it: one request is enough.
+        """
+        if is_read_by_machines_only(path):
+            return self._asked("GET", path, most_bytes=max(sizes) + 1)
         return self._read(self._asked("HEAD", path), path, sizes)
 
     def _read(self, answer: MirrorAnswer, path: str, sizes: Collection[int]) -> MirrorAnswer:

@@ -175,6 +175,9 @@ PRIVATE: Final = {
 }
 
 
+SAMPLE: Final = 100  # identities, at least, whose paths of a kind that no server has are asked for
+
+
 def is_read_by_machines_only(path: str) -> bool:
     """Return whether a GET of this path, below boot/, may count as a machine's fetch."""
     kind = kind_of(BOOT + path)
@@ -182,13 +185,21 @@ def is_read_by_machines_only(path: str) -> bool:
 
 
 def left_over(paths: Iterable[str]) -> tuple[str, ...]:
-    """What an earlier publication may have had of the same machines, and ``paths`` are not; all below boot/."""
+    """Return what an earlier publication may have had of the same machines, and ``paths`` are not; all below boot/.
+
+    If the tree has no path of a kind, the Fleet has not named its output for a while, and an earlier tree had such a
+    path for each machine. Then the paths of `SAMPLE` machines are enough.
+    """
     known = frozenset(paths)
-    identities = {asked.identity for path in known for asked in asked_for(path)}
-    may_be = {
-        kind.of(identity.partition("/")[2]).removeprefix(BOOT)
-        for identity in identities
-        for kind in TABLE
-        if identity.startswith(f"{kind.kind}/") and kind.is_of_identity
-    }
+    used = {kind_of(BOOT + path) for path in known}
+    identities: dict[str, set[str]] = {}
+    for asked in (asked for path in known for asked in asked_for(path)):
+        name, _, identity = asked.identity.partition("/")
+        identities.setdefault(name, set()).add(identity)
+    may_be: set[str] = set()
+    for kind in TABLE:
+        if kind.is_of_identity:
+            of_kind = sorted(identities.get(kind.kind, ()))
+            step = 1 if kind in used else max(1, len(of_kind) // SAMPLE)
+            may_be.update(kind.of(identity).removeprefix(BOOT) for identity in of_kind[::step])
     return tuple(sorted(may_be - known))
