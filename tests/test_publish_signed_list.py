@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -97,6 +98,22 @@ def test_a_change_of_one_server_rewrites_its_bin_the_snapshot_and_the_timestamp(
         found = target(reader, f"servers/{name}.json")
         content = server(name, expected)[f"boot/v1/boot/{name}/boot.ipxe"]
         assert found is not None and list(found["files"].values()) == [[[None, digest(content), len(content.content)]]]
+
+
+def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb_of_the_list(keys: Path) -> None:
+    """A listing has at most 8 names with 3 versions each, and the texts that end a window."""
+    signing, about = read_list_keys(keys), ListAbout(Stamp(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "m" * 64)
+    listed = {f"servers/lon1-r{number:06}.json": ListedFile("0" * 64, 2500) for number in range(10_000)}
+    amended = partial(amend_list, about=about, keys=signing, now=NOW, least_version=1)
+    state, whole = amended(None, listed, read_bin=lambda *_: {})
+    (changed, *_) = listed
+    of_its_bin = {name: each for name, each in listed.items() if bin_of(name) == bin_of(changed)}
+    after = {changed: ListedFile("1" * 64, 2600)}
+    _, files = amended(state, after, read_bin=lambda *_: of_its_bin)
+    assert sum(map(len, whole.values())) > 1_000_000
+    assert sum(map(len, files.values())) + 10_000 < 200_000  # and the listing
+    _, renewed = amended(state, {}, read_bin=lambda *_: {})
+    assert list(renewed) == [f"{SIGNED}/timestamp.json"]
 
 
 def test_a_server_that_is_gone_leaves_the_list(tmp_path: Path, keys: Path, directory: Directory) -> None:
