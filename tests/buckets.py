@@ -136,9 +136,11 @@ class Store:
         method, path, client = (environ[name] for name in ("REQUEST_METHOD", "PATH_INFO", "REMOTE_ADDR"))
         bucket, _, key = path.lstrip("/").partition("/")
         size = sum(map(len, content)) or "-"
+        request = f"{method} {'?'.join(filter(None, (path, environ['QUERY_STRING'])))} HTTP/1.1"
+        agent = environ.get("HTTP_USER_AGENT") or "-"
         self.log.append(
             f"0a {bucket} [{datetime.now(UTC):%d/%b/%Y:%H:%M:%S +0000}] {client} - 3E57 REST.{method}.OBJECT "
-            f'{quote(quote(key)) or "-"} "{method} {path} HTTP/1.1" {statuses[0]} - {size} {size} 7 6 "-" "-" - '
+            f'{quote(quote(key)) or "-"} "{request}" {statuses[0]} - {size} {size} 7 6 "-" "{agent}" - '
             "h= - - - boots.test - - -\n"
         )
         return content

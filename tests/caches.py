@@ -1,10 +1,11 @@
-"""HTTP caches in front of a mirror or an endpoint: nginx, Varnish and Squid, with their default settings."""
+"""HTTP caches in front of a mirror or an endpoint: nginx, Varnish and Squid, as installed, or made to keep answers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -38,12 +39,12 @@ def nginx_cache(upstream: str, folder: Path, *settings: str) -> Iterator[str]:
 
 
 @contextmanager
-def varnish(upstream: str, folder: Path) -> Iterator[str]:
-    """Run Varnish with its built-in rules. By these it sends a GET for a HEAD."""
+def varnish(upstream: str, folder: Path, rules: str = "") -> Iterator[str]:
+    """Run Varnish with its built-in rules, and with ``rules`` before them. By default it sends a GET for a HEAD."""
     folder.mkdir()
     port, behind = free_port(), urlsplit(upstream)
     (folder / "default.vcl").write_text(
-        f'vcl 4.1;\nbackend default {{ .host = "{behind.hostname}"; .port = "{behind.port}"; }}\n'
+        f'vcl 4.1;\nbackend default {{ .host = "{behind.hostname}"; .port = "{behind.port}"; }}\n{rules}'
     )
     command = [program("varnishd", "varnish"), "-F", "-j", "none", "-n", f"{folder}/work", "-s", "malloc,16m"]
     with listening([*command, "-f", f"{folder}/default.vcl", "-a", f"{_LOOPBACK}:{port}"], port, os.environ):
@@ -73,3 +74,12 @@ def squid(upstream: str, folder: Path) -> Iterator[str]:
 
 CACHES: Final[dict[str, Cache]] = {"nginx": nginx_cache, "varnish": varnish, "squid": squid}
 TURN_HEAD_INTO_GET: Final = ("nginx", "varnish")  # by default
+
+# Each answer for ten minutes, whatever its Cache-Control, as many CDNs are set up. Squid cannot be set up like this: it
+# always asks again for an answer with `no-cache`.
+KEEP_ANSWERS: Final[dict[str, Cache]] = {
+    "nginx": lambda upstream, folder: nginx_cache(
+        upstream, folder, "proxy_ignore_headers Cache-Control Expires", "proxy_cache_valid 10m"
+    ),
+    "varnish": partial(varnish, rules="sub vcl_backend_response { set beresp.ttl = 10m; return (deliver); }\n"),
+}

@@ -80,6 +80,24 @@ def caddy(
 
 
 @contextmanager
+def unconfigured_nginx(boot: Path, folder: Path, *settings: str) -> Iterator[str]:
+    """Serve ``boot`` by nginx without the published configuration, with further settings of its `server`."""
+    port = free_port()
+    temporary = "".join(
+        f"{each}_temp_path {folder}/{each};" for each in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    as_user = "user root;" if os.geteuid() == 0 else ""
+    (folder / "nginx.conf").write_text(
+        f"daemon off; {as_user} pid {folder}/pid; error_log {folder}/error.log; events {{}} http {{ {temporary}"
+        f"access_log off; default_type text/plain; server {{ listen {LOOPBACK}:{port}; root {boot};"
+        f"{''.join(f'{each};' for each in settings)} }} }}"
+    )
+    command = [program("nginx", "nginx"), "-e", str(folder / "error.log"), "-c", str(folder / "nginx.conf")]
+    with _running(command, LOOPBACK, port, {}):
+        yield f"http://{LOOPBACK}:{port}"
+
+
+@contextmanager
 def _running(command: list[str], address: str, port: int, environment: Mapping[str, str]) -> Iterator[None]:
     process = subprocess.Popen([*BOUND, *command], env={**os.environ, **environment}, stderr=subprocess.PIPE)
     try:

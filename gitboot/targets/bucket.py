@@ -11,6 +11,7 @@ from datetime import timedelta
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.targets.address import BucketAddress
 
@@ -70,6 +71,7 @@ class Bucket:
                 client["root_certificate"] = address.ca_bundle.read_bytes()
             except OSError as error:
                 raise UsageError(f"{address.ca_bundle} cannot be read as certificates: {error.strerror}") from error
+        client["user_agent"] = f"gitboot/{__version__}"  # access logs have it: to read an object back is no fetch
         with self._translated():
             self._store = S3Store(
                 address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry

@@ -1,0 +1,189 @@
+"""Each way out of a published tree behind nginx, Varnish and Squid as installed: a loader gets what the mirror has."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import pytest
+
+from gitboot.observe.spool import take
+from tests import plain
+from tests.caches import CACHES
+from tests.fleets import SEED, at, fleet, policy, server
+from tests.mirrors import broken, unconfigured_nginx
+from tests.preloaded import captured
+from tests.serving import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned
+from tests.signed_lists import ListSigner, sign_tree
+from tests.ways_out import WAYS, Way
+
+INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
+WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
+MORE = planned(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
+FIRST = "/boot.ipxe"
+NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
+NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
+NEW = sorted(MORE.boot_files.keys() - ENDED.boot_files.keys())
+
+
+class Cached(NamedTuple):
+    """A way out, a cache before it, and the tree."""
+
+    site: Site
+    way: Way
+    url: str  # of boot/ at the cache
+
+    def publish(self, fleet: Fleet) -> None:
+        self.site.publish(fleet, at=AFTER)
+        self.way.bring_up()
+
+    def get(self, path: str) -> Any:
+        return plain.get(f"{self.url}{path}", headers=LOADER)
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=CACHES)
+def cache(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def cached(way: str, cache: str, tmp_path: Path) -> Iterator[Cached]:
+    site, folder = Site(tmp_path / "output"), tmp_path / "way"
+    folder.mkdir()
+    site.publish(WINDOW, at=INSIDE)
+    with WAYS[way](site.root, folder) as found:
+        behind = urlsplit(found.url)
+        with CACHES[cache](f"{behind.scheme}://{behind.netloc}", tmp_path / "cache") as url:
+            yield Cached(site, found, f"{url}{behind.path}")
+
+
+def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
+    """Return the files of a fleet that a client gets as something else."""
+    found = {path: cached.get(path) for path in fleet.boot_files if not path.startswith("/signed/")}
+    wanted = {path: (200, file.content) for path, file in fleet.boot_files.items()}
+    return {path: each.content for path, each in found.items() if (each.status_code, each.content) != wanted[path]}
+
+
+def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
+    """A cache with its default settings answers with the version that the mirror has, and with its headers."""
+    for _ in range(2):
+        assert contents(cached, WINDOW) == {}
+    cached.publish(ENDED)
+    for _ in range(2):
+        assert contents(cached, ENDED) == {}
+    for path in NAMES:
+        behind = plain.get(f"{cached.way.url}{path}", headers=LOADER)
+        for method in ("GET", "HEAD"):
+            found = plain.request(method, f"{cached.url}{path}", headers=LOADER)
+            for name in ("content-type", "content-length", "cache-control"):
+                assert found.headers.get(name) == behind.headers[name], (method, path)
+
+
+def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: str, cache: str) -> None:
+    """A new boot script is found at once. A file that cannot be read is an error only while it cannot be read."""
+    answers_404 = way == "bucket" and cache == "varnish"  # without a Cache-Control, as docs/mirrors.md describes
+    for _ in range(0 if answers_404 else 2):
+        assert {cached.get(path).status_code for path in NEW} == {404}
+    cached.publish(MORE)
+    assert contents(cached, MORE) == {}
+    if (folder := cached.way.folder) is not None:
+        with broken(folder() / ENTRY[1:], "forbidden"):
+            assert [cached.get(ENTRY).status_code for _ in range(2)] == [503, 503]
+        assert contents(cached, MORE) == {}
+        with broken(folder() / FIRST[1:], "a loop of symlinks"):
+            assert {cached.get(path).status_code for path in (NOBODY, FIRST)} == {503}, "the copy is not complete"
+        assert cached.get(NOBODY).status_code == 404
+
+
+# A mirror whose answers caches may keep
+
+UNCONFIGURED = {"no Cache-Control": (), "a Cache-Control of its own, as Git hosts have": ("expires 5m",)}
+
+
+@pytest.mark.parametrize("settings", UNCONFIGURED.values(), ids=UNCONFIGURED)
+def test_finding_m7_a_mirror_whose_boot_scripts_a_cache_may_keep_is_reported(
+    tmp_path: Path, settings: tuple[str, ...]
+) -> None:
+    """Without a request for a boot script, and also if no cache has stored anything yet."""
+    site = Site(tmp_path / "output")
+    site.publish(ENDED, at=AFTER)
+    sign_tree(site.root, ListSigner())
+    (tmp_path / "nginx").mkdir()
+    with unconfigured_nginx(site.root / "boot", tmp_path / "nginx", *settings, "error_page 404 =404 /none") as url:
+        for more in ((), ("--tree", site.root)):
+            assert faults(url, *more)[FIRST] == "Cacheable"
+        assert faults(url, "--tree", site.root, "--read-entries")[ENTRY] == "Cacheable"
+
+
+def faults(url: str, *more: object) -> dict[str, str]:
+    """Return what `gitboot verify-mirror` reports, by path."""
+    done = captured("verify-mirror", url, *more, "-o", "json")
+    assert done.stdout, done.stderr
+    return {f"/{each['path']}": each["fault"] for each in json.loads(done.stdout)["items"]}
+
+
+def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: Path) -> None:
+    """Without a Cache-Control, Squid keeps a file for a fifth of its age (refresh_pattern . 0 20% 4320)."""
+    site, signer = Site(tmp_path / "output"), ListSigner()
+    timestamp = site.root / "boot/signed/timestamp.json"
+    site.publish(ENDED, at=AFTER)
+    sign_tree(site.root, signer)
+    (tmp_path / "nginx").mkdir()
+    with (
+        unconfigured_nginx(site.root / "boot", tmp_path / "nginx") as mirror,
+        CACHES["squid"](mirror, tmp_path / "squid") as url,
+    ):
+        os.utime(timestamp, (0, 0))
+        assert plain.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
+        sign_tree(site.root, signer)
+        assert plain.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
+        assert faults(url)["/signed/timestamp.json"] == "Cached"
+
+
+# A bucket
+
+REPORTED = planned(
+    fleet("baseURL: 'http://boot.test', endpoint: 'http://endpoint.test', provisioning: {evidence: Reported}"),
+    server("new01", "role: new", "provision: 1"),
+    policy("new", "{matchLabels: {role: new}}", often="Once"),
+    *SEED[1:],
+)
+
+
+@pytest.mark.parametrize("more", [(), ("--read-entries",)], ids=["by default", "reading entries"])
+def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(
+    tmp_path: Path, cache: str, more: tuple[str, ...]
+) -> None:
+    """By the access log of the bucket, which has only the paths with tokens as evidence."""
+    site = Site(tmp_path / "output")
+    site.publish(REPORTED)
+    with WAYS["bucket"](site.root, tmp_path) as way:
+        behind, store = urlsplit(way.url), way.store
+        assert store is not None
+        assert any(" REST.GET.OBJECT " in line and "/provisioned/" in line for line in store.log)
+        assert evidence(store.log, tmp_path / "spool") == [], "gitboot itself reads back what it has written"
+        with CACHES[cache](f"{behind.scheme}://{behind.netloc}", tmp_path / cache) as url:
+            done = captured("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
+            assert done.returncode == 8, "its 404 has a body"
+            assert evidence(store.log, tmp_path / "spool") == []
+            (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
+            assert any(f"{report}?check=1" in line for line in store.log) == bool(more)
+            plain.get(f"{url}{behind.path}{report}", headers={"user-agent": "curl/8.5.0"})
+            assert evidence(store.log, tmp_path / "spool") == [f"boot{report}"]
+
+
+def evidence(log: list[str], spool: Path) -> list[str]:
+    """Return the paths of the evidence in an access log."""
+    done = captured("read-access-logs", "-", "--spool", spool, given="".join(log))
+    assert done.returncode == 0, done.stderr
+    return [each.path for each in take(spool, {}).observations]
