@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -16,10 +16,10 @@ from gitboot.observe.spool import take
 from tests import plain
 from tests.caches import CACHES
 from tests.fleets import SEED, at, fleet, policy, server
+from tests.list_clients import SignedSite
 from tests.mirrors import broken, unconfigured_nginx
 from tests.preloaded import captured
 from tests.serving import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned
-from tests.signed_lists import ListSigner, sign_tree
 from tests.ways_out import WAYS, Way
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
@@ -115,9 +115,8 @@ def test_finding_m7_a_mirror_whose_boot_scripts_a_cache_may_keep_is_reported(
     tmp_path: Path, settings: tuple[str, ...]
 ) -> None:
     """Without a request for a boot script, and also if no cache has stored anything yet."""
-    site = Site(tmp_path / "output")
-    site.publish(ENDED, at=AFTER)
-    sign_tree(site.root, ListSigner())
+    site = SignedSite(tmp_path)
+    site.publish(ENDED, AFTER, made=datetime.now(UTC))
     (tmp_path / "nginx").mkdir()
     with unconfigured_nginx(site.root / "boot", tmp_path / "nginx", *settings, "error_page 404 =404 /none") as url:
         for more in ((), ("--tree", site.root)):
@@ -134,10 +133,9 @@ def faults(url: str, *more: object) -> dict[str, str]:
 
 def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: Path) -> None:
     """Without a Cache-Control, Squid keeps a file for a fifth of its age (refresh_pattern . 0 20% 4320)."""
-    site, signer = Site(tmp_path / "output"), ListSigner()
-    timestamp = site.root / "boot/signed/timestamp.json"
-    site.publish(ENDED, at=AFTER)
-    sign_tree(site.root, signer)
+    site = SignedSite(tmp_path)
+    timestamp = site.boot / "signed/timestamp.json"
+    site.publish(ENDED, AFTER, made=datetime.now(UTC))
     (tmp_path / "nginx").mkdir()
     with (
         unconfigured_nginx(site.root / "boot", tmp_path / "nginx") as mirror,
@@ -145,7 +143,7 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
     ):
         os.utime(timestamp, (0, 0))
         assert plain.get(f"{url}/signed/timestamp.json").content == timestamp.read_bytes()
-        sign_tree(site.root, signer)
+        site.publish(MORE, AFTER + timedelta(minutes=1), made=datetime.now(UTC))
         assert plain.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
         assert faults(url)["/signed/timestamp.json"] == "Cached"
 

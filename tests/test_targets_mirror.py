@@ -78,7 +78,7 @@ class CopyServer:
         file = self.folder / path.removeprefix("/")
         if path in self.answers or not file.is_file():
             status, content = self.answers.get(path, self.otherwise)
-            headers: dict[str, str | None] = {}
+            headers: dict[str, str | None] = {"Cache-Control": "no-store"}
         else:
             status, content = 200, file.read_bytes()
             headers = {
@@ -249,7 +249,10 @@ def test_what_is_wrong_with_a_file_is_told_apart(
         pytest.param(FIRST, {"Content-Type": "TEXT/plain"}, None, id="without a charset"),
         pytest.param(FIRST, {"Content-Length": None}, "Unsized", id="no size"),
         pytest.param(FIRST, {"Content-Encoding": "gzip"}, "Wrong", id="compressed"),
-        pytest.param(FIRST, {"Cache-Control": None}, None, id="a script that may be kept for a while"),
+        pytest.param(FIRST, {"Cache-Control": None}, "Cacheable", id="a script that may be kept"),
+        pytest.param(FIRST, {"Cache-Control": "max-age=300"}, "Cacheable", id="a script that is kept"),
+        pytest.param(FIRST, {"Cache-Control": "no-cache"}, None, id="a script that is asked for again"),
+        pytest.param(NOBODY, {"Cache-Control": None}, "Cacheable", id="an absence that may be kept"),
         pytest.param(ENTRY, {"Cache-Control": None}, "Cacheable", id="an entry that may be kept"),
         pytest.param(ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable", id="an entry that is kept"),
         pytest.param(ENTRY, {"Cache-Control": "No-Cache, private"}, None, id="an entry that is asked for again"),

@@ -32,6 +32,7 @@ from gitboot.targets.mirrored import (
     is_read_by_machines_only,
     judge,
     judge_absence,
+    judge_unknown_machine,
     left_over,
 )
 from gitboot.targets.served import served
@@ -308,7 +309,7 @@ class WebMirror:
         first = self._asked("GET", NOBODY)
         if first.trouble:
             raise HostUnreachable(first.trouble)
-        yield from _only(judge_absence(NOBODY, first, "a machine that nobody knows would boot it"))
+        yield from _only(judge_unknown_machine(first))
         for path, why in PRIVATE.items():
             yield from _only(judge_absence(path, self._asked("HEAD", path), why))
         absent = left_over(files)

@@ -107,6 +107,19 @@ def judge_absence(path: str, answer: MirrorAnswer, why: str) -> MirrorFinding | 
     return None
 
 
+def judge_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
+    """Return what is wrong with an answer for the boot script of a machine that has none.
+
+    A cache may keep a 404 and a 410 by its own rules (RFC 9110, 15.1): Varnish keeps them for two minutes. The machine
+    then stays unknown after its boot script is published.
+    """
+    found = judge_absence(NOBODY, answer, "a machine that nobody knows would boot it")
+    if found is not None or answer.status not in _GONE or not _is_kept(answer.cache_control or ""):
+        return found
+    message = f"a cache may keep this {answer.status}, so a machine stays unknown: Cache-Control lacks no-store"
+    return MirrorFinding(path=NOBODY, fault=MirrorFault.CACHEABLE, message=message)
+
+
 def _faults(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
     if answer.trouble:
         yield MirrorFault.UNKNOWN, answer.trouble
@@ -157,13 +170,15 @@ def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[Mirror
         yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
         yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
-    if answer.cache_control is not None and file.is_entry and not _is_asked_again(answer.cache_control):
-        yield MirrorFault.CACHEABLE, "a proxy may answer with what a machine has booted before: it lacks no-store"
+    if answer.cache_control is not None and not is_immutable(BOOT + file.path) and _is_kept(answer.cache_control):
+        lacking = "no-store" if file.is_entry else "no-cache"
+        yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
 
-def _is_asked_again(cache_control: str) -> bool:
+def _is_kept(cache_control: str) -> bool:
+    """Return whether a cache may answer with what it stored and not ask again, by its own rules if there is no rule."""
     directives = {each.strip().lower() for each in cache_control.split(",")}
-    return not directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
+    return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
 
 
 # What nobody has published
