@@ -78,12 +78,20 @@ def prepared_soon(host: Host) -> Prepared | None:
     return None
 
 
+# What the signed list says of one publication: a host writes it when it acts.
+_LIST_METADATA = re.compile(r"boot/signed/(shared|timestamp|[0-9]+\..+)\.json")
+
+
 def tree(host: Host) -> dict[str, bytes]:
     """What its tree has of the fleet: not who publishes there, and how that fares."""
     root = host.folder / "output"
     files = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
     others = (OWN, STATUS, MANIFEST, TERMS, "ops/manifest")
-    return {name: path.read_bytes() for name, path in sorted(files.items()) if not name.startswith(others)}
+    return {
+        name: path.read_bytes()
+        for name, path in sorted(files.items())
+        if not name.startswith(others) and not _LIST_METADATA.fullmatch(name)
+    }
 
 
 def differing(hosts: Pair) -> list[str]:

