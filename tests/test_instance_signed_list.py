@@ -182,6 +182,7 @@ def test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone(
         until_condition(instance, "ListCurrent", status=True, reason="Signed")
         until_condition(instance, "TargetsCurrent", status=True, reason="Current")
         assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint lets nobody list machines
+        eventually(lambda: git(boots, "for-each-ref", "refs/heads/boot"))  # the condition is true while it is pushed
         eventually(lambda: git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/signed/timestamp.json"))
         listed = {path.name for path in (tmp_path / "output/boot/signed").iterdir() if path.is_file()}
         carried = git(boots, "ls-tree", "--name-only", "boot", "boot/signed/").split()
