@@ -714,6 +714,7 @@ class State:
         self._path = path
         self.latest = datetime(1970, 1, 1, tzinfo=timezone.utc)  # the latest time that was seen
         self.seen = None  # type: Optional[Seen]
+        self._keys = []  # type: List[str]  # of the root, by which the list that was seen was verified
         self.made = None  # type: Optional[datetime]
         self.endings = {}  # type: Dict[str, Ending]
         self._known = {}  # type: Dict[str, List[Any]]  # digests by device and inode, as they were when the run began
@@ -724,6 +725,7 @@ class State:
             self.latest, seen = parse_instant(found["latest"]), found["seen"]
             self.made = parse_instant(found["made"]) if found["made"] else None
             self.seen = Seen(seen[0], seen[1], seen[2], frozenset(seen[3])) if seen else None
+            self._keys = [str(key) for key in found["keys"]]
             self.endings = {
                 _checked_path(name): Ending(parse_instant(since), text) for name, (since, text) in found["ends"].items()
             }
@@ -737,6 +739,12 @@ class State:
         except (OSError, ValueError):
             pass
 
+    def trust(self, keys: Iterable[bytes]) -> None:
+        """Forget which list was seen last if other root keys are trusted now: their lists begin anew."""
+        named = sorted(key.hex() for key in keys)
+        if self._keys != named:
+            self.seen, self._keys = None, named
+
     def save_digests(self) -> None:
         """Write the digests that this run used, if they are others than before."""
         if self._used != self._known:
@@ -746,6 +754,7 @@ class State:
     def save(self) -> None:
         seen = [*self.seen[:3], sorted(self.seen.keys)] if self.seen is not None else None
         found = {
+            "keys": self._keys,
             "latest": _text_of(self.latest),
             "made": _text_of(self.made) if self.made is not None else None,
             "seen": seen,
@@ -1098,6 +1107,7 @@ def main(
         with open(options.state + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             state = State(options.state)
+            state.trust(keys)
             return _run_once(Mirror(folder, state, clock, options.keep), state, options.source, keys)
     except BlockingIOError:
         warn(f"another process runs with {options.state}")
@@ -1107,7 +1117,7 @@ def main(
 
 
 def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
-    if state.seen is None:
+    if state.made is None:
         mirror.remember(keys)
     mirror.end_windows()
     state.save()

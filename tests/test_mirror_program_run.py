@@ -19,6 +19,7 @@ import pytest
 
 import gitboot.mirror_program as program
 from gitboot.mirror_program import main
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.render.listing import FileVersion, Listing, listing_path, render
 from gitboot.render.tree import File
 from tests import plain
@@ -26,7 +27,7 @@ from tests.cases import for_each
 from tests.fleets import at
 from tests.git_servers import free_port, listening
 from tests.git_servers import program as program_of
-from tests.list_clients import SignedSite
+from tests.list_clients import SignedSite, made_keys
 from tests.mirrors import nginx
 from tests.preloaded import captured
 from tests.serving import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
@@ -379,6 +380,23 @@ def test_an_earlier_tree_is_not_served(
     assert host.run(INSIDE) == 1
     assert "was read before" in capsys.readouterr().err
     assert host.boots("/added") == b"#!ipxe\n"
+
+
+def test_after_the_loss_of_the_root_key_a_new_public_key_is_all_that_a_mirror_needs(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
+) -> None:
+    """Versions of the new root begin with 1, and the mirror has seen the second root of the lost key."""
+    assert publisher.keys is not None
+    replace_list_keys(publisher.keys, None, None, INSIDE)
+    publisher.publish(window(), INSIDE + SECOND)
+    assert host.run(INSIDE + SECOND) == 0
+    publisher.keys = made_keys(tmp_path / "new", INSIDE)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + 2 * SECOND)
+    assert host.run(INSIDE + 2 * SECOND) == 1
+    assert (host.run(ENDS), host.boots()) == (1, ENDED), "windows end meanwhile"
+    shutil.copy(publisher.public, host.key)
+    assert host.run(INSIDE + 3 * SECOND) == 0
+    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED), "what has ended stays ended"
 
 
 def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:

@@ -470,6 +470,26 @@ def test_a_new_root_key_is_trusted_by_who_trusts_the_one_before(
     assert newest["signed"]["version"] == 2 and len(newest["signatures"]) == 2
 
 
+def test_after_a_lost_root_key_readers_need_the_new_public_key_alone(
+    tmp_path: Path, keys: Path, directory: Directory
+) -> None:
+    """The tree has two roots of the lost key, and the new key has one."""
+    replace_list_keys(keys, None, None, NOW)
+    directory.update_list(read_list_keys(keys), NOW)
+    new = made_keys(tmp_path / "new", NOW)
+    directory.update_list(read_list_keys(new), NOW)
+    folder = tmp_path / "out" / SIGNED
+    assert {name for name in names(tmp_path / "out") if name.endswith(".root.json")} == {"1.root.json"}
+    reader = client(folder, (new / "1.root.json").read_bytes(), tmp_path / "cache")
+    assert target(reader, "servers/web01.json") is not None
+    assert read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text())).is_verified
+    with pytest.raises(ListProblem, match="no root is signed by the public key"):
+        read_list(FolderMirror(folder).get, parse_keys((keys / "root.pub").read_text()))
+    directory.update_list(None, NOW)
+    with pytest.raises(ListProblem, match="nothing is signed"):
+        read_list(FolderMirror(folder).get, parse_keys((new / "root.pub").read_text()))
+
+
 def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(keys: Path) -> None:
     file = keys / "publication.key"
     file.chmod(0o644)

@@ -44,6 +44,7 @@ _METADATA_VALID: Final = timedelta(days=400)  # of a snapshot and a bin
 _RESIGNED_BELOW: Final = timedelta(days=60)  # of the time that is left for a bin
 _KEPT_FOR: Final = timedelta(minutes=10)  # superseded metadata, which a reader may be about to fetch
 _FOLDER: Final = SIGNED.rstrip("/")
+_ROOT_ENDING: Final = ".root.json"
 _SPEC_VERSION: Final = "1.0.31"  # of TUF
 # All of them always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
@@ -290,6 +291,9 @@ class SignedList:
         state, files = found
         last = {**rooted, LIST_TIMESTAMP: files.pop(LIST_TIMESTAMP)}
         _write(disk, {**listings, **files}, now)
+        for name in lies.keys() - by_root.keys():
+            if name.endswith(_ROOT_ENDING):  # of a root key that was lost: readers would go on to it from the new root
+                disk.remove(SIGNED + name)
         _write(disk, last, now)
         self._state, self._from, self._changed, self._is_current = state, about.manifest, {}, True
         for name in filter(is_staged, names):
