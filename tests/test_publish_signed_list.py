@@ -417,28 +417,6 @@ def test_the_reader_accepts_no_list_of_the_publisher_that_python_tuf_rejects(tmp
     assert accepted < number and read() == right
 
 
-# Sizes
-
-
-def test_a_change_of_one_server_of_10_000_rewrites_at_most_200_kb() -> None:
-    """Without keys: a signature adds 230 bytes to each of three files. Each server has a listing of 5 kB."""
-    listed = {f"servers/server{number:05}.example.json": ListedFile("0" * 64, 5000) for number in range(10_000)}
-    about = ListAbout(Stamp(commit="c" * 40, gitboot="0.2.0", ledger="ours"), "0" * 64)
-
-    def read_bin(name: str, version: int) -> dict[str, ListedFile]:
-        signed = json.loads(first[f"{SIGNED}/{version}.{name}.json"])["signed"]
-        return {each: ListedFile(file["hashes"]["sha256"], file["length"]) for each, file in signed["targets"].items()}
-
-    before, first = amend_list(None, listed, about, None, NOW, least_version=1, read_bin=read_bin)
-    assert sum(map(len, first.values())) > 1_000_000
-    changed = {"servers/server00042.example.json": ListedFile("1" * 64, 5000)}
-    _, files = amend_list(before, changed, about, None, NOW + HOUR, least_version=1, read_bin=read_bin)
-    assert len(files) == 3
-    assert sum(map(len, files.values())) + 5000 + 3 * 230 < 200_000 / 5
-    _, files = amend_list(before, {}, about, None, NOW + HOUR, least_version=1, read_bin=read_bin)
-    assert [*files] == [f"{SIGNED}/timestamp.json"] and len(files[f"{SIGNED}/timestamp.json"]) < 1000
-
-
 # Keys
 
 
