@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gitboot.observe.spool import take
+from gitboot.render.tree import File
 from tests import plain
 from tests.caches import CACHES
 from tests.fleets import SEED, at, fleet, policy, server
@@ -25,6 +28,8 @@ from tests.ways_out import WAYS, Way
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
 MORE = planned(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
+KERNEL = f"/o/{'5e' * 32}/vmlinuz"
+WITH_KERNEL = replace(ENDED, shared={**ENDED.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)})
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
@@ -105,6 +110,14 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: s
         assert cached.get(NOBODY).status_code == 404
 
 
+def test_a_kernel_is_resumed_and_kept_through_each_cache(cached: Cached) -> None:
+    cached.publish(WITH_KERNEL)
+    for start in (0, 1000):
+        found = plain.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
+        assert (found.status_code, found.content) == (206, WITH_KERNEL.boot_files[KERNEL].content[start:])
+        assert found.headers["cache-control"] == "public, max-age=31536000, immutable"
+
+
 # A mirror whose answers caches may keep
 
 UNCONFIGURED = {"no Cache-Control": (), "a Cache-Control of its own, as Git hosts have": ("expires 5m",)}
@@ -146,6 +159,36 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
         site.publish(MORE, AFTER + timedelta(minutes=1), made=datetime.now(UTC))
         assert plain.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
         assert faults(url)["/signed/timestamp.json"] == "Cached"
+
+
+# The list
+
+
+@pytest.mark.parametrize(
+    ("way", "cache"),
+    [*((way, None) for way in WAYS), *((way, cache) for way in ("nginx", "bucket") for cache in CACHES)],
+)
+def test_finding_m6_an_edited_file_is_found_on_each_way_out(way: str, cache: str | None, tmp_path: Path) -> None:
+    """By the list that the copy carries, with the public key alone; through a cache as without."""
+    site, folder = SignedSite(tmp_path), tmp_path / "way"
+    folder.mkdir()
+    site.publish(ENDED, AFTER, made=datetime.now(UTC))
+    with ExitStack() as stack:
+        found = stack.enter_context(WAYS[way](site.root, folder))
+        behind = urlsplit(found.url)
+        url = f"{behind.scheme}://{behind.netloc}"
+        if cache is not None:
+            url = stack.enter_context(CACHES[cache](url, tmp_path / "cache"))
+        edited = ENDED.boot_files[FIRST].content[:-2] + b"#\n"
+        if found.store is not None:
+            found.store.put("boots", f"site/boot{FIRST}", edited)
+        else:
+            file = (found.folder or Path)() / FIRST[1:]
+            before = file.stat()
+            file.write_bytes(edited)
+            os.utime(file, (before.st_mtime, before.st_mtime))
+        by_store = {NOBODY: "Wrong"} if found.store is not None else {}  # its 404 has a body
+        assert faults(f"{url}{behind.path}", "--key", site.public) == {FIRST: "Wrong", **by_store}
 
 
 # A bucket
