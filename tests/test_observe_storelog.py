@@ -33,9 +33,10 @@ def s3(
     time: str = "20/Nov/2026:22:00:30 +0000",
     agent: str = r"curl/8 \"quoted\" 200 - 1 1",
     query: str = "",
+    requester: str = "-",
 ) -> bytes:
     return (
-        f"{OWNER} boots [{time}] {client} - 3E57427F3EXAMPLE {operation} {key} "
+        f"{OWNER} boots [{time}] {client} {requester} 3E57427F3EXAMPLE {operation} {key} "
         f'"GET /boots/{key}{query} HTTP/1.1" {status} - {sent} {size} 7 6 "-" "{agent}" - s9lzHYrFp76ZVxRcpX9= - - - '
         "boots.s3.eu-central-1.amazonaws.com TLSv1.3 - -\n"
     ).encode()
@@ -151,6 +152,25 @@ def test_of_s3_only_what_was_sent_whole_counts(line: bytes, why: Observation | I
 )
 def test_of_cloudfront_only_what_was_sent_whole_counts(changes: dict[str, str], why: Observation | Ignored) -> None:
     assert cloudfront(**changes) == (why, why)
+
+
+COPIER = "arn:aws:iam::123456789012:user/backup"
+
+
+@for_each(
+    ("requester", "agent", "why"),
+    [
+        (COPIER, "aws-cli/2.15.0", Ignored.SIGNED),
+        (COPIER, "curl/8", Ignored.SIGNED),
+        ("-", "curl/8", observed(REPORT)),
+        ("svc:cloudfront.amazonaws.com", "Amazon CloudFront", observed(REPORT)),
+    ],
+)
+def test_finding_m3_who_reads_a_bucket_with_credentials_is_no_machine(
+    requester: str, agent: str, why: Observation | Ignored
+) -> None:
+    """A backup copies each file, the reports of installers too."""
+    assert read(s3(requester=requester, agent=agent)) == why
 
 
 @for_each("line", [s3(agent="gitboot-verify-mirror/0.2.0"), s3(query="?check=1", agent="Amazon CloudFront")])

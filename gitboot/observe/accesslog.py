@@ -39,6 +39,7 @@ class Ignored(StrEnum):
     CLIENT = "without the address of a client"
     CHECK = "a check by gitboot"
     AGENT = "not by a boot loader or an installed system"
+    SIGNED = "with credentials, which no machine has"
 
 
 _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
@@ -80,6 +81,8 @@ def read(line: bytes) -> Told:
         return Ignored.VERSION
     if not is_counted:
         return Ignored.AGENT
+    if request.is_signed:
+        return Ignored.SIGNED
     try:
         client = str(ip_address(request.client.partition("%")[0]))
     except ValueError:

@@ -22,15 +22,17 @@ class LoggedRequest(NamedTuple):
     whole: bool
     query: str = ""
     agent: str | None = None  # the User-Agent, "" if none was sent; None: the log does not have it
+    is_signed: bool = False  # whether the client has shown credentials, which no machine has
 
 
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _S3: Final = re.compile(
     r"\S+ \S+ \[(?P<day>\d\d)/(?P<month>[A-Z][a-z]{2})/(?P<year>\d{4}):(?P<time>\d\d:\d\d:\d\d) (?P<offset>[+-]\d{4})\]"
-    r" (?P<client>\S+) \S+ \S+ (?:REST|WEBSITE)\.(?P<method>[A-Z]+)\.OBJECT (?P<key>\S+)"
+    r" (?P<client>\S+) (?P<requester>\S+) \S+ (?:REST|WEBSITE)\.(?P<method>[A-Z]+)\.OBJECT (?P<key>\S+)"
     r' "(?P<request>(?:[^"\\]|\\.)*)" (?P<status>\d{3}) \S+ (?P<sent>\d{1,18}|-) (?P<size>\d{1,18}|-) (?P<rest>.*)',
 )
 _S3_AGENT: Final = re.compile(r'\S+ \S+ "(?:[^"\\]|\\.)*" "(?P<agent>(?:[^"\\]|\\.)*)"')  # of the rest
+_CLOUDFRONT: Final = "Amazon CloudFront"  # its User-Agent at a bucket, whose files it may read with credentials
 
 
 def of_s3(line: str) -> LoggedRequest | None:
@@ -40,6 +42,8 @@ def of_s3(line: str) -> LoggedRequest | None:
         return None
     month = _MONTHS.index(found["month"]) + 1
     offset = f"{found['offset'][:3]}:{found['offset'][3:]}"
+    named = _S3_AGENT.match(found["rest"])
+    agent = _sent(named["agent"]) if named is not None else None
     return LoggedRequest(
         at=f"{found['year']}-{month:02}-{found['day']}T{found['time']}{offset}",
         client=found["client"],
@@ -49,7 +53,8 @@ def of_s3(line: str) -> LoggedRequest | None:
         modified=None,
         whole=_size(found["sent"]) == _size(found["size"]),
         query=found["request"].partition("?")[2].partition(" ")[0],
-        agent=_sent(agent["agent"]) if (agent := _S3_AGENT.match(found["rest"])) is not None else None,
+        agent=agent,
+        is_signed=found["requester"] != "-" and not (agent or "").startswith(_CLOUDFRONT),
     )
 
 
