@@ -65,7 +65,14 @@ class Ended(NamedTuple):
     errors: str
 
 
-def ask(command: Sequence[str], *, given: bytes, environment: Mapping[str, str], patience_s: float) -> Ended:
+def ask(
+    command: Sequence[str],
+    *,
+    given: bytes,
+    environment: Mapping[str, str],
+    patience_s: float,
+    pass_fds: Sequence[int] = (),
+) -> Ended:
     """Run a program to its end, in this environment alone, with ``given`` as its standard input.
 
     Raises OSError where it cannot be started, and TimeoutError. Whoever runs a program by `subprocess` itself may hear
@@ -73,7 +80,12 @@ def ask(command: Sequence[str], *, given: bytes, environment: Mapping[str, str],
     """
     with _spawning:
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            pass_fds=pass_fds,
         )
         _own.add(process)
     try:

@@ -24,8 +24,9 @@ from gitboot.notices.delivery import Rereading
 from gitboot.notices.receivers import read_receiver
 from gitboot.oci.credentials import RegistryCredentials
 from gitboot.targets.address import BucketAddress
+from gitboot.targets.bucket import bucket_opener
 from gitboot.targets.claim import Claim
-from gitboot.targets.s3 import BucketTarget
+from gitboot.targets.store_target import StoreTarget
 from tests import plain
 from tests.bmc_rack import PASSWORD, racks
 from tests.fleets import server
@@ -304,7 +305,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
         endpoint = f"http://127.0.0.1:{store.server_address[1]}"
         address = BucketAddress(bucket="boots", endpoint=endpoint, path_style=True, credentials=keys)
         claim = Claim(address.name, ledger="abc", heir_of=lambda: None, writer="one")
-        target = BucketTarget(address, claim, keys_in)
+        target = StoreTarget(address.name, claim, bucket_opener(address, keys_in))
         for user in ("AKIDONE", "AKIDTWO"):
             write_pair(keys, "secret", user)
             with pytest.raises((PublishError, HostUnreachable)):

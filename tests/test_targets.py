@@ -19,7 +19,7 @@ from gitboot.render.paths import Role
 from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.tree import File
 from gitboot.status import Following
-from gitboot.targets.address import BranchAddress, BucketAddress, parse_target
+from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target
 from gitboot.targets.follower import Follower, Followers
 from gitboot.targets.holding import Holding, Shard, TargetHead, Unit, held
 from gitboot.targets.published import FollowedTree, Overtaken
@@ -56,6 +56,12 @@ DAY = timedelta(days=1)
             "s3://boots?endpoint=https://s3.example.net&style=virtual&serves=https://cdn.example.net/",
             BucketAddress(bucket="boots", endpoint="https://s3.example.net", serves="https://cdn.example.net"),
         ),
+        ("/srv/mirror", FolderAddress(folder=Path("/srv/mirror"))),
+        (
+            "/srv/100%25?serves=http://boot.test/",
+            FolderAddress(folder=Path("/srv/100%25"), serves="http://boot.test"),
+        ),
+        ("file:///srv/a%20mirror", FolderAddress(folder=Path("/srv/a mirror"))),
         ("git+file:///srv/boots.git#boot", BranchAddress(url="file:///srv/boots.git", branch="boot")),
         (
             "git+ssh://git@git.example.net/boots.git?ssh-key=id&known-hosts=hosts#refs/heads/site/fra1",
@@ -68,15 +74,19 @@ DAY = timedelta(days=1)
         ),
     ],
 )
-def test_a_target_is_one_url(text: str, address: BranchAddress | BucketAddress) -> None:
+def test_a_target_is_one_url(text: str, address: TargetAddress) -> None:
     assert parse_target(text) == address
 
 
 @for_each(
     ("text", "message"),
     [
-        ("boots", r"expected git\+https"),
-        ("https://example.net/boots", r"expected git\+https"),
+        ("boots", "expected a folder"),
+        ("https://example.net/boots", "expected a folder"),
+        ("srv/mirror", "expected a folder"),
+        ("file://mirror/srv", "expected the absolute path of a folder"),
+        ("/srv/mirror#boot", "expected the absolute path of a folder"),
+        ("/srv/mirror?credentials=x", "there is no setting 'credentials'; it may have serves"),
         ("s3:///prefix", "expected s3://BUCKET/PREFIX"),
         ("s3://boots/a/../b", "expected s3://BUCKET/PREFIX"),
         ("s3://boots?endpont=x", "there is no setting 'endpont'; it may have ca-bundle"),
@@ -249,7 +259,7 @@ def test_a_tree_that_is_published_to_is_read_when_it_fits(tmp_path: Path) -> Non
         tree.served(server, glance.states[server])
     (tmp_path / "out/boot/boot.ipxe").write_bytes(b"half")
     with pytest.raises(Overtaken):
-        tree.content("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
+        tree.file("boot/boot.ipxe", fleet(1)["boot/boot.ipxe"].sha256)
 
 
 def test_nothing_follows_where_nothing_is_published(tmp_path: Path) -> None:

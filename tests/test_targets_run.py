@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from stat import S_IMODE
 
 import pygit2
 import pytest
@@ -66,17 +67,25 @@ def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
             assert all(any(each.encode() in content for content in found) for each in images)
 
 
+def files_with_times(root: Path) -> dict[str, tuple[bytes, int]]:
+    """The content and the modification time, in seconds, of each file for machines, by path."""
+    found = (each for each in root.glob("boot/**/*") if each.is_file())
+    return {str(each.relative_to(root)): (each.read_bytes(), int(each.stat().st_mtime)) for each in found}
+
+
 def contents(store: Store, bucket: str) -> dict[str, bytes]:
     return store.contents(bucket, "boot/")
 
 
-def test_a_branch_and_a_bucket_follow_what_is_published(tmp_path: Path, store: Store, keys: Path) -> None:
+def test_a_branch_a_bucket_and_a_folder_follow_what_is_published(tmp_path: Path, store: Store, keys: Path) -> None:
     store.reset()
     repository = Repository.create(tmp_path / "git")
     repository.push(with_user_data(1))
     boots = tmp_path / "boots.git"
     pygit2.init_repository(str(boots), bare=True).free()
+    (folder := tmp_path / "mirror").mkdir(0o750)
     targets = (
+        *("--target", str(folder)),
         *("--target", f"git+file://{boots}#boot"),
         *("--target", f"s3://boots?endpoint={store.url}&credentials={keys}"),
     )
@@ -91,6 +100,8 @@ def test_a_branch_and_a_bucket_follow_what_is_published(tmp_path: Path, store: S
             str(each.relative_to(output)): each.read_bytes() for each in output.glob("boot/**/*") if each.is_file()
         }
         eventually(lambda: contents(store, "boots") == published)  # an entry is put before those that are alike
+        eventually(lambda: files_with_times(folder) == files_with_times(output))
+        assert {S_IMODE(each.stat().st_mode) for each in (folder / "boot").rglob("*")} == {0o750, 0o640}
         listed = git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/").splitlines()
         assert {path: git(boots, "rev-parse", f"boot:{path}") for path in listed} == {
             path: str(pygit2.hash(content)) for path, content in published.items()
@@ -159,13 +170,13 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
 # A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
 import os, sys
-from gitboot.targets.s3 import BucketTarget
-fault, load = sys.argv.pop(1), BucketTarget.load
+from gitboot.targets.store_target import StoreTarget
+fault, load = sys.argv.pop(1), StoreTarget.load
 def faulty(target):
     if os.path.exists(fault):
         raise MemoryError("2.9 GB")
     return load(target)
-BucketTarget.load = faulty
+StoreTarget.load = faulty
 from gitboot.cli import program
 program()
 """

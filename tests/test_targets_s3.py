@@ -21,8 +21,8 @@ from gitboot.targets.claim import Claim
 from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
 from gitboot.targets.mirror import WebMirror, compared, expected
 from gitboot.targets.published import FollowedTree
-from gitboot.targets.s3 import BucketTarget
 from gitboot.targets.step import after, next_step
+from gitboot.targets.store_target import StoreTarget
 from tests import serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy
@@ -91,13 +91,15 @@ class Site:
         self.tree = FollowedTree(root)
         self.target = self.begin()
 
-    def begin(self, writer: str = "me") -> BucketTarget:
+    def begin(self, writer: str = "me") -> StoreTarget:
         """A process that knows nothing of what was before."""
         address = BucketAddress(
             bucket=self.bucket, prefix="site", endpoint=self.url, path_style=True, credentials=Path("keys")
         )
         claim = Claim(address.name, ledger=self.ledger, heir_of=lambda: self.heir_of, writer=writer)
-        self.target = BucketTarget(address, claim, lambda _: (KEY["aws_access_key_id"], KEY["aws_secret_access_key"]))
+        keys = KEY["aws_access_key_id"], KEY["aws_secret_access_key"]
+        self.open_bucket = bucket_module.bucket_opener(address, lambda _: keys)
+        self.target = StoreTarget(address.name, claim, self.open_bucket)
         return self.target
 
     def publish(self, files: Mapping[str, File], at: datetime = AT, commit: str = "c0ffee") -> None:
@@ -591,10 +593,10 @@ def test_finding_s8_a_shard_that_gitboot_did_not_write_is_an_error(
     tmp_path: Path, store: Store, bucket: str, content: bytes
 ) -> None:
     site = Site(tmp_path / "output", store.url, bucket)
-    written = site.target._bucket()
+    written = site.open_bucket()
     digest = sha256(content).hexdigest()
-    written.create(f"ops/shards/{digest}.json", content, {})
+    written.create(f"ops/shards/{digest}.json", content)
     head = TargetHead(ledger="ours", commit="c0ffee", gitboot="0", writer="me", shards={"00": digest})
-    written.create(HEAD, render_head(head), {})
+    written.create(HEAD, render_head(head))
     with pytest.raises(PublishError, match="is not what gitboot wrote"):
         site.target.load()

@@ -287,8 +287,9 @@ _SECONDS = FiniteRange(min=0, min_open=True, max=LONGEST_S)
     envvar="GITBOOT_TARGET",
     multiple=True,
     metavar="URL",
-    help="Besides OUTPUT, what machines fetch goes to git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX, "
-    "with settings in its query: docs/mirrors.md. As often as wanted. Default: nowhere.",
+    help="Besides OUTPUT, write what machines fetch to a folder /DIR, ssh://USER@HOST/DIR, rsync://HOST/MODULE, "
+    "git+https://…#BRANCH, git+ssh://…#BRANCH or s3://BUCKET/PREFIX, with settings in the query of the URL: "
+    "docs/mirrors.md. Repeat it for several targets. Default: none.",
 )
 @click.option(
     "--list-keys",

@@ -115,7 +115,7 @@ def command(
     if tree is None and as_target:
         raise UsageError("--target is for a comparison with a tree: name the tree with --tree, or leave --target out")
     if repaired:
-        _repair(context, mirror, tree, repaired, parallel, outputs)
+        _repair(context, mirror, tree, repaired, parallel, outputs, as_target=as_target)
         return
     public_keys = [key for each in keys for key in _public_keys(each)]
     opened = _opened(mirror, tree, ca_bundle, parallel, read_entries)
@@ -163,6 +163,8 @@ def _repair(
     paths: tuple[str, ...],
     parallel: int,
     outputs: tuple[OutputOption, ...],
+    *,
+    as_target: bool,
 ) -> None:
     """Repair a mirror, and write what was done."""
     from gitboot.cli.table import table
@@ -174,7 +176,7 @@ def _repair(
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
         store = _store(mirror, stack)
-        is_target = mirror.startswith("s3://")
+        is_target = as_target or mirror.startswith("s3://")
         now = datetime.now(UTC)
         report = repair(store, tree, paths, now, as_target=is_target, parallel=parallel, begun=begun, done=done)
     for output in outputs:

@@ -23,11 +23,15 @@ from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.branch import OwnedBranch, authorship_of
 from gitboot.source.remote import HEAD, address
 from gitboot.status import Following, SignedListState
-from gitboot.targets.address import BranchAddress, BucketAddress
+from gitboot.targets import rsync
+from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
+from gitboot.targets.claim import Claim
+from gitboot.targets.folder import folder_opener
 from gitboot.targets.follower import FollowedBy, Follower, Followers
 from gitboot.targets.git import BranchTarget
 from gitboot.targets.holding import digest_of
 from gitboot.targets.published import FollowedTree
+from gitboot.targets.store_target import StoreTarget
 
 PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
 
@@ -132,7 +136,7 @@ def followers_of(
 
 
 def _target(
-    where: BranchAddress | BucketAddress,
+    where: TargetAddress,
     settings: Settings,
     store: Store,
     source: Source,
@@ -140,16 +144,29 @@ def _target(
 ) -> FollowedBy:
     if isinstance(where, BranchAddress):
         return _branch(where, settings, store, source, clock)
-    from gitboot.targets.claim import Claim  # obstore is an extra
-    from gitboot.targets.s3 import BucketTarget
-
     claim = Claim(
         where.name,
         ledger=facts.read(store).identity,
         heir_of=lambda: facts.read(store).heir_of,
         writer=secrets.token_hex(8),
     )
-    return BucketTarget(where, claim, _keys)
+    if isinstance(where, FolderAddress):
+        _check_apart(where, settings)
+        return StoreTarget(where.name, claim, folder_opener(where.folder))
+    if isinstance(where, RsyncAddress):
+        folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
+        return StoreTarget(where.name, claim, rsync.rsync_opener(where, folder, _keys), most=rsync.MOST)
+    from gitboot.targets.bucket import bucket_opener  # obstore is an extra
+
+    return StoreTarget(where.name, claim, bucket_opener(where, _keys))
+
+
+def _check_apart(where: FolderAddress, settings: Settings) -> None:
+    """Raise `UsageError` if a target is in a folder that gitboot writes for itself, or has such a folder in it."""
+    target = where.folder.resolve()
+    for name, folder in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
+        if target.is_relative_to(folder) or folder.is_relative_to(target):
+            raise UsageError(f"--target {where.name}: {folder} is {name}: name a folder outside of it")
 
 
 def _branch(

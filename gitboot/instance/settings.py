@@ -15,7 +15,7 @@ from gitboot.instance.directory import SPOOL
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.source.keys import TrustedKeys
-from gitboot.targets.address import BranchAddress, BucketAddress
+from gitboot.targets.address import TargetAddress
 
 DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
 
@@ -114,7 +114,7 @@ class Settings:
     ledger: PostgresAddress | None = None  # where the ledger is; None: in STATE, or where it was said before
     lease_s: float = SECONDS  # how long that is this instance's without its saying so again
     notify: Path | None = None  # the file that names receivers of notices
-    targets: tuple[BranchAddress | BucketAddress, ...] = ()  # that follow what is published
+    targets: tuple[TargetAddress, ...] = ()  # that follow what is published
     list_keys: Path | None = None  # the folder of the keys that sign the list; None: it is unsigned
     step_minutes: float = 30  # how long a step of an installation may last, until somebody should look
 

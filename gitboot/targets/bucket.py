@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.targets.address import BucketAddress
+from gitboot.targets.file_store import (
+    MAX_RECORD_BYTES,
+    Expected,
+    FileConflict,
+    ReadFile,
+    StoredFile,
+    TakeFile,
+)
+from gitboot.targets.holding import digest_of
+from gitboot.targets.served import headers_of
 
 try:
     import obstore
@@ -31,17 +42,7 @@ _LONGEST_DETAIL: Final = 200
 _PIECE_BYTES: Final = 1 << 20  # that are read at a time
 _MOST_NAMES: Final = 100_000  # of a folder that gitboot itself empties
 _LISTING: Final = 5  # times the timeout of a request, for all pages of a listing
-MAX_RECORD_BYTES: Final = 32 << 20  # of what a target says of itself; a shard of a million servers has 12 MiB
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
-
-
-class ObjectConflict(Exception):
-    """An object is another than the one that was to be replaced, or is there although none was to be."""
-
-
-class StoredObject(NamedTuple):
-    content: bytes
-    etag: str | None
 
 
 class Bucket:
@@ -77,7 +78,7 @@ class Bucket:
                 address.bucket, prefix=address.prefix or None, config=config, client_options=client, retry_config=retry
             )
 
-    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredObject | None:
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
         """An object; None where there is none. Of one that is larger than ``max_bytes``, the first bytes, and one more
         than that: it is equal to nothing that fits.
         """
@@ -89,31 +90,69 @@ class Bucket:
                     content += piece
                     if len(content) > max_bytes:
                         break
-                return StoredObject(bytes(content[: max_bytes + 1]), found.meta["e_tag"])
+                return StoredFile(bytes(content[: max_bytes + 1]), found.meta["e_tag"])
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise
         return None
 
-    def create(self, path: str, content: bytes, headers: Mapping[str, str]) -> str | None:
-        """Write an object that is not there yet, and return its ETag; raises `ObjectConflict` where one is."""
-        with self._translated():
-            done = obstore.put(self._store, path, content, attributes=dict(headers), mode="create", use_multipart=False)
-            return done["e_tag"]
+    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+        """Read objects, several at a time, and call ``take`` with each."""
+        each_at_once(lambda path: take(path, self.get(path)), paths)
 
-    def replace(self, path: str, content: bytes, headers: Mapping[str, str], etag: str | None = None) -> str | None:
-        """Write an object in the place of what is there, of this ETag if one is given; or raise `ObjectConflict`."""
+    def create(self, path: str, content: bytes) -> None:
+        """Write a new object. Raises `FileConflict` if it exists."""
         with self._translated():
-            mode = {"e_tag": etag} if etag is not None else "overwrite"
-            done = obstore.put(
+            obstore.put(self._store, path, content, attributes=headers_of(path), mode="create", use_multipart=False)
+
+    def replace(self, path: str, content: bytes, version: str | None = None) -> None:
+        """Write an object in the place of the one with this ETag, or of whatever is there if None.
+
+        Raises `FileConflict` if the object has another ETag.
+        """
+        with self._translated():
+            obstore.put(
                 self._store,
                 path,
                 content,
-                attributes=dict(headers),
-                mode=mode,  # type: ignore[arg-type]
+                attributes=headers_of(path),
+                mode={"e_tag": version} if version is not None else "overwrite",
                 use_multipart=False,
             )
-            return done["e_tag"]
+
+    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+        """Write objects, several at a time. Leave those of ``fresh`` that are something else, and return their paths.
+
+        An object has the time at which the store received it.
+        """
+        left: set[str] = set()
+
+        def place(path: str) -> None:
+            content = read(path).content
+            if path not in fresh:
+                self.replace(path, content)
+                return
+            try:
+                self.create(path, content)
+            except FileConflict:
+                found = self.get(path, len(content))
+                if found is None or found.content != content:
+                    left.add(path)
+
+        each_at_once(place, paths)
+        return frozenset(left)
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return the paths, sorted, of objects that have other content; each object is read."""
+        wrong: list[str] = []
+
+        def compare(path: str) -> None:
+            found = self.get(path, expected[path].size)
+            if found is None or digest_of(found.content) != expected[path].sha256:
+                wrong.append(path)
+
+        each_at_once(compare, expected)
+        return sorted(wrong)
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove objects; one that is not there is no failure."""
@@ -166,7 +205,7 @@ class Bucket:
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
-            raise ObjectConflict(str(error)) from None
+            raise FileConflict(str(error)) from None
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
             raise PublishError(
                 f"{self._name}: it refuses the credentials, or what they may do: {_words(error)}"
@@ -175,6 +214,22 @@ class Bucket:
             raise PublishError(f"{self._name}: there is no such bucket: {_words(error)}") from None
         except (exceptions.BaseError, OSError, ValueError) as error:
             raise HostUnreachable(f"{self._name}: {_words(error)}") from None
+
+
+ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: the id and the secret of a key
+
+
+def bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
+    """Return a function that returns the bucket, opened with the credentials of the moment of the call."""
+    opened: list[tuple[tuple[str, str] | None, Bucket]] = []
+
+    def open_bucket() -> Bucket:
+        key = read_credentials(address.credentials) if address.credentials is not None else None
+        if not opened or opened[0][0] != key:
+            opened[:] = [(key, Bucket(address, key))]
+        return opened[0][1]
+
+    return open_bucket
 
 
 def each_at_once(do: Callable[[str], None], paths: Iterable[str]) -> None:

@@ -1,18 +1,15 @@
-"""The head in a bucket, by which one process says that it writes there, and notices whoever else does."""
+"""The head of a target, by which one process says that it writes there, and notices whoever else does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError
-from gitboot.targets.bucket import Bucket, ObjectConflict, StoredObject
+from gitboot.targets.file_store import FileConflict, FileStore, StoredFile
 from gitboot.targets.holding import HEAD, TargetHead, parse_head, render_head
-
-RECORD: Final = {"Content-Type": "application/json", "Cache-Control": "no-cache"}
 
 
 class Claim:
@@ -20,48 +17,48 @@ class Claim:
 
     def __init__(self, name: str, *, ledger: str, heir_of: Callable[[], str | None], writer: str) -> None:
         self._name, self._ledger, self._heir_of, self._writer = name, ledger, heir_of, writer
-        self._stands: StoredObject | None = None
+        self._stands: StoredFile | None = None
 
-    def make(self, bucket: Bucket) -> TargetHead:
+    def make(self, store: FileStore) -> TargetHead:
         """The head that lies there, with this process as its writer. Raises `ForeignTree` and `LockedByAnother`."""
-        found = bucket.get(HEAD)
+        found = store.get(HEAD)
         if found is None:
-            return self._begin(bucket)
+            return self._begin(store)
         head = self._parse(found.content)
         if head.ledger not in (self._ledger, self._heir_of()):
             raise ForeignTree(
-                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another prefix, or "
+                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another place, or "
                 "take it over with gitboot records begin)"
             )
         if self._stands is not None and head.writer != self._writer:
             raise self._contended(head)
         self._stands = found
-        return self.write(bucket, replace(head, ledger=self._ledger, writer=self._writer))
+        return self.write(store, replace(head, ledger=self._ledger, writer=self._writer))
 
-    def _begin(self, bucket: Bucket) -> TargetHead:
+    def _begin(self, store: FileStore) -> TargetHead:
         head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
         data = render_head(head)
-        with suppress(ObjectConflict):  # of another, or of this one, whose first try was answered too late
-            bucket.create(HEAD, data, RECORD)
-        self._stands = bucket.get(HEAD)
+        with suppress(FileConflict):  # of another, or of this one, whose first try was answered too late
+            store.create(HEAD, data)
+        self._stands = store.get(HEAD)
         if self._stands is None or self._stands.content != data:
             self._stands = None
             raise HostUnreachable(f"{self._name}: another has just begun to write there")
         return head
 
-    def check(self, bucket: Bucket) -> None:
+    def check(self, store: FileStore) -> None:
         """See that nobody else has written the head since."""
-        found = bucket.get(HEAD)
+        found = store.get(HEAD)
         if found is None or self._stands is None or found.content != self._stands.content:
             raise self._contended(self._parse(found.content) if found is not None else None)
 
-    def write(self, bucket: Bucket, head: TargetHead) -> TargetHead:
+    def write(self, store: FileStore, head: TargetHead) -> TargetHead:
         """Replace the head. Where the answer to that was lost, what stands there says whether it was replaced."""
         data, stands = render_head(head), self._stands
         if stands is None or stands.content != data:
-            with suppress(ObjectConflict):
-                bucket.replace(HEAD, data, RECORD, stands.etag if stands is not None else None)
-            found = bucket.get(HEAD)
+            with suppress(FileConflict):
+                store.replace(HEAD, data, stands.version if stands is not None else None)
+            found = store.get(HEAD)
             if found is None or found.content != data:
                 raise self._contended(self._parse(found.content) if found is not None else None)
             self._stands = found
@@ -81,4 +78,4 @@ class Claim:
         try:
             return parse_head(content)
         except ValueError as error:
-            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another prefix)") from error
+            raise PublishError(f"{self._name}: {HEAD} is {error} (choose another place)") from error

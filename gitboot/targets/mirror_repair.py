@@ -23,7 +23,6 @@ from gitboot.render.paths import BOOT, is_content, kind_of, publication_stage
 from gitboot.targets.mirror import FolderMirror, expected
 from gitboot.targets.mirror_comparison import ListedFile, ListReader
 from gitboot.targets.mirrored import MirrorFinding
-from gitboot.targets.served import cache_control_of, content_type_of
 
 if TYPE_CHECKING:
     from gitboot.targets.bucket import Bucket
@@ -117,18 +116,17 @@ class BucketStore:
 
     def read(self, path: str) -> tuple[bytes, str | None] | None:
         found = self._bucket.get(BOOT + path)
-        return (found.content, found.etag) if found is not None else None
+        return (found.content, found.version) if found is not None else None
 
     def replace(self, path: str, file: RightFile, found: str | None) -> None:
-        from gitboot.targets.bucket import ObjectConflict
+        from gitboot.targets.file_store import FileConflict
 
-        headers = {"Content-Type": content_type_of(BOOT + path), "Cache-Control": cache_control_of(BOOT + path)}
         try:
             if found is None:
-                self._bucket.create(BOOT + path, file.content, headers)
+                self._bucket.create(BOOT + path, file.content)
             else:
-                self._bucket.replace(BOOT + path, file.content, headers, found)
-        except ObjectConflict:
+                self._bucket.replace(BOOT + path, file.content, found)
+        except FileConflict:
             raise PublishError(f"{path}: an instance has replaced it meanwhile: run the command again") from None
 
     def remove(self, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -21,6 +22,7 @@ from gitboot.publish.manifest import (
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
 from gitboot.render.state import parse, state_path
+from gitboot.targets.file_store import TargetFile
 from gitboot.targets.holding import LIST, SHARED
 from gitboot.targets.served import Served, served
 
@@ -113,10 +115,10 @@ class FollowedTree:
             return Served(self._list, {}, frozenset())
         return served(parse(self._part(state_path(server), digest)))
 
-    def content(self, path: str, digest: str) -> bytes:
-        """The content of a file that is to have this digest. Raises `Overtaken`."""
+    def file(self, path: str, digest: str) -> TargetFile:
+        """Return a file that has to have this digest, with its time. Raises `Overtaken`."""
         try:
-            return self._part(path, digest)
+            return self._file(path, digest)
         except Overtaken:
             self._list.pop(path, None)  # somebody replaced it, whatever its name is
             raise
@@ -126,10 +128,14 @@ class FollowedTree:
         return (self._root / path).is_file()
 
     def _part(self, path: str, digest: str) -> bytes:
+        return self._file(path, digest).content
+
+    def _file(self, path: str, digest: str) -> TargetFile:
         try:
-            data = (self._root / path).read_bytes()
+            with (self._root / path).open("rb") as file:
+                found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
         except OSError as error:
             raise Overtaken(f"{path}: {error.strerror}") from error
-        if digest_of(data) != digest:
+        if digest_of(found.content) != digest:
             raise Overtaken(f"{path} is being published")
-        return data
+        return found

@@ -74,3 +74,10 @@ def cache_control_of(path: str) -> str:
     if (kind is not None and kind.role in (Role.ENTRY, Role.OFFER)) or means(path) in (DATA, MEDIUM, *REPORTS):
         return "no-store"
     return "no-cache"
+
+
+def headers_of(path: str) -> dict[str, str]:
+    """Return the headers that a store sends with a file; those below ops/ are for gitboot alone."""
+    if not path.startswith(BOOT):
+        return {"Content-Type": ContentType.JSON.value, "Cache-Control": "no-cache"}
+    return {"Content-Type": content_type_of(path), "Cache-Control": cache_control_of(path)}

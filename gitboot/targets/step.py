@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from gitboot import __version__
 from gitboot.render.paths import is_content
+from gitboot.targets.file_store import TargetFile
 from gitboot.targets.holding import (
     LIST,
     SHARED,
@@ -38,8 +39,18 @@ class TargetStep:
     unlisted: frozenset[str]  # and what stays, unlisted, afterwards
 
     def content(self, path: str, tree: FollowedTree) -> bytes:
-        """What is written to a path. Raises `Overtaken` where the tree has another by now."""
-        return self.instead[path] if path in self.instead else tree.content(path, self.placed[path])
+        """Return what is written to a path. Raises `Overtaken` if the tree has another file by now."""
+        return self.file(path, tree).content
+
+    def file(self, path: str, tree: FollowedTree) -> TargetFile:
+        """Return what is written to a path, with its time. Raises `Overtaken` if the tree has another file by now.
+
+        A file that the tree does not have has the time 0: a log that has the time of the tree's file would show that a
+        machine fetched the boot that was left out.
+        """
+        if path in self.instead:
+            return TargetFile(self.instead[path], 0)
+        return tree.file(path, self.placed[path])
 
 
 def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: ReadShard, most: int) -> TargetStep | None:

@@ -1,0 +1,134 @@
+"""A target that is a store of files: content, boot scripts, first scripts, deletions, manifest; each is read back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from gitboot import __version__
+from gitboot.errors import HostUnreachable, PublishError
+from gitboot.render.paths import Stage, publication_stage
+from gitboot.targets.claim import Claim
+from gitboot.targets.file_store import Expected, FileStore, StoredFile, TargetFile
+from gitboot.targets.holding import (
+    HEAD,
+    UNLISTED,
+    Holding,
+    Shard,
+    TargetHead,
+    digest_of,
+    held,
+    parse_units,
+    parse_unlisted,
+    render_unlisted,
+)
+from gitboot.targets.published import FollowedTree
+from gitboot.targets.step import TargetStep
+
+_SHARDS: Final = "ops/shards/"
+_MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
+_MOST: Final = 200  # servers in one step: a window that ends in the meantime does not wait for a whole fleet
+
+
+class StoreTarget:
+    """A target whose files this process alone writes, from `load` on.
+
+    ``open_store`` returns the store as it can be reached at this moment: with the credentials of now.
+    """
+
+    def __init__(self, name: str, claim: Claim, open_store: Callable[[], FileStore], *, most: int = _MOST) -> None:
+        self.most = most
+        self._name, self._claim, self._open = name, claim, open_store
+
+    def load(self) -> Holding:
+        """Return what the target holds, and claim it for this process.
+
+        Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
+        """
+        store = self._open()
+        head = self._claim.make(store)
+        numbers = {_shard_path(digest): number for number, digest in head.shards.items()}
+        shards: dict[str, Shard] = {}
+        size, counting = 0, threading.Lock()
+
+        def take(path: str, found: StoredFile | None) -> None:
+            nonlocal size
+            content = self._checked(head, numbers[path], found)
+            with counting:
+                size += len(content)
+            if size > _MAX_SHARDS_BYTES:
+                raise self._damaged(HEAD)
+            shards[numbers[path]] = self._parsed(content, path)
+
+        store.get_each(sorted(numbers), take)
+        found = store.get(UNLISTED)
+        try:
+            unlisted = parse_unlisted(found.content) if found is not None else frozenset()
+        except ValueError as error:
+            raise self._damaged(UNLISTED) from error
+        store.remove(path for path in store.names(_SHARDS) if path not in numbers)
+        return held(head, shards.values(), unlisted, gitboot=__version__)
+
+    def shard(self, head: TargetHead, number: str) -> Shard:
+        """Return a shard as the target has it; an empty one if the head has none."""
+        if (digest := head.shards.get(number)) is None:
+            return {}
+        path = _shard_path(digest)
+        return self._parsed(self._checked(head, number, self._open().get(path)), path)
+
+    def _checked(self, head: TargetHead, number: str, found: StoredFile | None) -> bytes:
+        digest = head.shards[number]
+        if found is None or digest_of(found.content) != digest:
+            raise self._damaged(_shard_path(digest))
+        return found.content
+
+    def _parsed(self, content: bytes, path: str) -> Shard:
+        try:
+            return parse_units(content)
+        except ValueError as error:  # the writer of the head wrote this too
+            raise self._damaged(path) from error
+
+    def apply(self, step: TargetStep, before: Holding, tree: FollowedTree) -> None:
+        """Write a step. Whatever stops it, each file is whole, and a target that `load` reads comes to the same end."""
+        store = self._open()
+        self._claim.check(store)
+        if step.doubtful != before.unlisted:
+            store.replace(UNLISTED, render_unlisted(step.doubtful))
+        sizes: dict[str, int] = {}
+
+        def read(path: str) -> TargetFile:
+            file = step.file(path, tree)
+            sizes[path] = len(file.content)
+            return file
+
+        for stage in Stage:
+            paths = [path for path in step.placed if publication_stage(path) is stage]
+            in_the_way = store.place(paths, read, step.fresh.intersection(paths))
+            if theirs := sorted(path for path in in_the_way if not self._is_listed(path, before.head)):
+                raise PublishError(
+                    f"{self._name}: expected nothing or a file of gitboot's own at {theirs[0]}, found something else "
+                    "(move it away)"
+                )
+            store.place(sorted(in_the_way), read, ())
+        if wrong := store.differing({path: Expected(digest, sizes[path]) for path, digest in step.placed.items()}):
+            raise HostUnreachable(f"{self._name}: {wrong[0]} was written, and is read as something else")
+        store.remove(step.removed)
+        shards = {_shard_path(digest_of(data)): data for data in step.shards.values() if data}
+        store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
+        self._claim.write(store, step.head)
+        if step.unlisted != step.doubtful:
+            store.replace(UNLISTED, render_unlisted(step.unlisted))
+        kept = set(step.head.shards.values())
+        store.remove(_shard_path(digest) for digest in before.head.shards.values() if digest not in kept)
+
+    def _is_listed(self, path: str, head: TargetHead) -> bool:
+        """Return whether a server had a path that another server has by now."""
+        return any(path in unit.files for number in head.shards for unit in self.shard(head, number).values())
+
+    def _damaged(self, path: str) -> PublishError:
+        return PublishError(f"{self._name}: {path} is not what gitboot wrote (empty the target; it is filled anew)")
+
+
+def _shard_path(digest: str) -> str:
+    return f"{_SHARDS}{digest}.json"
