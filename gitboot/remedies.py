@@ -95,6 +95,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
         "Behind": "gitboot events --state STATE | tail",
         "ForeignTree": _ADOPT,
         "NoEndpoint": "endpoint: http://…  # in the Fleet: who gives boots that are made once",
+        "TransitionOverdue": "gitboot reconcile --state STATE  # tries at once; first remove the cause in the message",
         ANY: "gitboot status --state STATE  # it is tried again by itself",
     },
     "ThreadsRunning": {"Died": "gitboot events --state STATE | tail  # report the traceback in the log"},

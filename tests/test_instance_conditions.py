@@ -185,6 +185,23 @@ def same(standing: Standing) -> Standing:
             (False, "HostUnreachable"),
         ),
         (
+            "a target that takes over a transition just now",
+            with_(following=(replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=119)),)),
+            "TargetsCurrent",
+            (True, "Current"),
+        ),
+        (
+            "a target that does not hold a transition",
+            with_(
+                following=(
+                    replace(TARGET, behind_since=NOON, failure=("HostUnreachable", "no route")),
+                    replace(TARGET, behind_since=NOON, overdue_since=NOON - timedelta(seconds=120)),
+                )
+            ),
+            "TargetsCurrent",
+            (False, "TransitionOverdue"),
+        ),
+        (
             "a target that nobody can record for",
             with_(following=(replace(TARGET, withheld=2),)),
             "TargetsCurrent",

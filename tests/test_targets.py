@@ -377,6 +377,37 @@ def test_what_another_process_has_taken_over_is_left_alone(tmp_path: Path) -> No
     assert shelf.loads == 1
 
 
+def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_at_a_transition(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=HostUnreachable("shelf: no route"))
+    with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: shelf.loads == 1 and one.following.failure is not None)
+        followers.retry_now()
+        assert eventually(lambda: shelf.loads == 2)
+        followers.turn(AT)
+        assert eventually(lambda: shelf.loads == 3)
+        followers.turn(AT + DAY)
+        assert one.following.overdue_since == AT, "the first transition that it does not hold"
+        assert eventually(lambda: shelf.loads == 4)
+        shelf.fails = None
+        followers.retry_now()
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="c0ffee")
+
+
+def test_nobody_hurries_a_target_that_another_process_has_taken_over(tmp_path: Path) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=LockedByAnother("shelf: another process"))
+    with Followers([one := follower(tmp_path / "out", shelf)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: one.following.failure is not None)
+        followers.retry_now()
+        followers.turn(AT)
+        assert not one.wait(0.2)
+    assert shelf.loads == 1
+
+
 def test_what_is_published_while_a_step_is_made_is_made_next(tmp_path: Path) -> None:
     publish(tmp_path / "out", fleet(1))
     shelf = Shelf(most=99)

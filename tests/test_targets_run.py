@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ from tests import instance as instance_module
 from tests.buckets import KEY, Store, s3_server
 from tests.configured import configured
 from tests.credentials import give_credentials
-from tests.fleets import SEED, image, mac_of, policy, profile, uuid_of
+from tests.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
 from tests.rack import Rack, typed, until_condition
 
@@ -34,7 +34,7 @@ BY_UUID = f"ipxe/{uuid_of('web01')}"
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
     with s3_server() as found:
-        for bucket in ("boots", "killed", "strange", "dies", "waits"):
+        for bucket in ("boots", "killed", "strange", "dies", "waits", "asked", "turns"):
             found.make(bucket)
         yield found
 
@@ -209,6 +209,69 @@ def test_finding_s8_a_running_instance_reports_a_thread_that_died_and_starts_it_
 
 class _Traceback(Exception):
     """The end of an instance whose standard error has a traceback."""
+
+
+# A target that has failed is tried again after an hour.
+_PATIENT = """
+from gitboot.targets import follower
+follower._LONGEST_RETRY_S = 3600.0
+follower.Follower.__init__.__kwdefaults__["first_retry_s"] = 3600.0
+from gitboot.cli import program
+program()
+"""
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let instances begin that wait for an hour after a failure."""
+
+    def start(arguments: Sequence[str], environment: Mapping[str, str], *, errors: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen((sys.executable, "-c", _PATIENT, *arguments), env=environment, stderr=errors)
+
+    monkeypatch.setattr(instance_module, "Command", start)
+
+
+@pytest.mark.usefixtures("patient")
+def test_finding_m8_a_store_that_is_back_is_tried_at_once_if_an_operator_runs_reconcile(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    store.reset()
+    store.fails = lambda *_: 503
+    repository = Repository.create(tmp_path / "git")
+    repository.push(with_user_data(1))
+    target = ("--target", f"s3://asked?endpoint={store.url}&credentials={keys}")
+    with running(repository.bare, tmp_path, *configured(max_reinstalls=9), *target) as instance:
+        until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
+        store.fails = lambda *_: None
+        instance.process.send_signal(signal.SIGHUP)  # as `gitboot reconcile` does
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
+
+
+@pytest.mark.usefixtures("patient")
+def test_finding_m8_a_store_that_is_back_is_tried_at_once_at_the_next_transition(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    """A window begins and ends again and again, however long the instance takes to start."""
+    store.reset()
+    store.fails = lambda *_: 503
+    repository = Repository.create(tmp_path / "git")
+    begin = datetime.now(UTC).replace(microsecond=0)
+    windows = [begin + timedelta(seconds=each) for each in range(5, 900, 5)]
+    maintenances = (
+        document(
+            "Maintenance",
+            f"window-{number}",
+            f"select: All, profile: repair, reinstall: EveryBoot, "
+            f"window: {{start: '{start:%FT%TZ}', end: '{end:%FT%TZ}'}}",
+        )
+        for number, (start, end) in enumerate(zip(windows[::2], windows[1::2], strict=False))
+    )
+    repository.push({"fleet.yaml": "---\n".join((*SEED, *maintenances))})
+    target = ("--target", f"s3://turns?endpoint={store.url}&credentials={keys}")
+    with running(repository.bare, tmp_path, *configured(max_reinstalls=9), *target) as instance:
+        until_condition(instance, "TargetsCurrent", status=False, reason="HostUnreachable")
+        store.fails = lambda *_: None
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
 def test_an_override_waits_for_the_target_from_which_its_machine_boots(

@@ -241,9 +241,19 @@ def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Cond
     if not following:
         return
     failing = [each for each in following if each.failure is not None]
+    overdue = [each for each in following if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
     late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
     lacking = [each for each in following if each.withheld]
-    if failing:
+    if overdue:
+        first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
+        why = f": {first.failure[1]}" if first.failure is not None else ""
+        others = f"; and {count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
+        message = (
+            f"{first.name} does not hold the transition of {format_instant(first.overdue_since or at)}, so machines "
+            f"that boot from there may boot what a window that has ended offered{why}{others}"
+        )
+        yield _condition("TargetsCurrent", False, "TransitionOverdue", message, at)
+    elif failing:
         reason, message = failing[0].failure or ("", "")
         since = f"; behind since {format_instant(failing[0].behind_since)}" if failing[0].behind_since else ""
         others = f"; and {count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
@@ -263,6 +273,7 @@ def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Cond
 
 
 _LATE: Final = timedelta(minutes=5)
+_OVERDUE: Final = timedelta(minutes=2)  # so long verify-mirror, too, accepts the version before a transition
 
 
 def _of_the_list(found: SignedListState | None, at: datetime) -> Iterator[Condition]:

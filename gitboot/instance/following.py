@@ -109,6 +109,14 @@ class Followed:
         """As the target does."""
         return self._target.holds(files)
 
+    def turn(self, at: datetime) -> None:
+        """Have all that follow brought up to a transition at ``at``, which was just published, at once."""
+        self._followers.turn(at)
+
+    def retry_now(self) -> None:
+        """Let all that follow try now what failed before."""
+        self._followers.retry_now()
+
     def settle(self) -> None:
         """Wait until all that follow hold what was published, if that takes no longer than a minute."""
         self._followers.wait(PATIENCE_S)

@@ -270,6 +270,8 @@ class Loop:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, guards nothing
             asked = Ring.ANYTHING in self._fetches.wait(self._poll_s * jitter)
+            if asked and not self._stopping:
+                self._reconciler.retry_targets()
 
     def _watch_stages(self) -> None:
         """Report a stage of a reconcile that hangs, once; the next reconcile that ends reports that it does not."""

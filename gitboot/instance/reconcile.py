@@ -183,6 +183,9 @@ class Reconciler:
                 now, different = self._looked(now, commit, different, at)
             lap(Stage.PLAN)
             now = self._published(now, commit, different, at)
+            transition = before.plans.transitions.next
+            if transition is not None and transition <= at:
+                self._target.turn(transition)
             if wait:
                 self._target.settle()
             now = _with_withheld_standing(now, commit)
@@ -199,6 +202,10 @@ class Reconciler:
         lap.end(Stage.RECONCILE)
         is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
         return at if is_judged_next or may_judge else due
+
+    def retry_targets(self) -> None:
+        """Let each target try now what failed before; from any thread."""
+        self._target.retry_now()
 
     def _resumed(self, now: Standing, at: datetime) -> Standing:
         """Go on with the commit that was accepted before a start, if the ledger could not be written since."""

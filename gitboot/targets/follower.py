@@ -63,6 +63,8 @@ class Follower:
         self._changed = threading.Condition()
         self._published = 0  # how often something was published
         self._ending = False
+        self._hurried = False  # whether the next try is due now, whatever failed before
+        self._left_alone = False  # whether another process has taken the target over
         self._held: Holding | None = None  # None: what it holds is to be read
         self._thread = BackgroundThread(self._run, name=f"target {following.name}", on_death=self._note_death)
 
@@ -82,6 +84,23 @@ class Follower:
                 self._following = replace(self._following, behind_since=self._clock())
             self._changed.notify_all()
 
+    def turn(self, at: datetime) -> None:
+        """Have the target brought up to a transition at ``at``, which was just published: at once, if it has failed."""
+        with self._changed:
+            if self._following.overdue_since is None:
+                self._following = replace(self._following, overdue_since=at)
+        self.publish()
+        self.retry_now()
+
+    def retry_now(self) -> None:
+        """Let the next try be now. If it fails, the waits between tries begin anew.
+
+        A target that another process has taken over is left alone.
+        """
+        with self._changed:
+            self._hurried = True
+            self._changed.notify_all()
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until the target holds all that was published, or for so long; say whether it does."""
         with self._changed:
@@ -99,10 +118,11 @@ class Follower:
         with self._changed:
             self._changed.wait_for(lambda: self._ending or self._published > 0)
         while not self._ending:
-            published = self._published
+            published, self._hurried = self._published, False
             wait_s, failures = self._tried(published, failures)
             with self._changed:
                 self._changed.wait_for(lambda: self._is_due(published, failures), wait_s)  # noqa: B023 - it ends here
+                failures = 0 if self._hurried else failures
 
     def _note_death(self, message: str) -> None:
         self._held = None
@@ -110,7 +130,9 @@ class Follower:
 
     def _is_due(self, published: int, failures: int) -> bool:
         """Whether not to wait any longer; what has failed waits its time, whatever is published meanwhile."""
-        return self._ending or (failures == 0 and self._published != published)
+        if self._left_alone:
+            return self._ending
+        return self._ending or self._hurried or (failures == 0 and self._published != published)
 
     def _tried(self, published: int, failures: int) -> tuple[float, int]:
         """Bring it up once; return after how many seconds again, and how often in a row that has failed."""
@@ -122,6 +144,7 @@ class Follower:
             self._held = None
             self._note(failure=(type(error).__name__, str(error)))
             if isinstance(error, LockedByAnother):  # it would take back what the other has just taken
+                self._left_alone = True
                 return threading.TIMEOUT_MAX, failures + 1
             return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
         self._note(commit=glance.commit if glance is not None else None, reached=published)
@@ -153,7 +176,7 @@ class Follower:
             if self._held is not None:
                 now = replace(now, withheld=len(self._held.withheld))
             if reached is not None and reached == self._published and not self._ending:
-                now = replace(now, behind_since=None)
+                now = replace(now, behind_since=None, overdue_since=None)
             self._following = now
             self._changed.notify_all()
         if now != before:
@@ -175,6 +198,16 @@ class Followers:
         """Have all of them brought up to what was just published."""
         for each in self._followers:
             each.publish()
+
+    def turn(self, at: datetime) -> None:
+        """Have all of them brought up to a transition at ``at``, which was just published."""
+        for each in self._followers:
+            each.turn(at)
+
+    def retry_now(self) -> None:
+        """Let the next try of each target be now."""
+        for each in self._followers:
+            each.retry_now()
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all of them are, or for so long."""
