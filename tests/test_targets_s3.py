@@ -570,6 +570,36 @@ def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
         assert server.left.wait(60)
 
 
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (
+            "<RequestTime>20261120T120000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
+            "the clock of this host is 3,600 s behind the store's",
+        ),
+        (
+            "<RequestTime>20261120T140000Z</RequestTime><ServerTime>2026-11-20T13:00:00Z</ServerTime>",
+            "the clock of this host is 3,600 s ahead of the store's",
+        ),
+        ("<ServerTime>2026-11-20T13:00:00Z</ServerTime>", "the clock of this host differs from the store's"),
+        ("<RequestTime>x</RequestTime><ServerTime>y</ServerTime>", "the clock of this host differs from the store's"),
+    ],
+)
+def test_finding_m10_a_wrong_clock_is_the_first_thing_that_a_refused_request_names(times: str, words: str) -> None:
+    body = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>RequestTimeTooSkewed</Code><Message>The difference '
+        f"between the request time and the current time is too large.</Message>{times}</Error>"
+    ).encode()
+
+    def answer(client: Client) -> None:
+        head = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
+        client.send(head % len(body) + body)
+
+    with strange_server(answer) as server, pytest.raises(PublishError) as raised:
+        strange_bucket(server.url, timeout_s=10).get(HEAD)
+    assert str(raised.value).startswith(f"s3://boots/site: {words}")
+
+
 def test_a_listing_of_which_there_is_always_another_page_ends_at_a_deadline() -> None:
     page = (
         b'<?xml version="1.0"?><ListBucketResult><Name>boots</Name><Prefix>site</Prefix><KeyCount>0</KeyCount>'

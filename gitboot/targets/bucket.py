@@ -6,8 +6,8 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -42,6 +42,9 @@ _LONGEST_DETAIL: Final = 200
 _PIECE_BYTES: Final = 1 << 20  # that are read at a time
 _MOST_NAMES: Final = 100_000  # of a folder that gitboot itself empties
 _LISTING: Final = 5  # times the timeout of a request, for all pages of a listing
+# AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
+_SKEWED: Final = "RequestTimeTooSkewed"
+_TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
 
 
@@ -207,6 +210,8 @@ class Bucket:
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
             raise FileConflict(str(error)) from None
         except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
+            if _SKEWED in str(error):
+                raise PublishError(f"{self._name}: {_clock_fault(str(error))}") from None
             raise PublishError(
                 f"{self._name}: it refuses the credentials, or what they may do: {_words(error)}"
             ) from None
@@ -236,6 +241,17 @@ def each_at_once(do: Callable[[str], None], paths: Iterable[str]) -> None:
     """Do it for each path, several at a time; the first failure is raised when no more is under way."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
         list(pool.map(do, paths))
+
+
+def _clock_fault(text: str) -> str:
+    """Return what is wrong with the clock of this host, from the text of an error of `_SKEWED`."""
+    times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
+    behind = "differs from the store's"
+    with suppress(ValueError):
+        ours, theirs = map(datetime.fromisoformat, times)
+        seconds = round((ours - theirs).total_seconds())
+        behind = f"is {abs(seconds):,} s {'ahead of' if seconds > 0 else 'behind'} the store's"
+    return f"the clock of this host {behind}, so the store refuses its requests (correct the clock)"
 
 
 def _words(error: Exception) -> str:
