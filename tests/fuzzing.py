@@ -291,6 +291,7 @@ def followed(data: bytes) -> None:
     with suppress(ValueError):
         paths = holding.parse_unlisted(data)
         assert holding.parse_unlisted(holding.render_unlisted(paths)) == paths
+        assert all(path.startswith("boot/") and not {"", ".", ".."} & {*path.split("/")} for path in paths)
 
 
 TARGETS: Final[Mapping[str, Callable[[bytes], None]]] = {

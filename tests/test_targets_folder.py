@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -22,12 +22,14 @@ from gitboot.targets import folder as folder_module
 from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import FileStore, TargetFile
 from gitboot.targets.folder import TargetFolder, folder_opener
-from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted
+from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_units, parse_unlisted
 from gitboot.targets.published import FollowedTree
-from gitboot.targets.step import TargetStep, after, next_step
+from gitboot.targets.step import TargetStep
 from gitboot.targets.store_target import StoreTarget
 from tests.failing_disk import fill, small_disk
+from tests.list_clients import assert_list_is_whole, files_in
 from tests.searching import every
+from tests.target_steps import bring_up
 from tests.test_publish_kill import Os, happening
 from tests.test_targets_s3 import AT, DAY, ENTRY, fleet, split
 
@@ -36,6 +38,8 @@ ENTRIES = [ENTRY.format(number) for number in range(3)]
 
 class Site:
     """A published directory, and a folder that follows it."""
+
+    most = 2  # servers in one step
 
     def __init__(self, root: Path, folder: Path, *, ledger: str = "ours") -> None:
         self.root, self.folder, self.ledger = root, folder, ledger
@@ -55,7 +59,7 @@ class Site:
         self.close()
         claim = Claim(self.name, ledger=self.ledger, heir_of=lambda: None, writer=writer)
         self.store = store = self.open_store()
-        self.target = StoreTarget(self.name, claim, lambda: store, most=2)
+        self.target = StoreTarget(self.name, claim, lambda: store, most=self.most)
         return self.target
 
     def close(self) -> None:
@@ -63,24 +67,24 @@ class Site:
             self.store.close()
             self.store = None
 
-    def publish(self, version: int, servers: tuple[int, ...] = (0, 1, 2), script: bytes = b"#!ipxe\n") -> None:
+    def publish(
+        self,
+        version: int,
+        servers: tuple[int, ...] = (0, 1, 2),
+        script: bytes = b"#!ipxe\n",
+        *,
+        is_listed: bool = False,
+    ) -> None:
         files = {**fleet(version, servers), "boot/boot.ipxe": File(script)}
         own, shared = split(files)
         with Directory.open(self.root, ledger="ours") as directory:
-            directory.publish(own, shared, complete=True, commit=str(version), at=AT + version * 3 * DAY)
+            directory.publish(own, shared, complete=True, commit=str(version), at=(at := AT + version * 3 * DAY))
+            if is_listed:
+                directory.update_list(None, at)
 
     def follow(self) -> int:
         """Bring the target up; return in how many steps."""
-        held = self.target.load()
-        for steps in count():
-            glance = self.tree.look()
-            assert glance is not None
-            step = next_step(self.tree, glance, held, partial(self.target.shard, held.head), self.target.most)
-            if step is None:
-                return steps
-            self.target.apply(step, held, self.tree)
-            held = after(held, step)
-        raise AssertionError
+        return bring_up(self.target, self.tree)
 
     def machines_see(self) -> dict[str, bytes]:
         return files_of(self.folder)
@@ -176,6 +180,28 @@ def test_finding_m4_at_each_call_every_boot_script_in_a_folder_names_what_is_the
     assert site.machines_see()["boot/boot.ipxe"] == b"#!ipxe\n# another\n"
 
 
+def test_the_list_in_a_folder_is_whole_at_each_call_and_comes_after_all_that_it_names(site: Site) -> None:
+    timestamps: list[bytes] = []
+
+    def look(number: int, name: str, args: tuple[Any, ...]) -> None:
+        if name not in ("rename", "unlink"):
+            return
+        seen = {path.removeprefix("boot/"): content for path, content in site.machines_see().items()}
+        assert_list_is_whole(seen)
+        if (timestamp := seen.get("signed/timestamp.json")) not in (None, *timestamps):
+            timestamps.append(timestamp or b"")
+            assert {
+                path for path, content in files_in(site.root / "boot").items() if seen.get(path) != content
+            } == set()
+
+    for number in range(3):
+        site.publish(number, (0, 1, number), is_listed=True)
+        with calling(look):
+            site.follow()
+    look(0, "rename", ())
+    assert len(timestamps) == 3
+
+
 def test_finding_m4_killed_at_any_call_a_folder_has_whole_chains_and_the_next_process_completes_it(site: Site) -> None:
     site.publish(0)
     site.follow()
@@ -265,6 +291,22 @@ def test_no_symlink_leads_out_of_the_folder(site: Site, tmp_path: Path) -> None:
     with pytest.raises(PublishError, match="boot: expected a folder, found something else"):
         site.follow()
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "path", ["../outside", "boot/../../outside", "/etc/passwd", "boot//x", "boot/a\0b", "ops/x", ""]
+)
+def test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error(path: str) -> None:
+    """Whoever writes to a target could otherwise name files that gitboot is to read or to remove."""
+    digest = sha256(b"").hexdigest()
+    head = {"ledger": "ours", "commit": "1", "gitboot": "0", "writer": "me", "format": 1}
+    with pytest.raises(ValueError, match="not a shard"):
+        parse_units(json.dumps({"web01": {"state": "", "files": {path: digest}}}).encode())
+    with pytest.raises(ValueError, match="not a list of paths"):
+        parse_unlisted(json.dumps(["boot/boot.ipxe", path]).encode())
+    with pytest.raises(ValueError, match="not what a target"):
+        parse_head(json.dumps({**head, "shards": {"00": path}}).encode())
+    assert parse_head(json.dumps({**head, "shards": {"00": digest}}).encode()).shards == {"00": digest}
 
 
 def test_a_folder_of_another_ledger_is_left_alone(site: Site) -> None:

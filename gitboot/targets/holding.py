@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gitboot.canonical import canonical
+from gitboot.render.paths import BOOT
 
 HEAD: Final = "ops/manifest.json"
 UNLISTED: Final = "ops/unlisted.json"
@@ -25,6 +26,8 @@ SHARED: Final = ""  # stands for a server where files are no server's
 LIST: Final = ".list"  # stands for a server if the files are those of the signed list; no server has such a name
 _FORMAT: Final = 1
 _NUMBER: Final = re.compile(r"[0-9a-f]{2}")  # of a shard
+_DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+_NO_NAMES: Final = frozenset({"", ".", ".."})
 
 
 class Unit(NamedTuple):
@@ -109,7 +112,7 @@ def parse_head(data: bytes) -> TargetHead:
             "ledger": str(ledger),
             "shards": dict(shards),
             "writer": str(writer),
-        } if format == _FORMAT and _are_texts(shards.values()) and all(map(_NUMBER.fullmatch, shards)):
+        } if format == _FORMAT and _are_digests(shards.values()) and all(map(_NUMBER.fullmatch, shards)):
             return TargetHead(ledger=ledger, commit=commit, gitboot=gitboot, writer=writer, shards=shards)
     raise ValueError(f"not what a target of format {_FORMAT} says of itself")
 
@@ -133,7 +136,7 @@ def parse_units(data: bytes) -> dict[str, Unit]:
 
 def _unit(found: object) -> Unit | None:
     match found:
-        case {"state": str(state), "files": dict(files), **more} if _are_texts(files.values()):
+        case {"state": str(state), "files": dict(files), **more} if _are_digests(files.values()) and _are_paths(files):
             return Unit(state, files, more.get("withheld") is True)
     return None
 
@@ -145,7 +148,7 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 def parse_unlisted(data: bytes) -> frozenset[str]:
     """What ``render_unlisted`` wrote; ValueError for anything else."""
     found = _loaded(data)
-    if not isinstance(found, list) or not _are_texts(found):
+    if not isinstance(found, list) or not _are_paths(found):
         raise ValueError("not a list of paths")
     return frozenset(found)
 
@@ -157,8 +160,19 @@ def _loaded(data: bytes) -> Any:
         raise ValueError("too deep") from error
 
 
-def _are_texts(values: Iterable[object]) -> bool:
-    return all(isinstance(value, str) for value in values)
+def _are_digests(values: Iterable[object]) -> bool:
+    return all(isinstance(value, str) and _DIGEST.fullmatch(value) for value in values)
+
+
+def _are_paths(values: Iterable[object]) -> bool:
+    """Return whether all are paths of files for machines: whoever writes to a target could name other files."""
+    return all(
+        isinstance(value, str)
+        and value.startswith(BOOT)
+        and "\0" not in value
+        and _NO_NAMES.isdisjoint(value.split("/"))
+        for value in values
+    )
 
 
 ReadShard = Callable[[str], Shard]  # by number; an empty one where there is none

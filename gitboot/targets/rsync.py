@@ -117,7 +117,8 @@ class RsyncStore:
         with self._own():
             self._empty.mkdir(parents=True, exist_ok=True)
         listing = ("--recursive", "--dry-run", "--ignore-missing-args", "--out-format=%i %n")
-        return _items(self._run([folder], *listing, None, f"{self._empty}/").output)
+        found = _items(self._run([folder], *listing, None, f"{self._empty}/").output)
+        return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
 
     def _different(self, paths: Collection[str], *options: str) -> list[str]:
         """Return the paths, sorted, whose content at the other host is not what was sent."""
@@ -169,10 +170,9 @@ class RsyncStore:
 
     def _failed(self, done: Ended) -> PublishError | HostUnreachable:
         lines = [line for line in done.errors.splitlines() if line.strip()]
-        said = [
-            line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@@@"))
-        ]
-        words = " ".join("; ".join(said or lines or [f"rsync ended with {done.status}"]).split())
+        said = [line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))]
+        causes = [line for line in said if _STOPS.search(line)]
+        words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {done.status}"]).split())
         if "change_dir" in words and "No such file" in words:
             words += " (make the folder)"
         words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
