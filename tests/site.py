@@ -37,13 +37,17 @@ from gitboot.observe.spool_forwarder import Forwarder
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
-from gitboot.render.paths import publication_stage
+from gitboot.publish.disk import Disk
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import ForwardedRecording, Recorder, Recording
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage
+from gitboot.targets.claim import Claim
+from gitboot.targets.folder import TargetFolder
+from gitboot.targets.published import FollowedTree
+from gitboot.targets.store_target import StoreTarget
 from gitboot.timekeeping import Uptime
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED
@@ -57,6 +61,7 @@ from tests.redfish.server import RedfishServer
 from tests.site_book import GRACE, Ask, Book, Window
 from tests.site_commits import BASE, Asked, Commit, Job, Origin, Spare, Ways, ask_of
 from tests.site_kills import Fate, HeldSyncs, Killed, full_ledger, holding, living
+from tests.target_steps import TargetKilled, bring_up, killed_after
 
 MAC: Final = mac_of("web01").replace(":", "-")
 LOOKUPS: Final = (f"/v1/boot/{MAC}/boot.ipxe", f"/ipxe/{uuid_of('web01')}", f"/v1/boot/{MAC}/grub.cfg")
@@ -709,29 +714,21 @@ class Site:
             if self.ways.names_endpoint:
                 self.nobody_else_is_given(Given(200, {}, text), "a mirror's client")
 
-    def copy_to_mirror(self, lacks: int) -> None:
-        """Copy the tree to a mirror as the documentation says, in rsync's order, but for its last files.
-
-        The first command copies ``o/``, the second all other files but first scripts, and the third these. It deletes
-        what is gone if it comes to its end.
-        """
-        tree, mirror = self.folder / "output" / "boot", self.folder / "mirror"
-        files = [path.relative_to(tree) for path in tree.rglob("*") if path.is_file()]
-        files.sort(key=lambda path: (path.parts[0] != "o", publication_stage(f"boot/{path}"), path.parts))
-        for each in files[: max(len(files) - lacks, 0)]:
-            (mirror / each).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(tree / each, mirror / each)
-        if lacks:
-            self.counts["mirror copied halfway"] += 1
-            return
-        for path in [path for path in mirror.rglob("*") if path.is_file()]:
-            if path.relative_to(mirror) not in files:
-                path.unlink()
+    def copy_to_mirror(self, replaced: int) -> None:
+        """Bring a folder target up to the tree; ``replaced`` files later it is killed, unless that is 0."""
+        with closing(TargetFolder(self._mirror())) as store:
+            claim = Claim("mirror", ledger="of the site", heir_of=lambda: None, writer="a process")
+            target, tree = StoreTarget("mirror", claim, lambda: store), FollowedTree(self.folder / "output")
+            with suppress(TargetKilled), patch.object(Disk, "place", killed_after(replaced)):
+                bring_up(target, tree)
+                return
+        self.counts["mirror copied halfway"] += 1
 
     def boot_from_mirror(self, path: str) -> None:
         """Let the machine boot from the mirror, which must have all files that its entry names."""
+        boot = self._mirror() / "boot"
         try:
-            text = (self.folder / "mirror" / path.lstrip("/")).read_text()
+            text = (boot / path.lstrip("/")).read_text()
         except FileNotFoundError:
             return
         entry = Given(200, {}, text)
@@ -741,8 +738,13 @@ class Site:
             return
         self.counts["booted from a mirror"] += 1
         for url in re.findall(rf"{BASE}(/[^\s'\";]+)", text):
-            if "/data/" in url and not (self.folder / "mirror" / url.lstrip("/")).exists():
+            if "/data/" in url and not (boot / url.lstrip("/")).exists():
                 self.book.wrong(self.now, f"the mirror's file of {path} names {url}, which the mirror does not have")
+
+    def _mirror(self) -> Path:
+        """Return the folder of the target, which exists."""
+        (folder := self.folder / "mirror").mkdir(exist_ok=True)
+        return folder
 
     def assets_are_there(self) -> None:
         for asset in ASSETS:

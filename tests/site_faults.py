@@ -176,13 +176,13 @@ def the_mac_address_moves_back(site: Site) -> None:
     site.reconcile()
 
 
-@step(kinds=MIRRORS, weight=8, lacks=chosen_from((0, 0, 0, 1, 2, 3, 4, 6, 9)), path=PATHS, is_new=BOOLEANS)
-def a_mirror_is_copied(site: Site, lacks: int, path: str, is_new: bool) -> None:
-    """The copy may end halfway; the machine boots from the mirror as it is then."""
+@step(kinds=MIRRORS, weight=8, replaced=chosen_from((0, 0, 0, 1, 2, 3, 4, 6, 9)), path=PATHS, is_new=BOOLEANS)
+def a_mirror_is_copied(site: Site, replaced: int, path: str, is_new: bool) -> None:
+    """The target may be killed; the machine boots from the mirror as it is then."""
     if is_new:
         site.ask_for_installation()
     site.reconcile()
-    site.copy_to_mirror(lacks)
+    site.copy_to_mirror(replaced)
     site.boot_from_mirror(path)
 
 

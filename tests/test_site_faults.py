@@ -1,4 +1,4 @@
-"""Lives of a site under faults keep every promise; those that a known finding breaks are expected to fail."""
+"""Lives of a site under faults keep every promise."""
 
 from __future__ import annotations
 
@@ -18,18 +18,13 @@ SEED: Final = 2028
 BY_MAC, BY_UUID, BY_GRUB = LOOKUPS
 
 
-def broken(row: str) -> pytest.MarkDecorator:
-    """Expect a test to fail until a row of the findings on 2fefe59 is fixed; the fix must remove the mark."""
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"finding {row} is not fixed yet")
-
-
 @pytest.mark.parametrize(
     ("table", "first"),  # the first life of a search is one that finds the fault on 2fefe59
     [
         ("recording", 8),
         ("windows", 1),
         ("identities", 0),
-        pytest.param("mirrors", 7, marks=broken("M4")),
+        ("mirrors", 7),
     ],
 )
 def test_no_life_under_faults_breaks_a_promise(table: str, first: int, lives: int) -> None:
