@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import os
 import re
-import shlex
 import shutil
 import ssl
 import subprocess
@@ -15,7 +13,7 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from email.utils import formatdate
@@ -28,8 +26,7 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.http_client import MinimumRate
-from gitboot.model.fleet import Output
-from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, Stage, kind_of, publication_stage
+from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, kind_of
 from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
 from gitboot.targets.mirrored import SAMPLE, MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
 from gitboot.targets.served import content_type_of
@@ -376,74 +373,43 @@ def test_a_folder_is_seen_whole(output: Path, copy: Path, verify: Verify) -> Non
 
 PAGE = (Path(__file__).parent.parent / "docs/mirrors.md").read_text()
 RSYNC = PAGE.partition("\n## rsync\n")[2].partition("\n## ")[0]
-COPIES = re.findall(r"^    (rsync --archive.*?)(?: &&)?$", RSYNC, re.MULTILINE)
-FIRST_SCRIPTS = textwrap.dedent(
-    "".join(re.findall(r"^    # (/etc/gitboot-first-scripts)\n((?:    .+\n)+)", RSYNC, re.M)[0][1])
-)
+SCRIPT = textwrap.dedent("".join(re.findall(r"^    #!/bin/sh\n(?:    .+\n)+", RSYNC, re.MULTILINE)))
 DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+", RSYNC, re.MULTILINE)))
 
 
-@pytest.fixture(params=["pushed", "fetched"])
-def copying(request: pytest.FixtureRequest, output: Path, tmp_path: Path) -> Iterator[tuple[Path, list[list[str]]]]:
-    """A folder for a copy, and the commands of the page that bring it there: to a mirror, or from a server."""
-    copied, rsync = tmp_path / "srv/gitboot/boot", program("rsync", "rsync")
+@pytest.fixture
+def source(output: Path, tmp_path: Path) -> Iterator[str]:
+    """The published tree behind an rsync daemon, as the page says."""
+    port, rsync = free_port(), program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
     (output / "boot/o").chmod(0o755)  # the daemon is nobody, whatever the umask
-    copied.mkdir(parents=True)
-    places = {"OUTPUT": str(output), "mirror:/srv": str(tmp_path / "srv"), " /srv": f" {tmp_path}/srv"}
-    places["/etc/gitboot-first-scripts"] = str(tmp_path / "first-scripts")
-    (tmp_path / "first-scripts").write_text(FIRST_SCRIPTS)
-    with ExitStack() as stack:
-        if request.param == "fetched":
-            port = free_port()
-            places["gitboot.example.net"] = f"127.0.0.1:{port}"
-            (tmp_path / "rsyncd.conf").write_text(DAEMON.replace("OUTPUT", str(output)))
-            command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
-            stack.enter_context(listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ))
-        commands = COPIES[:3] if request.param == "pushed" else COPIES[3:]
-        yield copied, [shlex.split(_replaced(command, places)) for command in commands]
+    (timestamp := output / "boot/signed/timestamp.json").parent.mkdir(mode=0o755)
+    timestamp.write_text("{}\n")
+    (tmp_path / "rsyncd.conf").write_text(DAEMON.replace("OUTPUT", str(output)))
+    command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
+    with listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
+        yield f"rsync://127.0.0.1:{port}/boot"
+    shutil.rmtree(timestamp.parent)
 
 
-def _replaced(text: str, words: Mapping[str, str]) -> str:
-    for word, place in words.items():
-        text = text.replace(word, place)
-    return text
+def page_script(folder: Path) -> Path:
+    """The script of the page, for a mirror in this folder."""
+    folder.mkdir(parents=True)
+    script = folder / "copy-boot"
+    script.write_text(SCRIPT.replace("/srv/gitboot", str(folder)).replace(":www-data", f":{os.getegid()}"))
+    script.chmod(0o755)
+    return script
 
 
-def test_what_the_pages_rsync_copies_is_as_published(copying: tuple[Path, list[list[str]]], verify: Verify) -> None:
-    copied, commands = copying
-    assert len(COPIES) == 6
-    for command in commands:
-        subprocess.run(command, check=True)
-    assert verify(copied) == (0, {})
-    (copied / "left").touch()
-    _older(copied, ENTRY)
-    assert verify(copied) == (8, {"/left": "Extra", ENTRY: "Stale"})
-    for command in commands:
-        subprocess.run(command, check=True)
-    assert verify(copied) == (0, {})
-
-
-EVERY_OUTPUT = planned(
-    fleet(f"baseURL: 'http://boot.test', outputs: [{', '.join(sorted(Output))}]"),
-    *SEED[1:],
-)
-
-
-def test_finding_m5_the_pages_rsync_copies_first_scripts_last(tmp_path: Path) -> None:
-    site, copy, rsync = Site(tmp_path / "output"), tmp_path / "srv/gitboot/boot", program("rsync", "rsync")
-    site.publish(EVERY_OUTPUT)
-    (tmp_path / "output/boot/o").mkdir(exist_ok=True)
-    (tmp_path / "first-scripts").write_text(FIRST_SCRIPTS)
-    places = {"OUTPUT": str(tmp_path / "output"), "mirror:": str(tmp_path), "rsync ": f"{rsync} "}
-    places |= {"/etc/gitboot-first-scripts": str(tmp_path / "first-scripts"), "=:www-data": f"=:{os.getegid()}"}
-    copy.mkdir(parents=True)
-    first = {path for path in EVERY_OUTPUT.boot_files if publication_stage(f"boot{path}") is Stage.FIRST_SCRIPTS}
-    assert [line for line in FIRST_SCRIPTS.splitlines() if not fnmatch.filter(first, line)] == []
-    all_but_content = {path for path in EVERY_OUTPUT.boot_files if not path.startswith("/o/")}
-    for command, lacks in zip(COPIES[:3], (all_but_content, first, set[str]()), strict=True):
-        subprocess.run(shlex.split(_replaced(command, places)), check=True)
-        assert {path for path in EVERY_OUTPUT.boot_files if not (copy / path[1:]).exists()} == lacks
+def test_what_the_pages_script_copies_is_as_published(source: str, tmp_path: Path, verify: Verify) -> None:
+    script = page_script(folder := tmp_path / "srv")
+    for served in ("a", "b", "a"):
+        subprocess.run([script, source], check=True)
+        assert (folder / "current").readlink() == Path(served)
+        assert verify(folder / "current") == (0, {})
+        (folder / "current/left").touch()
+        _older(folder / "current", ENTRY)
+        assert verify(folder / "current") == (8, {"/left": "Extra", ENTRY: "Stale"})
 
 
 def test_what_is_published_meanwhile_is_looked_at_again(tmp_path: Path) -> None:
