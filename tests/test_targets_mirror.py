@@ -383,13 +383,12 @@ def source(output: Path, tmp_path: Path) -> Iterator[str]:
     port, rsync = free_port(), program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
     (output / "boot/o").chmod(0o755)  # the daemon is nobody, whatever the umask
-    (timestamp := output / "boot/signed/timestamp.json").parent.mkdir(mode=0o755)
-    timestamp.write_text("{}\n")
+    (timestamp := output / "boot/signed/timestamp.json").write_text("{}\n")
     (tmp_path / "rsyncd.conf").write_text(DAEMON.replace("OUTPUT", str(output)))
     command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
     with listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
         yield f"rsync://127.0.0.1:{port}/boot"
-    shutil.rmtree(timestamp.parent)
+    timestamp.unlink()
 
 
 def page_script(folder: Path) -> Path:

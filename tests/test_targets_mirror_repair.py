@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gitboot.errors import PublishError
 from gitboot.mirror_program import TOLERANCE
 from gitboot.render.paths import FIRST_SCRIPT
 from gitboot.render.tree import File
@@ -32,10 +33,15 @@ GONE = "v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return publish_signed(tmp_path_factory.mktemp("published")).root
+
+
+def publish_signed(folder: Path) -> SignedSite:
+    """Publish a fleet with content that a path names."""
     content = {"boot/o/5e1f/script": File(b"content that a path names\n")}
-    published = SignedSite(tmp_path_factory.mktemp("published"))
+    published = SignedSite(folder)
     published.publish(replace(FLEET, shared={**FLEET.shared, **content}), made=datetime.now(UTC))
-    return published.root
+    return published
 
 
 @pytest.fixture
@@ -155,7 +161,7 @@ def test_mistakes_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
     edit(copy / FIRST[1:])
     for arguments, words in (
         ((copy, "--repair", ALL), "--tree"),
-        (("http://mirror.test", "--tree", output, "--repair", ALL), "name the folder or the bucket"),
+        (("http://mirror.test", "--tree", output, "--repair", ALL), "name the folder or the target"),
         ((copy, "--tree", output, "--repair", "boot.ipx"), "did you mean boot.ipxe?"),
         ((tmp_path / "none", "--tree", output, "--repair", ALL), "is no folder"),
     ):
@@ -163,6 +169,21 @@ def test_mistakes_are_named(copy: Path, output: Path, tmp_path: Path) -> None:
         assert (done.returncode, words in done.stderr) == (64, True), done.stderr
     done = captured("verify-mirror", copy, "--tree", output, "--repair", ALL)
     assert done.stdout.splitlines()[-1].endswith("files: 1 repaired")
+
+
+def test_a_repair_that_a_publication_overtakes_is_to_be_run_again(tmp_path: Path) -> None:
+    """It may have replaced a newer file of a target by the one that it read before."""
+    publisher = publish_signed(tmp_path / "publisher")
+    copy = shutil.copytree(publisher.boot, tmp_path / "boot")
+    edit(copy / FIRST[1:])
+    store = FolderStore(copy)
+
+    def publish(_: int) -> None:
+        publisher.publish(planned(*ALWAYS), datetime.now(UTC))
+
+    with pytest.raises(PublishError, match="was published to meanwhile: run the command again"):
+        repair(store, publisher.root, [FIRST], datetime.now(UTC), parallel=1, begun=publish, done=_ignore)
+    store.close()
 
 
 # Files that turn

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from gitboot.targets.mirror_comparison import MirrorReport
     from gitboot.targets.mirror_repair import MirrorStore
     from gitboot.targets.mirrored import MirrorFinding
+
+_STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
 
 @click.command()
@@ -62,8 +64,8 @@ if TYPE_CHECKING:
     "repaired",
     multiple=True,
     metavar="PATH|all",
-    help="With --tree, of a folder or s3://BUCKET/PREFIX: replace this file if it is not as the tree has it now, or "
-    "all such files. Repeat it for several paths.",
+    help="With --tree, of a folder or a target: replace this file if it is not as the tree has it now, or all such "
+    "files. Repeat it for several paths.",
 )
 @click.option(
     "--write-program",
@@ -93,7 +95,7 @@ def command(
     """Compare a mirror with the signed list that it carries.
 
     MIRROR is the URL of a web server, or a folder with a copy of OUTPUT/boot; for --repair, a folder or a target
-    s3://BUCKET/PREFIX, with the settings of `gitboot run --target`. The report names missing, changed, stale
+    s3://…, ssh://… or rsync://…, with the settings of `gitboot run --target`. The report names missing, changed, stale
     and additional files, caches that answer with what they stored, a list that has expired or that the --key has not
     signed, and the age of the list. For a web server it also names headers that firmware, loaders or proxies do not
     take. If the tree is published anew meanwhile, gitboot compares again. A web server does not list files of servers
@@ -176,7 +178,7 @@ def _repair(
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
         store = _store(mirror, stack)
-        is_target = as_target or mirror.startswith("s3://")
+        is_target = as_target or mirror.startswith(_STORES)
         now = datetime.now(UTC)
         report = repair(store, tree, paths, now, as_target=is_target, parallel=parallel, begun=begun, done=done)
     for output in outputs:
@@ -196,25 +198,40 @@ def _repair(
 def _store(mirror: str, stack: ExitStack) -> MirrorStore:
     """Open the files of a mirror for writing."""
     from gitboot.errors import UsageError
-    from gitboot.targets.mirror_repair import BucketStore, FolderStore
+    from gitboot.targets.mirror_repair import FolderStore
 
-    if mirror.startswith("s3://"):
-        from gitboot.bmc.passwords import read_credentials
-        from gitboot.targets.address import BucketAddress, parse_target
-        from gitboot.targets.bucket import Bucket
-
-        address = parse_target(mirror)
-        assert isinstance(address, BucketAddress)  # noqa: S101 - by its scheme
-        key = None
-        if (folder := address.credentials) is not None:
-            found = read_credentials(folder.parent, folder.name)
-            key = found.username, found.password
-        return BucketStore(Bucket(address, key))
+    if mirror.startswith(_STORES):
+        return _target_store(mirror, stack)
     if "://" in mirror and not mirror.startswith("file://"):
-        raise UsageError(f"{mirror} cannot be repaired: name the folder or the bucket s3://… that it serves")
+        raise UsageError(
+            f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"
+        )
     store = FolderStore(_folder(mirror))
     stack.callback(store.close)
     return store
+
+
+def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
+    """Open a target for writing, by its address."""
+    from tempfile import TemporaryDirectory
+
+    from gitboot.bmc.passwords import read_credentials
+    from gitboot.targets.address import BucketAddress, RsyncAddress, parse_target
+    from gitboot.targets.mirror_repair import BucketStore, HostStore
+
+    address = parse_target(mirror)
+    assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
+    key = None
+    if (folder := address.credentials) is not None:
+        found = read_credentials(folder.parent, folder.name)
+        key = found.username, found.password
+    if isinstance(address, BucketAddress):
+        from gitboot.targets.bucket import Bucket  # obstore is an extra
+
+        return BucketStore(Bucket(address, key))
+    from gitboot.targets.rsync import RsyncStore
+
+    return HostStore(RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
 
 
 def _folder(mirror: str) -> Path:

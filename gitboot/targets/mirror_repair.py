@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import groupby
 from pathlib import Path
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -16,16 +18,18 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.mirror_program import SIGNED, TIMESTAMP, FileVersion
 from gitboot.phrases import did_you_mean
 from gitboot.publish.disk import Disk
-from gitboot.publish.manifest import digest_of
+from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.modes import TreeModes
 from gitboot.publish.tree import read_state
 from gitboot.render.paths import BOOT, is_content, kind_of, publication_stage
+from gitboot.targets.file_store import Expected, FileConflict, StoredFile, TargetFile
 from gitboot.targets.mirror import FolderMirror, expected
 from gitboot.targets.mirror_comparison import ListedFile, ListReader
 from gitboot.targets.mirrored import MirrorFinding
 
 if TYPE_CHECKING:
     from gitboot.targets.bucket import Bucket
+    from gitboot.targets.rsync import RsyncStore
 
 ALL: Final = "all"
 _WORLD: Final = 0o666
@@ -51,23 +55,58 @@ class RightFile(NamedTuple):
     modified: datetime  # of its version
 
 
+FoundFile = tuple[bytes, str | None]  # a file, and its version, if the store has versions
+TakeFound = Callable[[str, FoundFile | None], None]  # a path below boot/, and its file; None: absent
+
+
 class MirrorStore(Protocol):
-    """The files of a mirror, by path below boot/, where they can be written."""
+    """The files of a mirror, by path below boot/, where they can be written.
+
+    Every method raises `PublishError`, and `HostUnreachable`.
+    """
 
     def names(self) -> Collection[str]:
         """Return the paths of all files."""
 
-    def read(self, path: str, /) -> tuple[bytes, str | None] | None:
+    def read_each(self, paths: Collection[str], take: TakeFound, /, *, parallel: int) -> None:
+        """Read files, and call ``take`` with each, perhaps in several threads at a time."""
+
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]], /) -> None:
+        """Write whole files, each in the place of the file with this version, or of whatever is there if None."""
+
+    def remove_each(self, paths: Collection[str], /) -> None:
+        """Remove files."""
+
+
+class SingleFileStore(ABC):
+    """A store that reads and writes each file by itself."""
+
+    @abstractmethod
+    def read(self, path: str) -> FoundFile | None:
         """Return a file, and what `replace` must find there; None if it is absent."""
 
-    def replace(self, path: str, file: RightFile, found: str | None, /) -> None:
+    @abstractmethod
+    def replace(self, path: str, file: RightFile, found: str | None) -> None:
         """Write a whole file in the place of what `read` found. Raises `PublishError`."""
 
-    def remove(self, path: str, /) -> None:
+    @abstractmethod
+    def remove(self, path: str) -> None:
         """Remove a file."""
 
+    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:
+        with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
+            list(pool.map(lambda path: take(path, self.read(path)), paths))
 
-class FolderStore:
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+        for path, (file, found) in files.items():
+            self.replace(path, file, found)
+
+    def remove_each(self, paths: Collection[str]) -> None:
+        for path in paths:
+            self.remove(path)
+
+
+class FolderStore(SingleFileStore):
     """A mirror in a folder of this machine. Files have the permissions and the group of the folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +121,7 @@ class FolderStore:
     def names(self) -> Collection[str]:
         return FolderMirror(self._folder).names()
 
-    def read(self, path: str) -> tuple[bytes, str | None] | None:
+    def read(self, path: str) -> FoundFile | None:
         """Return a file. A symlink is none: `replace` puts a file in its place."""
         at = self._folder / path
         try:
@@ -105,7 +144,7 @@ class FolderStore:
         self._disk.sync()
 
 
-class BucketStore:
+class BucketStore(SingleFileStore):
     """A target in a bucket, which an instance may write to at the same time."""
 
     def __init__(self, bucket: Bucket) -> None:
@@ -114,13 +153,11 @@ class BucketStore:
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
 
-    def read(self, path: str) -> tuple[bytes, str | None] | None:
+    def read(self, path: str) -> FoundFile | None:
         found = self._bucket.get(BOOT + path)
         return (found.content, found.version) if found is not None else None
 
     def replace(self, path: str, file: RightFile, found: str | None) -> None:
-        from gitboot.targets.file_store import FileConflict
-
         try:
             if found is None:
                 self._bucket.create(BOOT + path, file.content)
@@ -131,6 +168,37 @@ class BucketStore:
 
     def remove(self, path: str) -> None:
         self._bucket.remove([BOOT + path])
+
+
+class HostStore:
+    """A target on another host that rsync reaches. An instance may write to it at the same time."""
+
+    def __init__(self, store: RsyncStore) -> None:
+        self._store = store
+
+    def names(self) -> Collection[str]:
+        return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
+
+    def read_each(self, paths: Collection[str], take: TakeFound, *, parallel: int) -> None:  # noqa: ARG002 - one rsync
+        def take_file(path: str, found: StoredFile | None) -> None:
+            take(path.removeprefix(BOOT), (found.content, None) if found is not None else None)
+
+        self._store.get_each([BOOT + path for path in paths], take_file)
+
+    def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]]) -> None:
+        """Write files, and compare their checksums at the other host."""
+        right = {BOOT + path: file for path, (file, _) in files.items()}
+
+        def read(path: str) -> TargetFile:
+            return TargetFile(right[path].content, int(right[path].modified.timestamp()))
+
+        self._store.place(sorted(right), read, ())
+        sent = {path: Expected(digest_of(file.content), len(file.content)) for path, file in right.items()}
+        if wrong := self._store.differing(sent):
+            raise PublishError(f"{wrong[0]} was written, and is read as something else: run the command again")
+
+    def remove_each(self, paths: Collection[str]) -> None:
+        self._store.remove(BOOT + path for path in paths)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,36 +229,35 @@ def repair(
     are not published go last, if machines may ask for them or if ``paths`` names them. Raises `PublishError` and
     `UsageError`.
     """
+    published = _head(root)
     files = _published(root, now, parallel)
     if as_target:
         files |= _withheld(root)
     names = frozenset(store.names())
     chosen = files.keys() | names if ALL in paths else _known(paths, files.keys() | names)
-    wanted = [files[path] for path in sorted(files.keys() & chosen, key=_order)]
+    wanted = sorted(files.keys() & chosen, key=_order)
     begun(len(wanted))
+    different: dict[str, str | None] = {}  # by path: the version that is to be replaced
 
-    def differs(file: ListedFile) -> tuple[bytes, str | None] | bool | None:
-        """Return what is to be replaced; None: a file that is absent; False: it is right."""
-        found = store.read(file.path)
-        done(1)
+    def compare(path: str, found: FoundFile | None) -> None:
         digest = digest_of(found[0]) if found is not None else None
-        return False if digest in {each and each.sha256 for each in file.right} else found
+        if digest not in {each and each.sha256 for each in files[path].right}:
+            different[path] = found[1] if found is not None else None
+        done(1)
 
-    repairs: list[Repair] = []
+    store.read_each(wanted, compare, parallel=parallel)
     gone = [path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths)]
-    with ThreadPoolExecutor(parallel, thread_name_prefix="repair") as pool:
-        compared = list(pool.map(differs, wanted))
-    for file, found in zip(wanted, compared, strict=True):
-        if isinstance(found, bool):
-            continue
-        if (right := _right_file(root, file)) is None:
-            gone.append(file.path)
-        else:
-            store.replace(file.path, right, found[1] if found is not None else None)
-            repairs.append(Repair(file.path, RepairAction.REPLACED))
-    for path in gone:
-        store.remove(path)
-        repairs.append(Repair(path, RepairAction.REMOVED))
+    repairs: list[Repair] = []
+    for _, stage in groupby((path for path in wanted if path in different), key=_stage):
+        right = {path: _right_file(root, files[path]) for path in stage}
+        gone += [path for path, file in right.items() if file is None]
+        placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
+        store.replace_each(placed)
+        repairs += [Repair(path, RepairAction.REPLACED) for path in placed]
+    store.remove_each(gone)
+    repairs += [Repair(path, RepairAction.REMOVED) for path in gone]
+    if repairs and _head(root) != published:
+        raise PublishError(f"{root} was published to meanwhile: run the command again")
     extra = (path for path in names & chosen if path not in files and path not in gone)
     left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
     return RepairReport(files=len(wanted), repairs=tuple(sorted(repairs)), left=left)
@@ -212,10 +279,23 @@ def _may_be_asked_for(path: str, paths: Collection[str]) -> bool:
 
 
 def _order(path: str) -> tuple[int, int, str]:
-    """Return the place of a path in a repair: the list last, and `timestamp.json` at its end."""
+    """Return the place of a path in a repair."""
+    return *_stage(path), path
+
+
+def _stage(path: str) -> tuple[int, int]:
+    """Return the rank of files that may be written in any order: the list comes last, ``timestamp.json`` at its end."""
     if path.startswith(SIGNED):
-        return 1, int(path == f"{SIGNED}{TIMESTAMP}"), path
-    return 0, publication_stage(BOOT + path), path
+        return 1, int(path == f"{SIGNED}{TIMESTAMP}")
+    return 0, publication_stage(BOOT + path)
+
+
+def _head(root: Path) -> bytes | None:
+    """Return the tree's manifest, which each publication changes; None if it is absent."""
+    try:
+        return (root / MANIFEST).read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _published(root: Path, now: datetime, parallel: int) -> dict[str, ListedFile]:
