@@ -39,6 +39,7 @@ SILENT: Final = {
 FOR_REASON: Final = {
     ("CommitAccepted", "GuardTripped"): "GitbootCommitHeld",
     ("RecordsKnown", "UnknownServers"): "GitbootServersUnknown",
+    ("TargetsCurrent", "TransitionOverdue"): "GitbootTransitionOverdueAtTarget",
 }
 
 Series = dict[str, str]  # by metric and labels: a value, a first value and what each minute adds, or _ for no value
