@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pygit2
@@ -21,6 +23,7 @@ from gitboot.source.bringing import Fetching
 from gitboot.targets.git import BranchTarget
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
+from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.repositories import ENVIRONMENT
 from tests.test_targets_s3 import ENTRY, fleet, split
@@ -306,3 +309,64 @@ def test_a_clone_that_was_lost_is_made_anew(site: Site, bare: Path) -> None:
     site.follow()
     assert_holds(bare, fleet(2))
     assert git(bare, "rev-list", "--count", "boot") == "2"
+
+
+# A checkout
+
+KILLED = """#!/bin/sh
+left=$(cat {counter})
+echo $((left - 1)) > {counter}
+if test "$left" = 0; then
+    {act}
+    kill -9 0
+fi
+exec {program} "$@"
+"""
+TOOLS = ("git", "rm", "mkdir", "tar", "mv", "ln")
+STOPS = {  # a tool that is killed before it does anything, or when it has done a part
+    "before": "true",
+    "in the middle": 'case {tool} in tar) {program} "$@"; rm -f {boots}/next/boot/v1/boot/*/boot.ipxe;; esac',
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_checkout_by_the_pages_script_serves_one_commit_whenever_it_is_killed(
+    site: Site, bare: Path, tmp_path: Path, stop: str
+) -> None:
+    boots, tools, counter = tmp_path / "boots", tmp_path / "tools", tmp_path / "counter"
+    boots.mkdir()
+    tools.mkdir()
+    site.publish(fleet(1))
+    site.follow()
+    clone = clone_for_checkouts(bare, tmp_path)
+    for tool in TOOLS:
+        places = {"counter": counter, "program": shutil.which(tool), "boots": boots, "tool": tool}
+        places["act"] = STOPS[stop].format(**places)
+        (tools / tool).write_text(KILLED.format(**places))
+        (tools / tool).chmod(0o700)
+
+    def run(steps: int) -> int:
+        """Run the script, and kill it at this command; return its exit code."""
+        counter.write_text(f"{steps}\n")
+        environment = {**ENVIRONMENT, "PATH": f"{tools}:{ENVIRONMENT['PATH']}"}
+        command = ["sh", "-c", checkout_script(boots)]
+        return subprocess.run(command, cwd=clone, env=environment, check=False, start_new_session=True).returncode
+
+    def lies() -> dict[str, bytes]:
+        folder = boots / "current/boot"
+        return {f"boot/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    assert run(-1) == 0
+    whole = [served(bare)]
+    assert lies() == whole[0]
+    for number in count():
+        site.publish(fleet(2 + number), AT + number * DAY)
+        site.follow()
+        whole.append(served(bare))
+        code = run(number)
+        assert lies() in whole[-2:]
+        assert run(-1) == 0
+        assert lies() == whole[-1]
+        if code == 0:
+            break
+    assert number > len(TOOLS)

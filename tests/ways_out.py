@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,11 +15,11 @@ from gitboot.source import Remote
 from gitboot.targets.published import FollowedTree
 from tests import test_targets_git, test_targets_s3
 from tests.buckets import Store, s3_server
+from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.mirrors import caddy, nginx
 from tests.repositories import ENVIRONMENT
 
 LEDGER: Final = "test"  # of `tests.serving.Site`
-_PAGE: Final = Path(__file__).parents[1] / "docs" / "mirrors.md"
 
 
 class Way(NamedTuple):
@@ -58,24 +57,21 @@ def _bucket(root: Path, _: Path) -> Iterator[Way]:
 @contextmanager
 def _branch(root: Path, folder: Path) -> Iterator[Way]:
     """A branch that is checked out as the page shows, and served by nginx."""
-    bare, srv = folder / "remote.git", folder / "srv"
+    bare, boots = folder / "remote.git", folder / "boots"
     pygit2.init_repository(str(bare), bare=True, initial_head="main").free()
     followed = test_targets_git.Site(folder, Remote(url=str(bare)), ledger=LEDGER)
     followed.root, followed.tree = root, FollowedTree(root)
-    srv.mkdir()
-    page = re.findall(r"^    ((?:git --git-dir boots\.git|ln -sfn .*/srv/next) .*)$", _PAGE.read_text(), re.MULTILINE)
-    assert len(page) == 3
-    commands = "\n".join(line.replace("/srv/", f"{srv}/") for line in page)
+    boots.mkdir()
+    followed.follow()
+    clone = clone_for_checkouts(bare, folder)
 
     def bring_up() -> None:
         followed.follow()
-        subprocess.run(["bash", "-ec", commands], cwd=folder, env=ENVIRONMENT, check=True, capture_output=True)
+        subprocess.run(["sh", "-c", checkout_script(boots)], cwd=clone, env=ENVIRONMENT, check=True)
 
-    followed.follow()
-    subprocess.run(["git", "clone", "--bare", "--quiet", bare, "boots.git"], cwd=folder, env=ENVIRONMENT, check=True)
     bring_up()
-    with nginx(srv / "gitboot/boot", root / "ops/serve", folder) as (url, _):
-        yield Way(url, bring_up, lambda: (srv / "gitboot/boot").resolve())
+    with nginx(boots / "current/boot", root / "ops/serve", folder) as (url, _):
+        yield Way(url, bring_up, lambda: (boots / "current/boot").resolve())
 
 
 WAYS: Final[dict[str, Open]] = {
