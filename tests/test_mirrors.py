@@ -21,9 +21,9 @@ from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import take
 from gitboot.observe.undescribed import UnknownMachine
-from gitboot.render.paths import Role, kind_of
+from gitboot.render.paths import TABLE, Role, kind_of
 from gitboot.render.tree import File
-from tests import plain
+from tests import every_path, plain
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, broken, caddy, nginx
 from tests.preloaded import captured
@@ -268,6 +268,106 @@ def test_a_new_version_is_sent_at_once_and_what_is_known_is_not_sent_again(outpu
     assert after.headers["last-modified"] != before.headers["last-modified"]
     assert client.get(path, headers={"if-none-match": after.headers["etag"]}).status_code == 304
     Site(output).publish(FLEET)
+
+
+# The headers of each kind of path, below each base URL of the Fleet
+
+
+@pytest.fixture(scope="module")
+def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A published tree with a path of each kind."""
+    root = tmp_path_factory.mktemp("every") / "output"
+    root.mkdir()
+    Site(root).publish(every_path.FLEET)
+    return root
+
+
+@pytest.fixture(scope="module")
+def answered(every: Path) -> dict[str, httpx.Response]:
+    """Return what an endpoint answers."""
+    with Site(every).serve() as url, plain.Client(base_url=url, headers=LOADER) as client:
+        return {path: client.get(path) for path in every_path.PATHS}
+
+
+@pytest.fixture(scope="module", params=["nginx", "caddy"])
+def below(request: pytest.FixtureRequest, every: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mirror]:
+    running = nginx if request.param == "nginx" else caddy
+    with running(every / "boot", every / "ops" / "serve", tmp_path_factory.mktemp(request.param)) as mirror:
+        yield mirror
+
+
+HEADERS = ("content-type", "content-length", "cache-control", "accept-ranges")
+
+
+def headers_of(path: str, answer: httpx.Response) -> tuple[object, ...]:
+    names = HEADERS[2:] if is_report(path) else HEADERS  # an endpoint has no body for it
+    return (*(answer.headers.get(name) for name in names), "etag" in answer.headers)
+
+
+def test_the_tree_has_a_path_of_each_kind_that_a_copy_has() -> None:
+    found = {kind_of(f"boot{path}") for path in every_path.FLEET.boot_files}
+    assert found == {kind for kind in TABLE if kind.role is not Role.SEALED} | {None}
+
+
+@pytest.mark.parametrize("base", ["", every_path.BASE, every_path.SITE], ids=["no path", "the Fleet's", "a site's"])
+def test_finding_m9_each_kind_of_path_has_the_endpoints_headers(
+    answered: dict[str, httpx.Response], below: Mirror, base: str
+) -> None:
+    with plain.Client(base_url=f"{below.url}{base}") as client:
+        for path, ours in answered.items():
+            theirs = client.get(path)
+            assert theirs.content == _every(path), path
+            assert headers_of(path, theirs) == headers_of(path, ours), path
+
+
+@pytest.mark.parametrize("base", ["", every_path.BASE, every_path.SITE], ids=["no path", "the Fleet's", "a site's"])
+def test_finding_m9_each_kind_of_path_is_revalidated_and_resumed_as_at_the_endpoint(
+    tmp_path: Path, below: Mirror, base: str
+) -> None:
+    site = Site(tmp_path / "output")
+    site.publish(every_path.FLEET)
+    with (
+        site.serve() as url,
+        plain.Client(base_url=url, headers=LOADER) as endpoint,
+        plain.Client(base_url=f"{below.url}{base}") as client,
+    ):
+        for path in [path for path in every_path.PATHS if _every(path) and not is_report(path)]:
+            for name, value in (("if-none-match", "ETAG"), ("range", "bytes=0-0")):
+                statuses = []
+                for asked in (endpoint, client):
+                    etag = asked.get(path).headers.get("etag", '"x"')
+                    statuses.append(asked.get(path, headers={name: value.replace("ETAG", etag)}).status_code)
+                assert statuses[0] == statuses[1], (path, name)
+
+
+def _every(path: str) -> bytes:
+    return every_path.FLEET.boot_files[path].content
+
+
+def test_finding_m9_what_is_below_a_base_url_is_logged_and_verified_as_itself(every: Path, below: Mirror) -> None:
+    assert verified("--tree", every, f"{below.url}{every_path.BASE}")[1]["items"] == []
+    path = next(path for path in every_path.PATHS if path.endswith("/boot.ipxe") and path.startswith("/v1/boot/"))
+    for base in ("", every_path.BASE, every_path.SITE):
+        begins = below.log.stat().st_size
+        for asked in (path, f"/ipxe?mac={path.split('/')[3]}"):
+            assert plain.get(f"{below.url}{base}{asked}", headers=LOADER).content == _every(path)
+
+        def both(begins: int = begins) -> bool:
+            return len(_observed(below, begins)) == 2
+
+        assert eventually(both)
+        assert set(_observed(below, begins)) == {f"boot{path}"}
+
+
+def _observed(mirror: Mirror, begins: int) -> list[str]:
+    """Return the paths that the lines of a log since this byte are evidence for."""
+    lines = mirror.log.read_bytes()[begins:].splitlines()
+    return [found.path for line in lines if isinstance(found := read(line), Observation)]
+
+
+@pytest.mark.parametrize("base", ["/some%20bas", "/some%20base2", "/SOME%20BASE", "/other", "/x/some%20base"])
+def test_what_is_below_no_base_url_is_absent(below: Mirror, base: str) -> None:
+    assert plain.get(f"{below.url}{base}/boot.ipxe").status_code == 404
 
 
 # What is logged

@@ -15,7 +15,7 @@ import pytest
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
 from gitboot.publish.directory import Directory
-from gitboot.render.paths import Role
+from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.tree import File
 from gitboot.status import Following
@@ -23,7 +23,7 @@ from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress,
 from gitboot.targets.follower import Follower, Followers
 from gitboot.targets.holding import Holding, Shard, TargetHead, Unit, held
 from gitboot.targets.published import FollowedTree, Overtaken
-from gitboot.targets.served import cache_control_of, content_type_of, served
+from gitboot.targets.served import served
 from gitboot.targets.step import TargetStep, next_step
 from tests.cases import for_each
 from tests.serving import eventually
@@ -175,7 +175,7 @@ def test_e29_a_target_has_no_boot_that_is_made_once(
     [
         (IPXE, "text/plain; charset=utf-8", "no-store"),
         (HTTPBOOT, "application/json", "no-store"),
-        (IGNITION, "application/vnd.coreos.ignition+json", "no-cache"),
+        (IGNITION, "application/vnd.coreos.ignition+json", "no-store"),
         ("boot/unknown.ipxe", "text/plain; charset=utf-8", "no-cache"),
         (f"boot/o/{'a' * 64}/user-data", "text/cloud-config; charset=utf-8", "public, max-age=31536000, immutable"),
         (f"boot/o/{'a' * 64}/shim.efi", "application/efi", "public, max-age=31536000, immutable"),
@@ -185,12 +185,14 @@ def test_e29_a_target_has_no_boot_that_is_made_once(
             "no-store",
         ),
         (f"{HERE}/provisioned/{'a' * 64}", "text/plain; charset=utf-8", "no-store"),
+        ("boot/signed/timestamp.json", "application/json", "no-cache"),
+        ("boot/signed/servers/web01.json", "application/json", "no-cache"),
     ],
 )
 def test_objects_are_kept_and_typed_as_the_mirrors_configurations_say(
     path: str, content_type: str, cache_control: str
 ) -> None:
-    assert (content_type_of(path), cache_control_of(path)) == (content_type, cache_control)
+    assert (content_type_of(path), delivery_of(path).cache_control) == (content_type, cache_control)
 
 
 # What is decided

@@ -26,10 +26,9 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.http_client import MinimumRate
-from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, kind_of
+from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
 from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
 from gitboot.targets.mirrored import SAMPLE, MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
-from gitboot.targets.served import content_type_of
 from tests.fleets import SEED, fleet, policy, server
 from tests.git_servers import free_port, listening, program
 from tests.serving import BEFORE, ENTRY, MAC, Site, planned

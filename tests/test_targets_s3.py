@@ -23,7 +23,7 @@ from gitboot.targets.mirror import WebMirror, compared, expected
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
 from gitboot.targets.store_target import StoreTarget
-from tests import serving
+from tests import every_path, serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy
 from tests.fleets import server as server_of
@@ -229,6 +229,19 @@ def test_finding_m5_a_machine_whose_document_gets_another_name_is_never_absent_f
 
 def assert_all_stand(store: Store, bucket: str, paths: list[str]) -> None:
     assert set(paths) <= machines_see(store, bucket).keys()
+
+
+def test_finding_m9_a_bucket_has_the_headers_of_the_endpoint(tmp_path: Path, store: Store, bucket: str) -> None:
+    published = serving.Site(tmp_path / "out")
+    published.publish(every_path.FLEET)
+    Site(published.root, store.url, bucket, ledger="test").follow()
+    found = machines_see(store, bucket)
+    assert len(found) > 70
+    with published.serve() as url:
+        for path in [path for path in every_path.PATHS if f"boot{path}" in found]:
+            answer, stored = serving.get(f"{url}{path}"), store.get(bucket, f"site/boot{path}")
+            assert stored.cache_control == answer.headers["cache-control"], path
+            assert answer.status_code == 204 or stored.content_type == answer.headers["content-type"], path
 
 
 def test_nothing_is_written_that_stands_already(site: Site, store: Store) -> None:

@@ -136,4 +136,5 @@ def shared_files(decisions: Decisions) -> dict[str, File]:
     for boot in (decisions.unknown or {}).values():
         if boot.user_data is not None:
             files |= dict(userdata.immutable(boot.user_data))
-    return {**dict(mirrors.shared(decisions.outputs, files)), **files}
+    base_urls = {decisions.base_url, *decisions.sites.values()}
+    return {**dict(mirrors.shared(decisions.outputs, files, base_urls)), **files}

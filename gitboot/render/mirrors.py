@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from posixpath import normpath
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from gitboot.render import queries
 from gitboot.render.paths import (
     ARTIFACT_TYPES,
     BOOT,
     BUNDLED,
+    DATA,
     FIRST_SCRIPT,
-    IGNITION,
+    FOR_A_YEAR,
+    REVALIDATED,
     TABLE,
+    ContentType,
+    Delivery,
+    PathKind,
     Role,
     Stage,
     publication_stage,
@@ -20,44 +27,76 @@ from gitboot.render.paths import (
 from gitboot.render.tree import File
 
 
-def shared(outputs: Collection[str], published: Collection[str]) -> Iterator[tuple[str, File]]:
-    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets with these outputs.
+def shared(
+    outputs: Collection[str], published: Collection[str], base_urls: Collection[str]
+) -> Iterator[tuple[str, File]]:
+    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets with these outputs and URL paths.
 
     ``published`` are the paths of the shared files. Publications place the first scripts last, so that a copy that has
-    one is complete.
+    one is complete. ``base_urls`` are those under which machines find ``boot/``; their paths lead to it.
     """
     scripts = sorted(path for path in published if publication_stage(path) is Stage.FIRST_SCRIPTS)
     script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
     last = script.removeprefix(BOOT) if script is not None else None
-    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs, last).encode())
-    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs, last).encode())
+    prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
+    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs, last, prefixes).encode())
+    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs, last, prefixes).encode())
 
 
-def _filled(text: str, outputs: Collection[str], last: str | None) -> str:
+def _filled(text: str, outputs: Collection[str], last: str | None, prefixes: Sequence[str]) -> str:
     """Return a configuration with what the table of paths says in the place of its @marks@.
 
-    ``last`` is the path of what a copy has last; None: nothing shows that a copy is complete.
+    ``last`` is the path of what a copy has last; None: nothing shows that a copy is complete. ``prefixes`` are the
+    paths of base URLs, the longest first, without a slash at their end.
     """
     marks = {
         "nginx_maps": queries.nginx_maps(outputs),
+        "nginx_prefixes": _nginx_prefixes(prefixes),
+        "nginx_deliveries": "".join(
+            f'    "~^/(?:{_expressions(kinds)})$" "{cache_control}";\n' for cache_control, kinds in _by_cache_control()
+        ),
         "nginx_aliases": queries.nginx_locations(outputs),
-        "caddy_aliases": queries.caddy(outputs),
+        "nginx_files": "".join(_nginx_files(*each) for each in _by_delivery_and_type()),
         "nginx_complete": _NGINX_COMPLETE.replace("@last@", last) if last is not None else "",
+        "caddy_prefixes": _caddy_prefixes(prefixes),
+        "caddy_aliases": queries.caddy(outputs),
+        "caddy_files": "".join(_caddy_files(number, *each) for number, each in enumerate(_by_delivery_and_type())),
         "caddy_complete": f"\t\t\tfile /{last}\n" if last is not None else "",
-        "entries": "|".join(kind.expression for kind in TABLE if kind.role in (Role.ENTRY, Role.OFFER, Role.LOOK)),
-        "ignition": IGNITION.text.partition("/")[0],
-        "ignition_type": IGNITION.content_type,
         "bundled": "|".join(BUNDLED),
-        "bundled_paths": " ".join(f"{folder}/{name}" for folder in _BUNDLES for name in BUNDLED),
+        "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
         "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _by_type()),
         "type_headers": "".join(_type_header(type, endings) for type, endings in _by_type()),
+        "for_a_year": FOR_A_YEAR,
+        "revalidated": REVALIDATED,
     }
     for mark, value in marks.items():
         text = text.replace(f"@{mark}@", value)
     return text
 
 
-_BUNDLES: Final = ("/o/*", "*/data/*", "/nocloud/*")
+def _expressions(kinds: Iterable[PathKind]) -> str:
+    return "|".join(kind.expression for kind in kinds)
+
+
+def _by_cache_control() -> list[tuple[str, list[PathKind]]]:
+    found: dict[str, list[PathKind]] = {}
+    for kind in _LYING:
+        found.setdefault(kind.delivery.cache_control, []).append(kind)
+    return list(found.items())
+
+
+def _by_delivery_and_type() -> list[tuple[Delivery, str | None, list[PathKind]]]:
+    """Return the kinds of paths that are sent alike; None: the type goes by the name of the file."""
+    found: dict[tuple[Delivery, str | None], list[PathKind]] = {}
+    for kind in _LYING:
+        type = None if kind is DATA else str(kind.content_type)
+        found.setdefault((kind.delivery, type), []).append(kind)
+    return [(*key, kinds) for key, kinds in found.items()]
+
+
+_LYING: Final = tuple(
+    kind for kind in TABLE if kind.role is not Role.SEALED
+)  # in a copy; endpoints alone have the other
 
 
 def _by_type() -> list[tuple[str, list[str]]]:
@@ -70,6 +109,73 @@ def _by_type() -> list[tuple[str, list[str]]]:
 def _type_header(type: str, endings: list[str]) -> str:
     name = f"@{endings[0]}"
     return f'\t\t{name} path {" ".join(f"*.{each}" for each in endings)}\n\t\theader {name} Content-Type "{type}"\n'
+
+
+def _spelt(path: str) -> str:
+    """Return a regular expression for a decoded path, with nothing in it that a configuration quotes or expands."""
+    return "".join(
+        each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
+    )
+
+
+def _decoded(prefix: str) -> str:
+    """Return the path of a base URL as servers compare it: decoded, with single slashes and no dots."""
+    return f"/{normpath(unquote(prefix)).lstrip('/')}"
+
+
+def _nginx_prefixes(prefixes: Sequence[str]) -> str:
+    """Return the lines that take the paths of base URLs off: what is logged begins at ``boot/``.
+
+    If several base URLs lead here, a path of ``boot/`` itself may begin as one of theirs.
+    """
+    if not (found := [_spelt(_decoded(prefix)) for prefix in prefixes if prefix]):
+        return ""
+    line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
+    lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
+    return "".join(f"    {each}\n" for each in ("", "# Machines find boot/ below the path of a base URL.", *lines))
+
+
+_BUNDLED_DATA: Final = f"{DATA.expression.rpartition('/')[0]}/(?:{'|'.join(BUNDLED)})"
+
+
+def _nginx_files(delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
+    if type is not None:
+        return _nginx_location(_expressions(kinds), delivery, type)
+    of_bundle = _nginx_location(_BUNDLED_DATA, delivery, ContentType.CLOUD_CONFIG)
+    return of_bundle + _nginx_location(DATA.expression, delivery, ContentType.OCTETS, by_ending=True)
+
+
+def _nginx_location(expression: str, delivery: Delivery, type: str, *, by_ending: bool = False) -> str:
+    """Return a location for files of one type; ``by_ending``: of those whose name tells no other."""
+    types = "" if by_ending else "        types {}\n"
+    parts = "" if delivery.in_parts else "        max_ranges 0;\n"
+    etag = "" if delivery.has_etag else queries.NGINX_WITHOUT_ETAG
+    return f'    location ~ "^/(?:{expression})$" {{\n{types}        default_type "{type}";\n{parts}{etag}    }}\n\n'
+
+
+def _caddy_prefixes(prefixes: Sequence[str]) -> str:
+    """Return the directives that do the same in Caddy, which logs what was asked for."""
+    found = [prefix for prefix in prefixes if prefix]
+    lines = ["# Machines find boot/ below the path of a base URL."] if found else []
+    for number, prefix in enumerate(found):
+        own = [] if len(prefixes) == 1 else ["\tnot file {path}"]
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_spelt(_decoded(prefix))}/", *own, "}"]
+        lines += [f"uri @prefix{number} strip_prefix {prefix}"]
+    return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
+
+
+def _caddy_files(number: int, delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
+    matcher = f"@files{number}"
+    lines = [f"{matcher} path_regexp ^/(?:{_expressions(kinds)})$"]
+    lines += [f'header {matcher} Cache-Control "{delivery.cache_control}"']
+    if not delivery.has_etag:
+        lines += [f"request_header {matcher} -{name}" for name in ("If-None-Match", "If-Modified-Since")]
+        lines += [f"header {matcher} -Etag"]
+    if type is None:
+        lines += [f"{matcher}_bundled path_regexp ^/{_BUNDLED_DATA}$"]
+        matcher, type = f"{matcher}_bundled", ContentType.CLOUD_CONFIG
+    lines += [f'header {matcher} Content-Type "{type}"']
+    return "".join(f"\t\t{line}\n" for line in lines)
 
 
 _NGINX_COMPLETE: Final = """\
@@ -97,11 +203,10 @@ log_format gitboot escape=json
     '"modified":"$sent_http_last_modified","length":"$sent_http_content_length","bytes":$body_bytes_sent,'
     '"complete":"$request_completion","query":"$args","agent":"$http_user_agent"}';
 
+# How long an answer may be kept: what one machine fetches not at all, what is named by its content for a year.
 map $uri $gitboot_cache {
-    "~^/(?:@entries@)$" "no-store";                 # what a machine boots: to be asked for each time
-    ~^/o/ "public, max-age=31536000, immutable";    # named by its content
-    ~/(data|failed|provisioned)/ "no-store";        # what only the machine asks for that is being installed
-    default "no-cache";                             # changes in place
+@nginx_deliveries@    ~^/o/ "@for_a_year@";
+    default "@revalidated@";    # changes in place
 }
 
 # `return 404 ""` has a body of nginx's own; a variable that is empty has none.
@@ -119,7 +224,7 @@ map "" $gitboot_nothing {
     gzip off;    # firmware and loaders need Content-Length
     etag on;
     add_header Cache-Control $gitboot_cache;
-
+@nginx_prefixes@
     if ($request_method !~ ^(GET|HEAD)$) {
         return 405;
     }
@@ -141,6 +246,7 @@ map "" $gitboot_nothing {
         allow 127.0.0.1;                                # set: who may read the signed list
         allow ::1;
         deny all;
+        max_ranges 0;
         error_page 403 = @denied;
         error_page 404 = @nothing;
         error_page 500 = @failed;
@@ -154,48 +260,15 @@ map "" $gitboot_nothing {
     }
 
     # Paths whose query says for whom they are, or that have another name.
-@nginx_aliases@    # What a machine boots is sent anew each time, and so stands in the log each time.
-    location ~ "^/(?:@entries@)$" {
-        default_type "text/plain; charset=utf-8";
-        max_ranges 0;
-        etag off;
-        if_modified_since off;
-        if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
-            return 412 $gitboot_nothing;
-        }
-    }
-
-    location /@ignition@/ {
-        default_type @ignition_type@;
-        max_ranges 0;
-        if (-d $request_filename) {
-            return 404;
-        }
-    }
-
-    # Of these, the first that fits counts. Hidden is what is still being copied here.
+@nginx_aliases@    # Of these and the following, the first that fits counts.
+    # What one machine fetches is sent anew each time, and so is logged each time.
+@nginx_files@    # Hidden is what is still being copied here.
     location ~ /\. {
         return 404;
     }
 
     location ~ ^/o/[^/]+/(@bundled@)$ {
         default_type "text/cloud-config; charset=utf-8";
-        if (-d $request_filename) {
-            return 404;
-        }
-    }
-
-    location ~ /(?:data|nocloud)/[^/]+/(@bundled@)$ {
-        default_type "text/cloud-config; charset=utf-8";
-        max_ranges 0;
-        if (-d $request_filename) {
-            return 404;
-        }
-    }
-
-    location ~ /data/ {
-        default_type application/octet-stream;
-        max_ranges 0;
         if (-d $request_filename) {
             return 404;
         }
@@ -263,7 +336,7 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 			respond 405
 		}
 
-		# Paths whose query says for whom they are, or that have another name.
+@caddy_prefixes@		# Paths whose query says for whom they are, or that have another name.
 @caddy_aliases@
 		# Folders are not listed. Hidden is what is still being copied here.
 		@hidden path */ */.*
@@ -279,32 +352,23 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 			respond 403
 		}
 
-		header Cache-Control no-cache
-		@immutable path /o/*
-		header @immutable Cache-Control "public, max-age=31536000, immutable"
-		@installation path */data/* */failed/* */provisioned/*
-		header @installation Cache-Control no-store
-
-		# What a machine boots is sent anew each time, and so stands in the log each time.
-		@boot path_regexp ^/(?:@entries@)$
-		request_header @boot -If-None-Match
-		request_header @boot -If-Modified-Since
-		header @boot Cache-Control no-store
-		header @boot -Etag
-
 		# An entry is sent whole or not at all.
-		@entry not path /o/* /assets/*
-		request_header @entry -Range
+		@whole not path /o/* /assets/* /media/*
+		request_header @whole -Range
+		header @whole -Accept-Ranges
 
-		# UEFI HTTP boot goes by the type of what it fetches. Of these, the last that fits counts.
+		# How long an answer may be kept, and its type, by which UEFI HTTP boot goes. The last that fits counts.
+		header Cache-Control @revalidated@
+		@immutable path /o/*
+		header @immutable Cache-Control "@for_a_year@"
 		header Content-Type "text/plain; charset=utf-8"
 		@artifact path /o/* /assets/* */data/*
 		header @artifact Content-Type application/octet-stream
-		@ignition path /@ignition@/*
-		header @ignition Content-Type @ignition_type@
-		@cloud_config path @bundled_paths@
+@type_headers@		@cloud_config path @bundled_paths@
 		header @cloud_config Content-Type "text/cloud-config; charset=utf-8"
-@type_headers@
+
+		# What one machine fetches is sent anew each time, and so is logged each time.
+@caddy_files@
 		file_server {
 			disable_canonical_uris
 		}

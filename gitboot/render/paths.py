@@ -53,6 +53,26 @@ def artifact_type(name: str) -> str:
     return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
 
 
+# How long an answer may be kept (RFC 9111, 5.2.2; immutable: RFC 8246).
+UNCACHED: Final = "no-store"
+REVALIDATED: Final = "no-cache"  # what changes in place: it may be kept, but each use asks again
+FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
+
+
+class Delivery(NamedTuple):
+    """How a file is sent by the endpoint, mirrors and targets: one table for all of them."""
+
+    cache_control: str
+    has_etag: bool  # a client that has this version gets a 304
+    in_parts: bool  # a Range gets a part of it
+
+
+_ANEW: Final = Delivery(UNCACHED, has_etag=False, in_parts=False)  # each fetch counts, and is logged
+_MEDIUM: Final = Delivery(UNCACHED, has_etag=True, in_parts=True)  # a BMC reads an ISO image in parts
+_SHARED: Final = Delivery(REVALIDATED, has_etag=True, in_parts=False)
+_CONTENT: Final = Delivery(FOR_A_YEAR, has_etag=True, in_parts=True)  # a download of a kernel can be resumed
+
+
 class Role(StrEnum):
     """What a completed GET of a path says."""
 
@@ -122,6 +142,11 @@ class PathKind(NamedTuple):
     def spelt(self, identity: str) -> str:
         """What the tree spells in its own way, as paths of this kind do."""
         return next((identity.replace("-", by) for mark, by in _SEPARATORS.items() if mark in self.text), identity)
+
+    @property
+    def delivery(self) -> Delivery:
+        """How files of this kind are sent."""
+        return _MEDIUM if self.role is Role.MEDIUM else _ANEW
 
     @property
     def is_of_identity(self) -> bool:
@@ -274,6 +299,22 @@ def is_immutable(path: str) -> bool:
 def is_content(path: str) -> bool:
     """Whether entries name it: it stands before they do, and for a while after none does any more."""
     return is_immutable(path) or means(path) in (DATA, MEDIUM)
+
+
+def delivery_of(path: str) -> Delivery:
+    """Return how a file of the tree is sent."""
+    if is_immutable(path):
+        return _CONTENT
+    kind = kind_of(path) or means(path)
+    return kind.delivery if kind is not None else _SHARED
+
+
+def content_type_of(path: str) -> str:
+    """Return the content type that a file of the tree is sent with."""
+    kind = kind_of(path)
+    if is_immutable(path) or kind is DATA:
+        return artifact_type(path.rpartition("/")[2])
+    return kind.content_type if kind is not None else ARTIFACT_TYPES.get(path.rpartition(".")[2], ContentType.TEXT)
 
 
 class Stage(IntEnum):

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from gitboot.render.aliases import TABLE, Alias
-from gitboot.render.paths import BOOT, FIRST_SCRIPT, Kind, PathKind, Role
+from gitboot.render.paths import BOOT, FIRST_SCRIPT, Kind, PathKind
 
 _BYTE: Final = "([0-9a-f]{2})"
 _FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
@@ -45,10 +45,6 @@ def _asked(alias: Alias) -> list[PathKind]:
 def _file(kind: PathKind, alias: Alias, variable: str) -> str:
     """What an alias may mean, where a server has what a query says in a variable for each key."""
     return f"/{kind.of('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
-
-
-def _is_entry(alias: Alias) -> bool:
-    return any(kind.role is Role.ENTRY for kind in alias.kinds)
 
 
 def nginx_maps(outputs: Collection[str]) -> str:
@@ -89,8 +85,8 @@ def _nginx_location(alias: Alias) -> str:
     found = ""
     for kind, name, other in zip(kinds, (f"= /{alias.path}", *names[1:]), (*names[1:], "@nothing"), strict=True):
         found += (
-            f'    location {name} {{\n        default_type "text/plain; charset=utf-8";\n        max_ranges 0;\n'
-            f"{first}{_NGINX_ENTRY if _is_entry(alias) else ''}"
+            f'    location {name} {{\n        types {{}}\n        default_type "{kind.content_type}";\n'
+            f"        max_ranges 0;\n{first}{NGINX_WITHOUT_ETAG}"
             f"        rewrite ^ {_file(kind, alias, '$gitboot_%s')} break;\n"
             f"        error_page 404 = {other};\n        error_page 403 500 = @failed;\n    }}\n\n"
         )
@@ -98,10 +94,10 @@ def _nginx_location(alias: Alias) -> str:
     return found
 
 
-_NGINX_ENTRY: Final = """\
+NGINX_WITHOUT_ETAG: Final = """\
         etag off;
         if_modified_since off;
-        if ($http_if_none_match = "*") {
+        if ($http_if_none_match = "*") {    # nginx would answer 304 to it, whatever is off
             return 412 $gitboot_nothing;
         }
 """

@@ -24,10 +24,13 @@ from gitboot.render.paths import (
     UNKNOWN_HTTP_BOOT,
     Asked,
     ContentType,
+    Delivery,
     Kind,
     Role,
     artifact_type,
     asked_for,
+    content_type_of,
+    delivery_of,
     identity_of,
     token_in,
 )
@@ -35,17 +38,15 @@ from gitboot.render.state import Turn, turn_of
 from gitboot.serve.giving import Guarded
 from gitboot.serve.metrics import Answered
 from gitboot.serve.reply import (
-    FOR_A_YEAR,
     HEARD,
     NOT_FOUND,
-    REVALIDATED,
     UNCACHED,
     Reply,
     file_reply,
     in_parts,
     unchanged,
 )
-from gitboot.serve.tree import Located, PublishedTree, Signature, signature
+from gitboot.serve.tree import Located, PublishedTree, Read, Signature, signature
 
 _MOST_HELD: Final = 4096
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
@@ -153,17 +154,16 @@ class Answers:
             return None
         content, writes = self._content(located, version.content), version.writes
         guarded = _guarded(located, asked.path, version)
-        etag = f'"{version.content}"'.encode() if guarded is None else None
-        cache_control = REVALIDATED if guarded is None else UNCACHED  # what is looked at is asked for each time
-        reply = file_reply(content, version.content_type, cache_control, etag)
-        is_medium = version.role is Role.MEDIUM
+        delivery = asked.kind.delivery
+        etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded is None else None
+        reply = file_reply(content, version.content_type, UNCACHED, etag)
         fallback = writes.fallback if writes is not None else None
         return Answer(
             counts_as=Answered.ENTRY if guarded is not None else Answered.FILE,
-            reply=HEARD if version.role is Role.REPORT else in_parts(reply) if is_medium else reply,
-            in_parts=is_medium,
+            reply=HEARD if version.role is Role.REPORT else in_parts(reply) if delivery.in_parts else reply,
+            in_parts=delivery.in_parts,
             etag=etag,
-            unchanged=unchanged(etag, cache_control) if etag is not None else None,
+            unchanged=unchanged(etag, UNCACHED) if etag is not None else None,
             guarded=guarded,
             instead=self._content(located, fallback) if fallback is not None else None,
             hop=self._content(located, writes.hop) if writes is not None and writes.hop is not None else None,
@@ -231,11 +231,9 @@ class Answers:
         def addressed(found: bytes) -> bytes:
             return canonical({"ClientIPs": client, **json.loads(found)}) + b"\n"
 
-        content = addressed(bytes(answer.reply.body))
-        etag = f'"{_sha256(content)}"'.encode() if answer.guarded is None else None
         return replace(
             answer,
-            reply=file_reply(content, ContentType.JSON, REVALIDATED if etag else UNCACHED, etag),
+            reply=file_reply(addressed(bytes(answer.reply.body)), ContentType.JSON, UNCACHED),
             etag=None,
             unchanged=None,
             instead=addressed(answer.instead) if answer.instead is not None else None,
@@ -247,7 +245,7 @@ class Answers:
         """A file that is no server's; what is published anew is served before the manifest lists it so."""
         if path not in self._tree.shared() or (found := self._tree.read(path)) is None:
             return None
-        answer = self._file(found.content, found.file, found.signature, ContentType.TEXT, REVALIDATED)
+        answer = self._file(found, content_type_of(path), delivery_of(path))
         return replace(answer, entry=Entry(path, "unknown machine")) if path in UNKNOWN else answer
 
     def _immutable(self, path: str) -> Answer | None:
@@ -263,7 +261,7 @@ class Answers:
             return None
         if _DIGEST.fullmatch(parts[2]) and not self._is_named_by(parts[2], parts[3], found.content):
             return Answer(counts_as=Answered.NOTHING, reply=NOT_FOUND, file=found.file, signature=found.signature)
-        return self._file(found.content, found.file, found.signature, artifact_type(parts[3]), FOR_A_YEAR)
+        return self._file(found, content_type_of(path), delivery_of(path))
 
     def _is_named_by(self, folder: str, name: str, content: bytes) -> bool:
         """Whether a file's folder is its digest, or that of the bundle that it is part of."""
@@ -275,15 +273,17 @@ class Answers:
                 bundle[other] = _sha256(found.content)
         return digest(bundle) == folder
 
-    def _file(self, content: bytes, file: str, found: Signature, content_type: str, cache_control: bytes) -> Answer:
-        etag = f'"{_sha256(content)}"'.encode()
+    def _file(self, found: Read, content_type: str, delivery: Delivery) -> Answer:
+        etag, cache_control = f'"{_sha256(found.content)}"'.encode(), delivery.cache_control.encode()
+        reply = file_reply(found.content, content_type, cache_control, etag)
         return Answer(
             counts_as=Answered.FILE,
-            reply=file_reply(content, content_type, cache_control, etag),
+            reply=in_parts(reply) if delivery.in_parts else reply,
+            in_parts=delivery.in_parts,
             etag=etag,
             unchanged=unchanged(etag, cache_control),
-            file=file,
-            signature=found,
+            file=found.file,
+            signature=found.signature,
         )
 
 

@@ -222,14 +222,16 @@ class Endpoint:
 
     def _replied(self, answer: Answer, headers: Iterable[Header]) -> Reply:
         """The reply to who asks with these headers."""
-        wanted = b""
+        wanted, has_other = b"", False
         if (etag := answer.etag) is not None and answer.unchanged is not None:
             for name, value in headers:
                 if name == b"if-none-match" and names(value, etag):
                     return self._counted(answer.counts_as, answer.unchanged)
                 if name == b"range" and answer.in_parts:
                     wanted = value
-        return self._counted(answer.counts_as, part_of(answer.reply, wanted) if wanted else answer.reply)
+                has_other |= name == b"if-range" and value != etag  # RFC 9110, 13.1.5: it has a part of another version
+        is_part = wanted and not has_other
+        return self._counted(answer.counts_as, part_of(answer.reply, wanted) if is_part else answer.reply)
 
     async def _given(self, answer: Answer, guarded: Guarded, scope: Scope, at: datetime) -> ASGIApp | None:
         """The reply once it is known that this may be given, and that stands recorded; else what is given instead."""

@@ -8,13 +8,14 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gitboot.render import paths
 from gitboot.render.paths import ContentType
 
 Header = tuple[bytes, bytes]
 
-FOR_A_YEAR: Final = b"public, max-age=31536000, immutable"  # what is named by its content
-REVALIDATED: Final = b"no-cache"  # what changes in place: may be kept, but is asked for each time
-UNCACHED: Final = b"no-store"
+FOR_A_YEAR: Final = paths.FOR_A_YEAR.encode()
+REVALIDATED: Final = paths.REVALIDATED.encode()
+UNCACHED: Final = paths.UNCACHED.encode()
 
 
 class Reply(Response):

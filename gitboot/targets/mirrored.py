@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from gitboot.render.paths import BOOT, TABLE, Role, asked_for, is_immutable, kind_of
-from gitboot.targets.served import content_type_of
+from gitboot.render.paths import BOOT, TABLE, Role, asked_for, content_type_of, is_immutable, kind_of
 
 
 class MirrorFault(StrEnum):

@@ -1,22 +1,10 @@
-"""What of a published server a plain file server may serve, and as what: pure."""
+"""What of a published server a plain file server may serve, and with which headers: pure."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from gitboot.render.paths import (
-    BOOT,
-    DATA,
-    MEDIUM,
-    REPORTS,
-    SIGNED,
-    ContentType,
-    Role,
-    artifact_type,
-    is_immutable,
-    kind_of,
-    means,
-)
+from gitboot.render.paths import BOOT, REVALIDATED, ContentType, Role, content_type_of, delivery_of
 from gitboot.render.state import PublishedServer, Turn
 
 
@@ -56,28 +44,8 @@ def _is_given_once(turn: Turn, sha256: str) -> bool:
     return is_boot and turn.writes is not None and turn.writes.once
 
 
-def content_type_of(path: str) -> str:
-    """As what a path is served."""
-    if path.startswith(SIGNED):
-        return ContentType.JSON
-    kind = kind_of(path)
-    if is_immutable(path) or kind is DATA:
-        return artifact_type(path.rpartition("/")[2])
-    return kind.content_type if kind is not None else ContentType.TEXT
-
-
-def cache_control_of(path: str) -> str:
-    """How long what was served may be kept, as the endpoint and the mirrors' configurations say it."""
-    kind = kind_of(path)
-    if is_immutable(path):
-        return "public, max-age=31536000, immutable"
-    if (kind is not None and kind.role in (Role.ENTRY, Role.OFFER)) or means(path) in (DATA, MEDIUM, *REPORTS):
-        return "no-store"
-    return "no-cache"
-
-
 def headers_of(path: str) -> dict[str, str]:
     """Return the headers that a store sends with a file; those below ops/ are for gitboot alone."""
     if not path.startswith(BOOT):
-        return {"Content-Type": ContentType.JSON.value, "Cache-Control": "no-cache"}
-    return {"Content-Type": content_type_of(path), "Cache-Control": cache_control_of(path)}
+        return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
+    return {"Content-Type": content_type_of(path), "Cache-Control": delivery_of(path).cache_control}
