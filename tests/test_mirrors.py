@@ -27,7 +27,7 @@ from tests import every_path, plain
 from tests.fleets import SEED, fleet, image, policy, profile, server
 from tests.mirrors import Mirror, broken, caddy, nginx
 from tests.preloaded import captured
-from tests.serving import BEFORE, ENTRY, LOADER, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
+from tests.serving import BEFORE, ENTRY, GRUB, LOADER, MAC, REPAIR, UUID, Site, connect, eventually, planned, read_all
 
 REPORTING = (
     fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}"),
@@ -240,6 +240,27 @@ def test_finding_m5_what_cannot_be_read_is_not_absent(output: Path, client: http
         assert (found.headers["content-length"], found.headers["cache-control"]) == ("0", "no-store")
         assert client.get(f"/ipxe/{UUID}").status_code == (503 if below == ENTRY and how == "forbidden" else 200)
     assert client.get(ENTRY).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("script", "own", "names"),
+    [
+        ("/unknown.ipxe", ENTRY, (f"mac={MAC}", f"uuid={UUID}&serial=&mac=")),
+        ("/unknown.grub.cfg", GRUB, (f"mac={MAC}",)),
+    ],
+)
+def test_finding_m5_a_known_machine_does_not_get_the_script_of_unknown_machines(
+    output: Path, endpoint: httpx.Client, client: httpx.Client, script: str, own: str, names: tuple[str, ...]
+) -> None:
+    for asked in (endpoint, client):
+        for name in names:
+            assert asked.get(f"{script}?{name}").content == FLEET.boot_files[own].content
+        for query in ("", f"?mac={NOBODY}", "?uuid=&serial=x&mac="):
+            found = asked.get(f"{script}{query}")
+            assert (found.content, found.headers["cache-control"]) == (_content(script), "no-cache")
+            assert "etag" in found.headers
+    with broken(output / f"boot{own}", "forbidden"):  # all names of this file, which is one
+        assert {client.get(f"{script}?{name}").status_code for name in names} == {503}
 
 
 @pytest.mark.parametrize("kind", ["nginx", "caddy"])

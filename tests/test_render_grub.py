@@ -95,7 +95,7 @@ def test_the_shared_configuration_asks_for_unknown_only_after_every_lookup_of_a_
         "v1/boot/$m1-$m2-$m3-$m4-$m5-$m6/grub.cfg",
         "grub.cfg-01-$m1-$m2-$m3-$m4-$m5-$m6",
         "grub.cfg-$uuid",
-        "unknown.grub.cfg",
+        "unknown.grub.cfg$who",
     ]
     assert lines.index("done", lines.index(asked[2])) < lines.index(asked[3])
 

@@ -92,5 +92,5 @@ def test_a_machine_is_looked_up_by_what_says_most_first() -> None:
         f"v1/boot/${{net${{nic}}/mac:hexhyp}}/boot.ipxe{WHO}",
         f"ipxe/${{uuid}}{WHO}",
         f"ipxe/serial/${{serial:uristring}}{WHO}",
-        "unknown.ipxe",
+        f"unknown.ipxe{WHO}&mac=${{netX/mac:hexhyp}}",
     ]

@@ -462,6 +462,15 @@ UNREADABLE = {
     "boot/boot.ipxe": "/boot.ipxe",
     f"boot{USER_DATA}": USER_DATA,
 }
+KNOWN = (f"/unknown.ipxe?uuid={UUID}&serial=", f"/unknown.ipxe?mac={MAC}", f"/unknown.grub.cfg?mac={MAC}")
+
+
+@pytest.mark.parametrize("path", [state_path("web01"), "ops/servers", "ops/index"])
+def test_finding_m5_a_known_machine_whose_state_cannot_be_read_is_not_called_unknown(site: Site, path: str) -> None:
+    with site.serve() as url, broken(site.root / path, "a loop of symlinks"):
+        for asked in KNOWN:
+            get(f"{url}{asked.partition('?')[0]}")  # what is held is not sent to a machine that is named
+            assert get(f"{url}{asked}").status_code == 500
 
 
 @pytest.mark.parametrize(("path", "asked"), UNREADABLE.items(), ids=UNREADABLE)

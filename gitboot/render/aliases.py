@@ -53,6 +53,15 @@ TABLE: Final = (
     Alias("foreman", "unattended/built", _TOKEN, (paths.PROVISIONED,)),
     Alias("foreman", "unattended/failed", _TOKEN, (paths.FAILED,)),
 )
+# The scripts of unknown machines. The first script names the machine that asks: if its own boot script is there after
+# all, the machine gets that, and if it cannot be read, an error. Neither makes it an unknown machine.
+FOR_UNKNOWN: Final = {
+    alias.path: alias
+    for alias in (
+        Alias("ipxe", "unknown.ipxe", {"mac": Kind.MAC, "uuid": Kind.UUID}, (paths.IPXE_BY_MAC, paths.IPXE_BY_UUID)),
+        Alias("grub", "unknown.grub.cfg", {"mac": Kind.MAC}, (paths.GRUB_BY_MAC,)),
+    )
+}
 METADATA: Final = Alias("matchbox", "metadata", _MACHINE, ())  # made of the query itself, by an endpoint
 EC2: Final = "ec2"
 EC2_VERSIONS: Final = ("2009-04-04", "latest")  # of EC2's metadata service, which knows a machine by its address

@@ -179,6 +179,7 @@ def first_configuration(*, by_uuid: bool) -> str:
     macs = " ".join(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6"))
     groups = " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
     mac = "-".join(f"${name}" for name in _PAIRS)
+    is_mac = f"regexp {groups} '^(..):(..):(..):(..):(..):(..)$'"
     uuid = _FIND_BY_UUID if by_uuid else ""
     return f"""\
 # gitboot: the boot entry of this machine, by MAC address{" or system UUID" if by_uuid else ""}
@@ -186,7 +187,7 @@ insmod regexp
 {"insmod smbios" + chr(10) if by_uuid else ""}set tree="$config_directory"
 for lookup in 1 2 3; do
   for address in "$net_default_mac" {macs}; do
-    if regexp {groups} '^(..):(..):(..):(..):(..):(..)$' "$address"; then
+    if {is_mac} "$address"; then
       configfile "$tree/v1/boot/{mac}/grub.cfg"
       configfile "$tree/grub.cfg-01-{mac}"
     fi
@@ -194,7 +195,13 @@ for lookup in 1 2 3; do
 {uuid}  sleep 2
 done
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
-configfile "$tree/unknown.grub.cfg"
+set who=""
+if regexp '^.http' "$tree"; then
+  if {is_mac} "$net_default_mac"; then
+    set who="?mac={mac}"
+  fi
+fi
+configfile "$tree/unknown.grub.cfg$who"
 echo "gitboot: no boot entry can be had, on to the local disk"
 {disk.GRUB}"""
 

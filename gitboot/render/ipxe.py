@@ -177,7 +177,7 @@ isset ${{serial}} || goto unknown
 imgfetch --name entry {prefix}ipxe/serial/${{serial:uristring}}{WHO} && goto entry ||
 :unknown
 # Only the server that answers can say that this machine is unknown; without an answer it is in trouble.
-imgfetch --name entry {prefix}unknown.ipxe && goto entry ||
+imgfetch --name entry {prefix}unknown.ipxe{WHO}&mac=${{netX/mac:hexhyp}} && goto entry ||
 echo gitboot: no boot entry can be had, on to the local disk
 {disk.IPXE}:entry
 imgexec --autofree entry && exit 0 || exit 1

@@ -6,11 +6,12 @@ looked up, a node's name or a token, only an endpoint knows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from gitboot.render.aliases import TABLE, Alias
-from gitboot.render.paths import BOOT, FIRST_SCRIPT, Kind, PathKind
+from gitboot.render.aliases import FOR_UNKNOWN, TABLE, Alias
+from gitboot.render.paths import BOOT, FIRST_SCRIPT, ContentType, Kind, PathKind
 
 _BYTE: Final = "([0-9a-f]{2})"
 _FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
@@ -34,7 +35,7 @@ _KINDS: Final = tuple(key.kind for key in _KEYS)
 
 
 def _chosen(outputs: Collection[str]) -> list[Alias]:
-    return [alias for alias in TABLE if alias.output in outputs and _asked(alias)]
+    return [alias for alias in (*TABLE, *FOR_UNKNOWN.values()) if alias.output in outputs and _asked(alias)]
 
 
 def _asked(alias: Alias) -> list[PathKind]:
@@ -80,14 +81,15 @@ def _nginx_location(alias: Alias) -> str:
         said = "".join(f"$arg_{key.kind}" for key in _KEYS)
         first = f'        set $gitboot_said "{said}";\n        if ($gitboot_said = "") {{\n'
         first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
-    kinds = _asked(alias)
-    names = [f"@{alias.path.replace('/', '_')}_{kind.kind}" for kind in kinds]
+    files = [(_file(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG) for kind in _asked(alias)]
+    if alias.path in FOR_UNKNOWN:
+        files.append((f"/{alias.path}", ContentType.TEXT, ""))
+    names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
     found = ""
-    for kind, name, other in zip(kinds, (f"= /{alias.path}", *names[1:]), (*names[1:], "@nothing"), strict=True):
+    for name, other, (file, type, etag) in zip((f"= /{alias.path}", *names), (*names, "@nothing"), files, strict=True):
         found += (
-            f'    location {name} {{\n        types {{}}\n        default_type "{kind.content_type}";\n'
-            f"        max_ranges 0;\n{first}{NGINX_WITHOUT_ETAG}"
-            f"        rewrite ^ {_file(kind, alias, '$gitboot_%s')} break;\n"
+            f'    location {name} {{\n        types {{}}\n        default_type "{type}";\n        max_ranges 0;\n'
+            f"{first}{etag}        rewrite ^ {file} break;\n"
             f"        error_page 404 = {other};\n        error_page 403 500 = @failed;\n    }}\n\n"
         )
         first = ""
@@ -129,8 +131,9 @@ def _caddy_map(key: _Key) -> str:
 
 def _caddy_alias(number: int, alias: Alias) -> str:
     matcher, files = f"@alias{number}", [_file(kind, alias, "{gitboot_%s}") for kind in _asked(alias)]
-    path = f"\t\t\tpath_regexp ^/{alias.path}$\n"
+    path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
     found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
+    files += [f"/{alias.path}"] if alias.path in FOR_UNKNOWN else []
     return (
         f"\t\t{matcher} {{\n{found}\t\t}}\n{_caddy_route(matcher, '{http.matchers.file.relative}')}"
         f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{_caddy_looked_for(files)}\t\t}}\n"

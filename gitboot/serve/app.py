@@ -20,7 +20,7 @@ from gitboot.age import Keys
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.refused import WhyNot, in_general
 from gitboot.observe.status_age import STATUS_CURRENT
-from gitboot.render.aliases import INVENTORY
+from gitboot.render.aliases import FOR_UNKNOWN, INVENTORY
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
 from gitboot.render.state import Need
@@ -132,7 +132,7 @@ class Endpoint:
         if not self._tree.answers or self._tree.stops_all:
             return None
         answer = self._answers.held(path, self._clock())
-        if answer is None or answer.guarded is not None:
+        if answer is None or answer.guarded is not None or path.removeprefix("/") in FOR_UNKNOWN:
             return None
         return self._replied(answer, headers)
 

@@ -9,7 +9,19 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import parse_qsl
 
-from gitboot.render.aliases import ALIASES, EC2, EC2_VERSIONS, METADATA, Alias, QueriedBy, alias_of, meant, named, parse
+from gitboot.render.aliases import (
+    ALIASES,
+    EC2,
+    EC2_VERSIONS,
+    FOR_UNKNOWN,
+    METADATA,
+    Alias,
+    QueriedBy,
+    alias_of,
+    meant,
+    named,
+    parse,
+)
 from gitboot.render.paths import BOOT, FIRST_SCRIPT, NOCLOUD, ContentType, Kind, identity_of
 from gitboot.render.state import PublishedServer
 from gitboot.serve.answers import Answer, Answers
@@ -42,6 +54,9 @@ class NamedAnswers:
         said = query_of(query)
         if (alias := alias_of(below, outputs)) is not None and not said.keys().isdisjoint(alias.keys):
             return self._by_query(alias, said, query, client, at)
+        own = FOR_UNKNOWN.get(below)
+        if own is not None and (answer := self._by_query(own, said, query, client, at)) is not None:
+            return answer
         version, _, rest = below.partition("/")
         if EC2 in outputs and version in EC2_VERSIONS:
             return self._of_ec2(rest, client, at)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -62,7 +63,7 @@ class Site:
 
     def fetched(self, by: str, path: str) -> bool:
         """Whether a mirror has sent this; gitboot itself writes no such log."""
-        return by not in self.logs or f'"{path}"' in self.logs[by].read_text()
+        return by not in self.logs or re.search(rf'"{re.escape(path)}["?]', self.logs[by].read_text()) is not None
 
     def phase(self, name: str, by: str) -> str:
         server = self.guests[name].server_name(by)
