@@ -171,6 +171,8 @@ def test_missing_and_additional_files_are_found_in_a_folder_and_by_http(
         (FIRST, {"Content-Encoding": "gzip"}, "Wrong"),
         (FIRST, {"Age": "7"}, "Cached"),
         (ENTRY, {"Cache-Control": "public, max-age=60"}, "Cacheable"),
+        (LIST, {"Cache-Control": "public, max-age=60"}, "Cacheable"),
+        (LIST, {"Cache-Control": None}, "Cacheable"),
     ],
 )
 def test_headers_that_a_loader_or_a_proxy_may_misuse_are_found(

@@ -34,6 +34,7 @@ from gitboot.targets.mirrored import (
     judge_absence,
     judge_unknown_machine,
     left_over,
+    may_be_kept,
 )
 from gitboot.targets.served import served
 
@@ -264,28 +265,34 @@ class WebMirror:
         """Compare the timestamp of the signed list, which each publication changes, with what caches have of it."""
         path = f"{SIGNED}{TIMESTAMP}"
         before = self.get(path, MAX_TIMESTAMP_BYTES)
-        stored, age_s = self._got(path, MAX_TIMESTAMP_BYTES, "", {})
-        if age_s > 0:
-            message = f"a cache stored it {age_s} s ago"
+        stored, answer = self._got(path, MAX_TIMESTAMP_BYTES, "", {})
+        fault, remedy = MirrorFault.CACHED, "let the cache heed Cache-Control"
+        if answer.age_s > 0:
+            message = f"a cache stored it {answer.age_s} s ago"
         elif stored not in (before, self.get(path, MAX_TIMESTAMP_BYTES)):
             message = "a cache answers with another one than the mirror behind it"
+        elif stored is not None and may_be_kept(answer.cache_control or ""):
+            fault, message = MirrorFault.CACHEABLE, "a cache may keep the list"
+            remedy = "let the mirror send Cache-Control: no-cache"
         else:
             return
-        yield MirrorFinding(path=path, fault=MirrorFault.CACHED, message=f"{message}: let the cache heed Cache-Control")
+        yield MirrorFinding(path=path, fault=fault, message=f"{message}: {remedy}")
 
-    def _got(self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]) -> tuple[bytes | None, int]:
-        """Return the first bytes of an answer and one more, or None if the file is absent, and its age in seconds."""
+    def _got(
+        self, path: str, max_bytes: int, query: str, headers: Mapping[str, str]
+    ) -> tuple[bytes | None, MirrorAnswer]:
+        """Return the first bytes of an answer and one more, or None if the file is absent, and its head."""
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
             if answer.status in (404, 410):
-                return None, 0
+                return None, _said(answer)
             if answer.status != 200:
                 raise HostUnreachable(f"{url} answers {answer.status}")
             content = bytearray()
             while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
                 content += chunk
-            return bytes(content), _said(answer).age_s
+            return bytes(content), _said(answer)
 
     def reads(self, path: str) -> bool:
         """Return whether a path may be fetched."""

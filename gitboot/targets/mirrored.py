@@ -113,7 +113,7 @@ def judge_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     then stays unknown after its boot script is published.
     """
     found = judge_absence(NOBODY, answer, "a machine that nobody knows would boot it")
-    if found is not None or answer.status not in _GONE or not _is_kept(answer.cache_control or ""):
+    if found is not None or answer.status not in _GONE or not may_be_kept(answer.cache_control or ""):
         return found
     message = f"a cache may keep this {answer.status}, so a machine stays unknown: Cache-Control lacks no-store"
     return MirrorFinding(path=NOBODY, fault=MirrorFault.CACHEABLE, message=message)
@@ -169,12 +169,12 @@ def _of_headers(file: MirrorFile, answer: MirrorAnswer) -> Iterator[tuple[Mirror
         yield MirrorFault.UNSIZED, "firmware and loaders have to be told the size, and there is no Content-Length"
     if answer.content_type is not None and given != wanted.partition(";")[0]:
         yield MirrorFault.MISTYPED, f"it is {wanted}, and is served as {given or 'nothing'}"
-    if answer.cache_control is not None and not is_immutable(BOOT + file.path) and _is_kept(answer.cache_control):
+    if answer.cache_control is not None and not is_immutable(BOOT + file.path) and may_be_kept(answer.cache_control):
         lacking = "no-store" if file.is_entry else "no-cache"
         yield MirrorFault.CACHEABLE, f"a cache may answer with an earlier version: Cache-Control lacks {lacking}"
 
 
-def _is_kept(cache_control: str) -> bool:
+def may_be_kept(cache_control: str) -> bool:
     """Return whether a cache may answer with what it stored and not ask again, by its own rules if there is no rule."""
     directives = {each.strip().lower() for each in cache_control.split(",")}
     return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
