@@ -92,6 +92,7 @@ def made_keys(folder: Path, now: datetime) -> Path:
 
 def listed_server(name: str, files: Files) -> dict[str, File]:
     """Return a server's files with a listing of them, and its state."""
+    files = {path: file for path, file in files.items() if path != listing_path(name)}
     versions = {path: (FileVersion(None, file.sha256, len(file.content)),) for path, file in files.items()}
     return server_files(name, {**files, listing_path(name): File(render(Listing(server=name, files=versions)))})
 

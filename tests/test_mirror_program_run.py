@@ -20,14 +20,13 @@ import pytest
 import gitboot.mirror_program as program
 from gitboot.mirror_program import main
 from gitboot.publish.list_root import replace_list_keys
-from gitboot.render.listing import FileVersion, Listing, listing_path, render
 from gitboot.render.tree import File
 from tests import plain
 from tests.cases import for_each
 from tests.fleets import at
 from tests.git_servers import free_port, listening
 from tests.git_servers import program as program_of
-from tests.list_clients import SignedSite, made_keys
+from tests.list_clients import SignedSite, listed_server, made_keys
 from tests.mirrors import nginx
 from tests.preloaded import captured
 from tests.serving import ALWAYS, ENTRY, REPAIR, Fleet, eventually, planned
@@ -233,6 +232,24 @@ def test_no_window_is_opened_by_the_mirror(publisher: SignedSite, host: MirrorHo
     assert host.boots() == ENDED
     assert host.run(INSIDE) == 0
     assert host.boots() == ENDED
+
+
+def test_no_step_of_a_copy_opens_a_window_that_has_ended(
+    publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tree of the publisher still has the boot scripts of the window."""
+    host.run(INSIDE)
+    host.run(ENDS)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    replace_file, seen = os.replace, set[bytes]()
+
+    def noting(source: str, place: str) -> None:
+        replace_file(source, place)
+        seen.add(host.boots())
+
+    monkeypatch.setattr(program.os, "replace", noting)
+    assert host.run(ENDS + SECOND) == 0
+    assert (seen, host.boots("/added")) == ({ENDED}, b"#!ipxe\n")
 
 
 def test_an_expired_list_still_ends_windows(publisher: SignedSite, host: MirrorHost) -> None:
@@ -457,17 +474,15 @@ def test_a_program_that_is_killed_at_any_step_leaves_whole_chains_and_goes_on(
         if done.returncode == 0:
             break
     assert number > 10 and host.contents() == published(publisher)
+    assert host.boots() == f"{names}\n".encode()
 
 
 def _chained(name: str) -> Fleet:
     """A fleet whose boot scripts name one content."""
     fleet, servers = window(), {}
     for server, state in fleet.servers.items():
-        files = {path: _naming(path, file, name) for path, file in state.files.items() if path != listing_path(server)}
-        ours = {path: file for path, file in files.items() if path.startswith("boot/")}
-        listed = {path: (FileVersion(None, each.sha256, len(each.content)),) for path, each in ours.items()}
-        listing = File(render(Listing(server=server, files=listed)))
-        servers[server] = replace(state, files={**files, listing_path(server): listing})
+        files = {path: _naming(path, file, name) for path, file in state.files.items() if path.startswith("boot/")}
+        servers[server] = replace(state, files=listed_server(server, files))
     return replace(fleet, servers=servers, shared={**fleet.shared, f"boot/{name}": File(name.encode())})
 
 

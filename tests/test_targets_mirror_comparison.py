@@ -187,9 +187,10 @@ def test_headers_that_a_loader_or_a_proxy_may_misuse_are_found(
 
 def test_what_is_wrong_with_the_list_is_told_apart(copy: Path, verify: Verify) -> None:
     assert verify(copy, key=ListSigner().keys[0].hex())[:2] == (8, {"/signed/1.root.json": "BadSignature"})
-    listing = next((copy / "signed/servers").iterdir())
-    listing.write_bytes(listing.read_bytes()[:-9])
-    assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Damaged"
+    listing, other = copy / "signed/servers/web01.json", copy / "signed/servers/new01.json"
+    for content in (listing.read_bytes()[:-9], other.read_bytes(), (copy / "signed/shared.json").read_bytes()):
+        listing.write_bytes(content)
+        assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Damaged"
     listing.unlink()
     assert verify(copy)[1][f"/signed/servers/{listing.name}"] == "Missing"
     timestamp = copy / "signed/timestamp.json"
@@ -282,6 +283,23 @@ def test_a_list_that_is_published_meanwhile_is_compared_again(publisher: SignedS
 
     look = partial(compare_with_list, FolderMirror(copy), [publisher.key], _now(), parallel=2, done=lambda _: None)
     assert look(begun=begun).findings == ()
+
+
+def test_a_file_that_only_a_newer_list_names_is_compared_too(publisher: SignedSite, copy: Path) -> None:
+    """By HTTP, which does not list the files of a mirror."""
+    copied(publisher, copy)
+
+    def begun(_: int) -> None:
+        shared = {**CHANGED.shared, "boot/added.ipxe": File(b"#!ipxe\n")}
+        publisher.publish(replace(CHANGED, shared=shared), made=_now())
+        copied(publisher, copy)
+        for name in ("added.ipxe", FIRST[1:]):
+            (copy / name).write_bytes(b"#!IPXE\n")
+
+    with serving(copy) as mirror:
+        opened = WebMirror(mirror.url, None, parallel=2, reads_entries=False)
+        report = compare_with_list(opened, [publisher.key], _now(), parallel=2, begun=begun, done=lambda _: None)
+    assert {each.path: each.fault for each in report.findings} == {"added.ipxe": "Wrong", FIRST[1:]: "Wrong"}
 
 
 # Files that turn
