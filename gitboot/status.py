@@ -68,7 +68,7 @@ class Following:
     serves: str | None = None  # the base URL under which machines find it; None: nobody said
     commit: str | None = None  # of which it holds all that it is to hold; None: not known to hold anything yet
     behind_since: datetime | None = None  # since when it holds less than is published; None: it holds all of it
-    overdue_since: datetime | None = None  # the first transition, such as the end of a window, that it does not hold
+    overdue_since: datetime | None = None  # the first transition that it does not hold, or may not hold
     failure: tuple[str, str] | None = None  # the error that the last try ended with: its name, and its words
     withheld: int = 0  # servers of whom a boot is left out there: it is made once, and nobody could record it
 

@@ -277,6 +277,7 @@ class Shelf:
 
     most: int = 1
     fails: Exception | None = None
+    known: tuple[str, ...] = ()  # servers of an older commit that it has
     gate: threading.Event = field(default_factory=threading.Event)
     steps: list[TargetStep] = field(default_factory=list)
     loads: int = 0
@@ -286,7 +287,8 @@ class Shelf:
 
     def load(self) -> Holding:
         self.loads += 1
-        return held(TargetHead(ledger="ours", commit="", gitboot=__version__, writer=""), (), (), gitboot=__version__)
+        head = TargetHead(ledger="ours", commit="", gitboot=__version__, writer="")
+        return held(head, [{server: Unit("old", {}) for server in self.known}], (), gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
         return {}
@@ -381,7 +383,7 @@ def test_what_another_process_has_taken_over_is_left_alone(tmp_path: Path) -> No
 
 def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_at_a_transition(tmp_path: Path) -> None:
     publish(tmp_path / "out", fleet(1))
-    shelf = Shelf(fails=HostUnreachable("shelf: no route"))
+    shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=("server-52-54-00-00-00-01",))
     with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
         followers.publish()
         assert eventually(lambda: shelf.loads == 1 and one.following.failure is not None)
@@ -392,6 +394,22 @@ def test_finding_m8_a_target_that_failed_is_tried_at_once_if_somebody_asks_and_a
         followers.turn(AT + DAY)
         assert one.following.overdue_since == AT, "the first transition that it does not hold"
         assert eventually(lambda: shelf.loads == 4)
+        shelf.fails = None
+        followers.retry_now()
+        followers.wait(60)
+        assert one.following == Following(name="shelf", commit="c0ffee")
+
+
+@for_each(("known", "overdue"), [(("server-52-54-00-00-00-01",), AT), ((), None)])
+def test_finding_m8_a_target_of_before_the_start_may_offer_a_window_that_has_ended(
+    tmp_path: Path, known: tuple[str, ...], overdue: datetime | None
+) -> None:
+    publish(tmp_path / "out", fleet(1))
+    shelf = Shelf(fails=HostUnreachable("shelf: no route"), known=known)
+    with Followers([one := follower(tmp_path / "out", shelf, retry_s=3600)]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: one.following.failure is not None)
+        assert one.following.overdue_since == overdue
         shelf.fails = None
         followers.retry_now()
         followers.wait(60)

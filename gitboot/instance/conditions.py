@@ -249,8 +249,8 @@ def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Cond
         why = f": {first.failure[1]}" if first.failure is not None else ""
         others = f"; and {count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
         message = (
-            f"{first.name} does not hold the transition of {format_instant(first.overdue_since or at)}, so machines "
-            f"that boot from there may boot what a window that has ended offered{why}{others}"
+            f"{first.name} has not been brought up since {format_instant(first.overdue_since or at)}, so machines that "
+            f"boot from there may boot what a window that has ended offered{why}{others}"
         )
         yield _condition("TargetsCurrent", False, "TransitionOverdue", message, at)
     elif failing:

@@ -62,6 +62,8 @@ class Follower:
         self._following = following
         self._changed = threading.Condition()
         self._published = 0  # how often something was published
+        # Since when the target may offer a window that ended while no instance ran; None: it does not
+        self._doubted_since: datetime | None = None
         self._ending = False
         self._hurried = False  # whether the next try is due now, whatever failed before
         self._left_alone = False  # whether another process has taken the target over
@@ -79,6 +81,8 @@ class Follower:
     def publish(self) -> None:
         """Have the target brought up to what was just published."""
         with self._changed:
+            if self._published == 0:
+                self._doubted_since = self._clock()
             self._published += 1
             if self._following.behind_since is None:
                 self._following = replace(self._following, behind_since=self._clock())
@@ -156,6 +160,7 @@ class Follower:
         while glance is not None and not self._ending:
             if self._held is None:
                 self._held = self._target.load()
+                self._note_empty(self._held)
             held = self._held
             shard = partial(self._target.shard, held.head)
             step = next_step(self._tree, glance, held, shard, self._target.most)
@@ -167,16 +172,26 @@ class Follower:
             glance = self._tree.look()
         return glance
 
+    def _note_empty(self, held: Holding) -> None:
+        """Note that a target without servers offers no window that has ended."""
+        if not held.known:
+            with self._changed:
+                self._doubted_since = None
+                self._following = replace(self._following, overdue_since=None)
+
     def _note(
         self, *, failure: tuple[str, str] | None = None, commit: str | None = None, reached: int | None = None
     ) -> None:
         with self._changed:
             before = self._following
             now = replace(before, failure=failure, commit=commit or before.commit)
+            if failure is not None:
+                now = replace(now, overdue_since=before.overdue_since or self._doubted_since)
             if self._held is not None:
                 now = replace(now, withheld=len(self._held.withheld))
             if reached is not None and reached == self._published and not self._ending:
                 now = replace(now, behind_since=None, overdue_since=None)
+                self._doubted_since = None
             self._following = now
             self._changed.notify_all()
         if now != before:
