@@ -330,7 +330,7 @@ STOPS = {  # a tool that is killed before it does anything, or when it has done 
 
 
 @pytest.mark.parametrize("stop", STOPS)
-def test_a_checkout_by_the_pages_script_serves_one_commit_whenever_it_is_killed(
+def test_finding_m4_a_checkout_by_the_pages_script_serves_one_commit_whenever_it_is_killed(
     site: Site, bare: Path, tmp_path: Path, stop: str
 ) -> None:
     boots, tools, counter = tmp_path / "boots", tmp_path / "tools", tmp_path / "counter"

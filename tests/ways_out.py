@@ -1,4 +1,4 @@
-"""The ways out of a published tree: OUTPUT by nginx and Caddy, a bucket of a real S3 server, a checkout of a branch."""
+"""The ways out of a published tree: OUTPUT by nginx and Caddy, a folder, a bucket of an S3 server, a branch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pygit2
 
 from gitboot.source import Remote
 from gitboot.targets.published import FollowedTree
-from tests import test_targets_git, test_targets_s3
+from tests import test_targets_folder, test_targets_git, test_targets_s3
 from tests.buckets import Store, s3_server
 from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.mirrors import caddy, nginx
@@ -38,6 +38,24 @@ Open = Callable[[Path, Path], AbstractContextManager[Way]]  # of a published tre
 def _output(server: Callable[..., AbstractContextManager[tuple[str, Path]]], root: Path, folder: Path) -> Iterator[Way]:
     with server(root / "boot", root / "ops/serve", folder) as (url, _):
         yield Way(url, lambda: None, lambda: root / "boot")
+
+
+@contextmanager
+def _folder(root: Path, folder: Path) -> Iterator[Way]:
+    """A folder that is a target, and served by nginx."""
+    copy = folder / "copy"
+    copy.mkdir()
+    followed = test_targets_folder.Site(root, copy, ledger=LEDGER)
+
+    def bring_up() -> None:
+        followed.follow()
+
+    bring_up()
+    try:
+        with nginx(copy / "boot", root / "ops/serve", folder) as (url, _):
+            yield Way(url, bring_up, lambda: copy / "boot")
+    finally:
+        followed.close()
 
 
 @contextmanager
@@ -77,6 +95,7 @@ def _branch(root: Path, folder: Path) -> Iterator[Way]:
 WAYS: Final[dict[str, Open]] = {
     "nginx": partial(_output, nginx),
     "caddy": partial(_output, caddy),
+    "folder": _folder,
     "bucket": _bucket,
     "branch": _branch,
 }
