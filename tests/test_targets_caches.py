@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from gitboot.observe.spool import take
+from gitboot.render.paths import content_type_of, delivery_of
 from gitboot.render.tree import File
-from tests import plain
+from tests import every_path, plain
 from tests.caches import CACHES
 from tests.fleets import SEED, at, fleet, policy, server
 from tests.list_clients import SignedSite
@@ -29,7 +30,7 @@ INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
 MORE = planned(*ALWAYS, REPAIR, server("web02", "role: web"), now=AFTER)
 KERNEL = f"/o/{'5e' * 32}/vmlinuz"
-WITH_KERNEL = replace(ENDED, shared={**ENDED.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)})
+EVERY = replace(every_path.FLEET, shared={**every_path.FLEET.shared, f"boot{KERNEL}": File(bytes(range(256)) * 64)})
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
@@ -110,12 +111,16 @@ def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: s
         assert cached.get(NOBODY).status_code == 404
 
 
-def test_a_kernel_is_resumed_and_kept_through_each_cache(cached: Cached) -> None:
-    cached.publish(WITH_KERNEL)
+def test_finding_m9_each_kind_of_path_has_its_headers_and_kernels_are_resumed(cached: Cached) -> None:
+    """The headers are those of the table that the endpoint reads as well; on each way out, and through each cache."""
+    cached.publish(EVERY)
+    for path in every_path.PATHS:
+        found = cached.get(path)
+        headers = (found.status_code, *(found.headers.get(name) for name in ("content-type", "cache-control")))
+        assert headers == (200, content_type_of(f"boot{path}"), delivery_of(f"boot{path}").cache_control), path
     for start in (0, 1000):
-        found = plain.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
-        assert (found.status_code, found.content) == (206, WITH_KERNEL.boot_files[KERNEL].content[start:])
-        assert found.headers["cache-control"] == "public, max-age=31536000, immutable"
+        part = plain.get(f"{cached.url}{KERNEL}", headers={"range": f"bytes={start}-"})
+        assert (part.status_code, part.content) == (206, EVERY.boot_files[KERNEL].content[start:])
 
 
 # A mirror whose answers caches may keep
