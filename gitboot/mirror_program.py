@@ -25,7 +25,7 @@ import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 from functools import lru_cache
-from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 SIGNED = "signed/"  # the folder of the list, below boot/
 TIMESTAMP = "timestamp.json"
@@ -839,7 +839,10 @@ class Mirror:
                 self._turn(path, ending)
 
     def _turn(self, path: str, ending: Ending) -> None:
-        at = self._place_for(path)
+        self._make_folders(path)
+        at = os.path.join(self._folder, path)
+        if os.path.isdir(at) and not os.path.islink(at):
+            shutil.rmtree(at)
         if ending.text is None:
             if os.path.lexists(at):
                 os.unlink(at)
@@ -849,8 +852,8 @@ class Mirror:
             _write(at, content, self._modes[1], ending.since.timestamp())
             self._give_group(at)
 
-    def _place_for(self, path: str) -> str:
-        """Return where a path lies. Its folders are made; a symlink in their place is removed."""
+    def _make_folders(self, path: str) -> None:
+        """Make the folders of a path. A symlink or a file in their place is removed."""
         at = self._folder
         for name in path.split("/")[:-1]:
             at = os.path.join(at, name)
@@ -860,10 +863,6 @@ class Mirror:
                 os.mkdir(at)
                 os.chmod(at, self._modes[0])
                 self._give_group(at)
-        at = os.path.join(self._folder, path)
-        if os.path.isdir(at) and not os.path.islink(at):
-            shutil.rmtree(at)
-        return at
 
     def _give_group(self, at: str) -> None:
         if os.lstat(at).st_gid != self._group:
@@ -957,9 +956,10 @@ class Mirror:
         now = self._state.now(self._clock())
         ended = {path for path, ending in self._state.endings.items() if ending.since <= now}
         kept = [path for path in _paths(self._staging) if self._is_kept(path) and path not in files]
+        folders = set()  # type: Set[str]
         for path in [*kept, *sorted(files, key=tree.order)]:
             if path not in ended:
-                self._link(path)
+                self._link(path, folders)
         self.end_windows()
         present = {*files, *kept, *ended}
         for path in list(_paths(self._folder)):
@@ -973,13 +973,22 @@ class Mirror:
         """Return whether a file that the list does not name is copied: content of before, and what is to be kept."""
         return _CONTENT.match(path) is not None or any(fnmatch.fnmatchcase(path, each) for each in self._kept)
 
-    def _link(self, path: str) -> None:
-        """Put a file of the staging folder in its place, under two names of one file where that is possible."""
-        source, at = os.path.join(self._staging, path), self._place_for(path)
-        wanted = os.lstat(source)
-        self._give_group(source)
-        if os.path.lexists(at):
-            found = os.lstat(at)
+    def _link(self, path: str, folders: Set[str]) -> None:
+        """Put a file of the staging folder in its place, under two names of one file if that is possible.
+
+        ``folders`` has the folders that exist, and gets that of the file. A file that is in its place already needs two
+        system calls.
+        """
+        source, at, folder = os.path.join(self._staging, path), os.path.join(self._folder, path), os.path.dirname(path)
+        if folder not in folders:
+            self._make_folders(path)
+            folders.add(folder)
+        wanted, found = os.lstat(source), _lstat(at)
+        if wanted.st_gid != self._group:
+            os.chown(source, -1, self._group)
+        if found is not None and stat.S_ISDIR(found.st_mode):
+            shutil.rmtree(at)
+        elif found is not None:
             if os.path.samestat(found, wanted):
                 return
             is_same = (found.st_size, int(found.st_mtime)) == (wanted.st_size, int(wanted.st_mtime))
@@ -1001,10 +1010,21 @@ class Mirror:
 
     def _prune(self) -> None:
         """Remove the folders that are empty."""
-        for folder, _, _ in os.walk(self._folder, topdown=False):
-            is_staging = folder == self._staging or folder.startswith(self._staging + os.sep)
-            if not is_staging and folder != self._folder and not os.listdir(folder):
+        found = []
+        for folder, folders, _ in os.walk(self._folder):
+            folders[:] = [name for name in folders if name != STAGING]
+            found.append(folder)
+        for folder in reversed(found[1:]):
+            if not os.listdir(folder):
                 os.rmdir(folder)
+
+
+def _lstat(path: str) -> Optional[os.stat_result]:
+    """Return what lies at a path, or None."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _paths(root: str) -> Iterator[str]:

@@ -145,6 +145,21 @@ def test_an_edited_file_is_replaced_and_an_additional_boot_script_goes(publisher
     assert not (host.served / "linked").is_symlink() and not (host.served / "pxelinux.cfg").exists()
 
 
+def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_are_replaced(
+    publisher: SignedSite, host: MirrorHost, tmp_path: Path
+) -> None:
+    host.run(INSIDE)
+    folder, first = (host.served / ENTRY[1:]).parent, host.served / FIRST[1:]
+    (outside := tmp_path / "outside").mkdir()
+    shutil.rmtree(folder)
+    folder.symlink_to(outside)
+    first.unlink()
+    (first / "more").mkdir(parents=True)
+    assert host.run(INSIDE + SECOND) == 0
+    assert host.contents() == published(publisher)
+    assert not folder.is_symlink() and not [*outside.iterdir()]
+
+
 def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost) -> None:
     host.served.chmod(0o750)
     host.run(AFTER)
