@@ -123,7 +123,7 @@ def planned(
     spec = loaded.fleet.spec
     return Fleet(
         servers=servers,
-        shared=shared_files(decisions),
+        shared=shared_files(decisions, spec.provisioning.monitors),
         provisioning=spec.provisioning,
         endpoint=spec.endpoint,
         parts=Planned(repository=loaded, decisions=decisions, at=now, records={}).page(servers),

@@ -105,6 +105,21 @@ def test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host(output:
             assert client.get(ENTRY).status_code == 200
 
 
+@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+def test_the_fleets_monitors_may_read_the_list_of_all_machines_too(tmp_path: Path, kind: str) -> None:
+    networks = "[127.0.0.64/30, 'fd00:9::/64']"
+    root = tmp_path / "output"
+    Site(root).publish(
+        planned(fleet(f"baseURL: 'http://boot.test', provisioning: {{monitors: {networks}}}"), *SEED[1:]),
+        listed=datetime.now(UTC),
+    )
+    (tmp_path / kind).mkdir()
+    with (nginx if kind == "nginx" else caddy)(root / "boot", root / "ops/serve", tmp_path / kind) as mirror:
+        for address, expected in (("127.0.0.1", 200), ("127.0.0.66", 200), ("127.0.0.68", 403)):
+            with httpx.Client(base_url=mirror.url, transport=httpx.HTTPTransport(local_address=address)) as client:
+                assert client.get("/signed/timestamp.json").status_code == expected, address
+
+
 # What is answered
 
 

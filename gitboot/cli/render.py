@@ -44,7 +44,7 @@ def command(path: Path, rev: str | None, out: Path, at: datetime | None, records
     try:
         published = target.publish(
             {name: state.files for name, state in states.items()},
-            shared_files(fleet.decisions),
+            shared_files(fleet.decisions, fleet.repository.fleet.spec.provisioning.monitors),
             complete=True,
             commit=fleet.decisions.revision,
             at=fleet.at,

@@ -216,7 +216,7 @@ def published(
 def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
     """The files that are no server's own, but for those in parts."""
     decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
-    return {**shared_files(decisions), **render(terms)}
+    return {**shared_files(decisions, terms.monitors), **render(terms)}
 
 
 def _recorded(

@@ -106,7 +106,9 @@ class Provisioning(Struct):
         default=Evidence.FETCHED, description="Fetched, Reported, Progress or Declared. Default: Fetched."
     )
     monitors: tuple[Network, ...] = Field(
-        default=(), description="Networks whose fetches prove nothing: monitoring, crawlers. Default: none."
+        default=(),
+        description="Networks of monitors: their fetches prove nothing, and mirrors let them read the signed list. "
+        "Default: none.",
     )
     clients: tuple[Network, ...] = Field(
         default=(), description="Networks from which machines boot: only their fetches count. Default: any."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Final
 
 from gitboot.model.fleet import Output
@@ -127,8 +127,11 @@ def is_of_hosts(outputs: Collection[Output]) -> bool:
     return Output.DHCP_DNSMASQ in outputs or Output.DHCP_KEA in outputs
 
 
-def shared_files(decisions: Decisions) -> dict[str, File]:
-    """The files that every machine begins with, and the configuration of DHCP and mirrors."""
+def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[str, File]:
+    """The files that every machine begins with, and the configuration of DHCP and mirrors.
+
+    ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
+    """
     files = {**dict(aliases.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
     for output, shared in SHARED:
         if output in decisions.outputs:
@@ -137,4 +140,4 @@ def shared_files(decisions: Decisions) -> dict[str, File]:
         if boot.user_data is not None:
             files |= dict(userdata.immutable(boot.user_data))
     base_urls = {decisions.base_url, *decisions.sites.values()}
-    return {**dict(mirrors.shared(decisions.outputs, files, base_urls)), **files}
+    return {**dict(mirrors.shared(decisions.outputs, files, base_urls, list(map(str, monitors)))), **files}

@@ -28,22 +28,25 @@ from gitboot.render.tree import File
 
 
 def shared(
-    outputs: Collection[str], published: Collection[str], base_urls: Collection[str]
+    outputs: Collection[str], published: Collection[str], base_urls: Collection[str], monitors: Collection[str]
 ) -> Iterator[tuple[str, File]]:
-    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets with these outputs and URL paths.
+    """Yield ``ops/serve/``: a configuration for each server, the same for all Fleets that are the same in this.
 
     ``published`` are the paths of the shared files. Publications place the first scripts last, so that a copy that has
-    one is complete. ``base_urls`` are those under which machines find ``boot/``; their paths lead to it.
+    one is complete. ``base_urls`` are those under which machines find ``boot/``; their paths lead to it. ``monitors``
+    are the networks that may read the signed list, besides a mirror's own host.
     """
     scripts = sorted(path for path in published if publication_stage(path) is Stage.FIRST_SCRIPTS)
     script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
     last = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
-    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs, last, prefixes).encode())
-    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs, last, prefixes).encode())
+    yield "ops/serve/nginx.conf", File(_filled(_NGINX, outputs, last, prefixes, monitors).encode())
+    yield "ops/serve/Caddyfile", File(_filled(_CADDY, outputs, last, prefixes, monitors).encode())
 
 
-def _filled(text: str, outputs: Collection[str], last: str | None, prefixes: Sequence[str]) -> str:
+def _filled(
+    text: str, outputs: Collection[str], last: str | None, prefixes: Sequence[str], monitors: Collection[str]
+) -> str:
     """Return a configuration with what the table of paths says in the place of its @marks@.
 
     ``last`` is the path of what a copy has last; None: nothing shows that a copy is complete. ``prefixes`` are the
@@ -66,6 +69,8 @@ def _filled(text: str, outputs: Collection[str], last: str | None, prefixes: Seq
         "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
         "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _by_type()),
         "type_headers": "".join(_type_header(type, endings) for type, endings in _by_type()),
+        "nginx_monitors": "".join(f"        allow {network};\n" for network in sorted(monitors)),
+        "caddy_monitors": "".join(f" {network}" for network in sorted(monitors)),
         "for_a_year": FOR_A_YEAR,
         "revalidated": REVALIDATED,
     }
@@ -241,11 +246,12 @@ map "" $gitboot_nothing {
         }
     }
 
-    # The signed list names every machine. To monitor the mirror from another host, allow its address, too.
+    # The signed list names every machine. To monitor the mirror from another host, add its network to the Fleet's
+    # spec.provisioning.monitors, or allow its address here.
     location ^~ /signed/ {
         allow 127.0.0.1;                                # set: who may read the signed list
         allow ::1;
-        deny all;
+@nginx_monitors@        deny all;
         max_ranges 0;
         error_page 403 = @denied;
         error_page 404 = @nothing;
@@ -315,6 +321,7 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 #                    and `gitboot read-access-logs` knows the version by it
 #   GITBOOT_LOG      what `gitboot read-access-logs` reads
 #   GITBOOT_MONITORS addresses and networks that may read the signed list, which names every machine; default: this host
+#                    and the Fleet's spec.provisioning.monitors
 
 {$GITBOOT_ADDRESS::80} {
 	root * {$GITBOOT_ROOT:/srv/gitboot/boot}
@@ -345,7 +352,7 @@ _CADDY: Final = r"""# A mirror of boot/ by Caddy 2.6 or newer, which answers as 
 		# The signed list names every machine.
 		@list {
 			path /signed/*
-			not remote_ip {$GITBOOT_MONITORS:127.0.0.1 ::1}
+			not remote_ip {$GITBOOT_MONITORS:127.0.0.1 ::1@caddy_monitors@}
 		}
 		handle @list {
 			header Cache-Control no-store
