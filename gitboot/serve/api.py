@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.observe.undescribed import UnknownMachines
@@ -77,9 +79,7 @@ class Api:
         return _json(canonical(seen_facts(shown_unknown(self._tree) or UnknownMachines())))
 
     def openapi(self, _: Request) -> Response:
-        from gitboot.serve.openapi import openapi
-
-        return _json(canonical(openapi()))
+        return _json(description())
 
     def _of_server(self, request: Request, answer: Callable[[PublishedServer], Mapping[str, Any]]) -> Response:
         if not self._tree.is_ready:
@@ -87,6 +87,19 @@ class Api:
         name = request.path_params["name"]
         located = self._tree.server(name) if "/" not in name else None
         return NOT_FOUND if located is None else _json(canonical(answer(located.state)))
+
+
+@cache
+def description() -> bytes:
+    """Return the description of this API, an OpenAPI 3.1 document, as JSON."""
+    import yaml  # takes memory in each process, and most serve boots alone
+
+    document = yaml.safe_load(_DESCRIPTION.read_text())
+    document["info"]["version"] = __version__
+    return canonical(document)
+
+
+_DESCRIPTION: Final = Path(__file__).with_name("openapi.yaml")
 
 
 def seen_facts(table: UnknownMachines) -> dict[str, Any]:
