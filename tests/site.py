@@ -33,7 +33,6 @@ from gitboot.ledger.fetches import SharedFetches
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.spool import Spool, aside
-from gitboot.observe.spool_forwarder import Forwarder
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory
@@ -42,6 +41,7 @@ from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recording import ForwardedRecording, Recorder, Recording
+from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage
 from gitboot.targets.claim import Claim

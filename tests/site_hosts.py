@@ -19,7 +19,7 @@ from gitboot.errors import GitbootError, HeldByAnother
 from gitboot.ledger.fetches import SharedFetches
 from gitboot.model.scalars import SystemUuid
 from gitboot.observe.elsewhere import Unrecordable
-from gitboot.observe.spool_forwarder import Forwarder
+from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.timekeeping import Uptime
 from tests.fleets import uuid_of
 from tests.inprocess import Parts

@@ -17,9 +17,9 @@ from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
-    from gitboot.cli.credential_checks import CredentialFiles
     from gitboot.serve.certificate import Certificate
     from gitboot.serve.clients import Clients
+    from gitboot.serve.credential_files import CredentialFiles
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -135,7 +135,7 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
 
 def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
-    from gitboot.cli.credential_checks import CredentialFiles
+    from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.operators import Tokens
     from gitboot.serve.pushes import PushSecret
 

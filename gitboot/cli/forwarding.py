@@ -70,7 +70,7 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
             yield own
             return
         from gitboot.ledger.fetches import SharedFetches
-        from gitboot.observe.spool_forwarder import Forwarder
+        from gitboot.serve.spool_forwarder import Forwarder
 
         with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
             yield ForwardedRecording(own, fetches, DEADLINE_S)
@@ -86,7 +86,7 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None
         yield
         return
     from gitboot.ledger.fetches import SharedFetches
-    from gitboot.observe.spool_forwarder import Forwarder
+    from gitboot.serve.spool_forwarder import Forwarder
 
     with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
         yield

@@ -31,11 +31,11 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
-    from gitboot.cli.credential_checks import CredentialFiles
     from gitboot.ledger.naming import PostgresAddress
     from gitboot.serve.app import Endpoint
     from gitboot.serve.certificate import Certificate
     from gitboot.serve.clients import Clients
+    from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.pushes import Pushes
     from gitboot.serve.server import EndpointServer
 
@@ -160,7 +160,7 @@ def command(
             access=access,
         )
     else:
-        from gitboot.cli.endpoint_processes import Workers
+        from gitboot.serve.worker_processes import Workers
 
         command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
         command += arguments_of(shared)

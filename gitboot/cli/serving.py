@@ -22,9 +22,9 @@ from gitboot.ledger.naming import address_beside
 from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
-    from gitboot.cli.credential_checks import CredentialFiles
-    from gitboot.cli.endpoint_processes import Workers
     from gitboot.serve.certificate import Certificate
+    from gitboot.serve.credential_files import CredentialFiles
+    from gitboot.serve.worker_processes import Workers
 
 
 def spool_of(settings: Settings) -> Path | None:
@@ -40,8 +40,8 @@ def serving(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
 ) -> Iterator[Callable[[], Endpoints] | None]:
     """How the endpoints at --listen fare, as long as the block runs; ``wake`` is called when one has ended or begun."""
-    from gitboot.cli.endpoint_processes import Workers
     from gitboot.serve.server import listen_at, url_of
+    from gitboot.serve.worker_processes import Workers
 
     if settings.listen is None:
         yield None
