@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.observe.accesslog import Ignored, read
+from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import Observation
 from gitboot.observe.stopped import say
 from gitboot.observe.undescribed import UnknownMachine, unknown_of
@@ -21,7 +22,7 @@ from gitboot.render.aliases import TABLE
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.serve.answers import Answers
-from gitboot.serve.named import NamedAnswers, query_of
+from gitboot.serve.named import NamedAnswers
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage
 from tests import plain
@@ -329,7 +330,7 @@ def test_tokens_find_no_server_where_foreman_is_not_chosen() -> None:
 )
 def test_an_unknown_machine_is_noted_by_whatever_path_it_asks(path: str) -> None:
     below, _, query = path.partition("?")
-    noted = unknown_of(below, query_of(query.encode()), "10.12.0.99", BEFORE)
+    noted = unknown_of(below, parse_query(query), "10.12.0.99", BEFORE)
     assert noted is not None and noted.macs == (MAC,)
 
 

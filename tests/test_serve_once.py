@@ -563,6 +563,7 @@ def test_e6_who_only_looks_is_given_the_fallback_and_spends_nothing(
         pytest.param("my-loader 1", f"?uuid={UUID}", False, id="a UUID alone, which a path may need"),
         pytest.param("my-loader 1", f"?uuid={UUID}&serial=ABC1234", True, id="what the first script sends"),
         pytest.param("", f"?uuid={UUID}&serial=ABC1234", True, id="the same without a name"),
+        pytest.param("my-loader 1", f"?uuid={UUID}&serial=", True, id="a machine without a serial number"),
         pytest.param("curl/8.5.0", f"?uuid={UUID}&serial=ABC1234", False, id="the same by a tool"),
     ],
 )

@@ -17,6 +17,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gitboot.age import Keys
+from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.refused import WhyNot, in_general
 from gitboot.observe.status_age import STATUS_CURRENT
@@ -32,7 +33,7 @@ from gitboot.serve.connection import GONE, PATIENCE_S, RECEIVED
 from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.limits import Bodies, Limits
 from gitboot.serve.metrics import Answered, Metrics
-from gitboot.serve.named import NamedAnswers, query_of
+from gitboot.serve.named import NamedAnswers
 from gitboot.serve.operators import OperatorsDoor, Stranger
 from gitboot.serve.operatorspage import LEADS_TO_PAGE, PAGE, page_routes
 from gitboot.serve.pushes import PUSHED
@@ -375,7 +376,7 @@ def _lacking(root: Path, assets: Path | None, need: Need) -> str | None:
 
 def _asking(scope: Scope, client: str | None, at: datetime) -> Asking:
     agent = next((value for name, value in scope["headers"] if name == b"user-agent"), b"")
-    query = query_of(scope["query_string"])
+    query = parse_query(scope["query_string"].decode("latin-1"))
     return Asking(
         client=client, agent=agent.decode("latin-1"), query=query, at=at, only_looks=scope["method"] == "HEAD"
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
-from urllib.parse import parse_qsl
 
+from gitboot.observe.agents import parse_query
 from gitboot.render.aliases import (
     ALIASES,
     EC2,
@@ -30,15 +30,6 @@ from gitboot.serve.reply import UNCACHED, file_reply
 from gitboot.serve.tree import Located, PublishedTree, Signature, signature
 
 _WITHOUT_SLASH: Final = "/ipxe"  # boot-operator's users have iPXE ask for it, without a query
-_MOST_FIELDS: Final = 64  # of a query; who asks with more names nobody
-
-
-def query_of(text: bytes) -> dict[str, str]:
-    """A query by its keys; of several values for one the last."""
-    try:
-        return dict(parse_qsl(text.decode("latin-1"), max_num_fields=_MOST_FIELDS))
-    except ValueError:
-        return {}
 
 
 class NamedAnswers:
@@ -51,7 +42,7 @@ class NamedAnswers:
     def find(self, path: str, query: bytes, client: Callable[[], str | None], at: datetime) -> Answer | None:
         """As `Answers.find`; an alias is answered by what it means, and as that."""
         below, outputs = path.removeprefix("/"), self.outputs()
-        said = query_of(query)
+        said = {key: value for key, value in parse_query(query.decode("latin-1")).items() if value}
         if (alias := alias_of(below, outputs)) is not None and not said.keys().isdisjoint(alias.keys):
             return self._by_query(alias, said, query, client, at)
         own = FOR_UNKNOWN.get(below)
