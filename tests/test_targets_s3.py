@@ -1,16 +1,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import ssl
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
+from ipaddress import IPv4Address
 from itertools import count
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.directory import Directory
@@ -27,6 +34,7 @@ from tests import every_path, serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy
 from tests.fleets import server as server_of
+from tests.git_servers import free_port
 from tests.list_clients import assert_list_is_whole, files_in
 from tests.searching import every
 from tests.strange_server import Client, strange_server
@@ -543,7 +551,7 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
 
     by_store = {"/v1/boot/02-00-00-00-00-00/boot.ipxe": "Wrong"}  # whose 404 has a body
     assert found(as_target=True) == by_store
-    assert found(as_target=False)[serving.ENTRY] == "Undated", "a bucket has times of its own"
+    assert found(as_target=False)[serving.ENTRY] == "Wrong", "what boots instead of a boot that is made once"
     store.put(bucket, f"site/boot{serving.ENTRY}", b"#!ipxe\n# before\n")
     store.put(bucket, "site/boot/boot.ipxe", b"#!ipxe\n# another\n")
     assert found(as_target=True) == {**by_store, serving.ENTRY: "Wrong", "/boot.ipxe": "Wrong"}
@@ -552,8 +560,10 @@ def test_a_bucket_is_compared_with_what_a_target_has_of_the_tree(tmp_path: Path,
 # A store that a stranger controls
 
 
-def strange_bucket(url: str, timeout_s: float = 60) -> bucket_module.Bucket:
-    address = BucketAddress(bucket="boots", prefix="site", endpoint=url, path_style=True, credentials=Path("keys"))
+def strange_bucket(url: str, timeout_s: float = 60, ca_bundle: Path | None = None) -> bucket_module.Bucket:
+    address = BucketAddress(
+        bucket="boots", prefix="site", endpoint=url, path_style=True, credentials=Path("keys"), ca_bundle=ca_bundle
+    )
     return bucket_module.Bucket(address, ("id", "secret"), timeout_s=timeout_s)
 
 
@@ -599,18 +609,97 @@ def test_finding_s8_an_object_that_drips_ends_at_the_timeout() -> None:
     ],
 )
 def test_finding_m10_a_wrong_clock_is_the_first_thing_that_a_refused_request_names(times: str, words: str) -> None:
-    body = (
-        '<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>RequestTimeTooSkewed</Code><Message>The difference '
-        f"between the request time and the current time is too large.</Message>{times}</Error>"
-    ).encode()
+    answer = refusal("403 Forbidden", "RequestTimeTooSkewed", times)
+    for error in errors_of_requests(answer):
+        assert isinstance(error, PublishError) and str(error).startswith(f"s3://boots/site: {words}")
+
+
+def refusal(status: str, code: str, more: str = "") -> Callable[[Client], None]:
+    """Return a function that refuses a request as S3 does."""
+    message = "<Message>Words of the store, which are long enough to be cut off before the cause.</Message>"
+    body = f'<?xml version="1.0" encoding="UTF-8"?>\n<Error><Code>{code}</Code>{message * 2}{more}</Error>'.encode()
 
     def answer(client: Client) -> None:
-        head = b"HTTP/1.1 403 Forbidden\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n"
-        client.send(head % len(body) + body)
+        head = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n\r\n"
+        client.send(head.encode() + body)
 
-    with strange_server(answer) as server, pytest.raises(PublishError) as raised:
-        strange_bucket(server.url, timeout_s=10).get(HEAD)
-    assert str(raised.value).startswith(f"s3://boots/site: {words}")
+    return answer
+
+
+def errors_of_requests(answer: Callable[[Client], None]) -> list[GitbootError]:
+    """Return the error that each kind of request to such a store ends with."""
+    with strange_server(answer) as server:
+        bucket = strange_bucket(server.url)
+        return [
+            _error(partial(bucket.get, HEAD)),
+            _error(partial(bucket.create, "boot/a", b"")),
+            _error(partial(bucket.replace, "boot/a", b"", '"1"')),
+            _error(partial(bucket.remove, ["boot/a"])),
+            _error(partial(bucket.names, "boot")),
+        ]
+
+
+def _error(request: Callable[[], object]) -> GitbootError:
+    with pytest.raises(GitbootError) as raised:
+        request()
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "words", "kind"),
+    [
+        (
+            "403 Forbidden",
+            "AccessDenied",
+            "it refuses the credentials, or what they may do: AccessDenied",
+            PublishError,
+        ),
+        ("400 Bad Request", "ExpiredToken", "it refuses the credentials, or what they may do: Expired", PublishError),
+        ("404 Not Found", "NoSuchBucket", "there is no such bucket", PublishError),
+        ("503 Slow Down", "SlowDown", "it answers 503 Service Unavailable SlowDown", HostUnreachable),
+    ],
+)
+def test_finding_m10_the_cause_comes_first_whatever_the_request_of_a_store(
+    status: str, code: str, words: str, kind: type[GitbootError]
+) -> None:
+    for error in errors_of_requests(refusal(status, code)):
+        assert isinstance(error, kind) and str(error).startswith(f"s3://boots/site: {words}")
+        assert "the cause" not in str(error), "the words of the store"
+
+
+@pytest.mark.parametrize(("begins_days", "words"), [(2, "is not valid before"), (-4, "has expired at")])
+def test_finding_m10_a_certificate_that_this_clock_rejects_is_named_with_both_times(
+    tmp_path: Path, begins_days: int, words: str
+) -> None:
+    begins = datetime.now(UTC) + begins_days * DAY
+    certificate = tmp_path / "certificate.pem"
+    with (
+        strange_server(lambda _: None, tls=_tls(certificate, begins, begins + DAY)) as server,
+        pytest.raises(HostUnreachable, match=f"^s3://boots/site: the certificate of the store {words} ") as raised,
+    ):
+        strange_bucket(server.url, ca_bundle=certificate).get(HEAD)
+    assert re.search(r"clock of this host shows \d{4}-\d\d-\d\dT[\d:]+Z \(correct one of them\)", str(raised.value))
+
+
+def _tls(certificate: Path, begins: datetime, ends: datetime) -> ssl.SSLContext:
+    """Write a certificate of this host that is valid between two times; return a server's context that shows it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "store")])
+    builder = x509.CertificateBuilder(subject_name=name, issuer_name=name, public_key=key.public_key())
+    builder = builder.serial_number(1).not_valid_before(begins).not_valid_after(ends)
+    names = x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))])
+    made = builder.add_extension(names, critical=False).sign(key, SHA256())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    certificate.write_bytes(made.public_bytes(Encoding.PEM))
+    (both := certificate.with_name("both.pem")).write_bytes(private + certificate.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    return context
+
+
+def test_finding_m10_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
+    with pytest.raises(HostUnreachable, match=r"^s3://boots/site: Connection refused, at GET http://127"):
+        strange_bucket(f"http://127.0.0.1:{free_port()}").get(HEAD)
 
 
 def test_a_listing_of_which_there_is_always_another_page_ends_at_a_deadline() -> None:

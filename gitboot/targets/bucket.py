@@ -7,13 +7,14 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
+from gitboot.model.scalars import format_instant
 from gitboot.targets.address import BucketAddress
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,
@@ -45,7 +46,13 @@ _LISTING: Final = 5  # times the timeout of a request, for all pages of a listin
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"
 _TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
+_NO_BUCKET: Final = "NoSuchBucket"
+_TOKEN_CODES: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")  # ibid.: with status 400
 _CODE: Final = re.compile(r"<Code>(\w+)</Code>")
+# As obstore writes its errors. What follows the source has the headers of the request, which must not be shown.
+_SOURCE: Final = "\n\nDebug source"
+_REQUEST: Final = re.compile(r"Error performing (\w+ \S+) in ")
+_STATUS: Final = re.compile(r"status code: (\d{3}[^:\n]*)")
 
 
 class Bucket:
@@ -95,7 +102,7 @@ class Bucket:
                         break
                 return StoredFile(bytes(content[: max_bytes + 1]), found.meta["e_tag"])
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
+                if _NO_BUCKET in str(error):
                     raise
         return None
 
@@ -166,7 +173,7 @@ class Bucket:
             try:
                 obstore.delete(self._store, path)
             except FileNotFoundError as error:
-                if "NoSuchBucket" in str(error):
+                if _NO_BUCKET in str(error):
                     raise
 
     def names(self, folder: str) -> list[str]:
@@ -208,17 +215,29 @@ class Bucket:
         try:
             yield
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError) as error:
+            if _NO_BUCKET in str(error):  # obstore: a 404 in answer to If-Match is a conflict
+                raise self._fault(str(error)) from None
             raise FileConflict(str(error)) from None
-        except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError) as error:
-            if _SKEWED in str(error):
-                raise PublishError(f"{self._name}: {_clock_fault(str(error))}") from None
-            raise PublishError(
-                f"{self._name}: it refuses the credentials, or what they may do: {_words(error)}"
-            ) from None
-        except FileNotFoundError as error:
-            raise PublishError(f"{self._name}: there is no such bucket: {_words(error)}") from None
         except (exceptions.BaseError, OSError, ValueError) as error:
-            raise HostUnreachable(f"{self._name}: {_words(error)}") from None
+            raise self._fault(str(error)) from None
+
+    def _fault(self, text: str) -> PublishError | HostUnreachable:
+        """Return the error to raise, by the text of one of obstore's errors. The cause comes first."""
+        said, _, source = text.partition(_SOURCE)
+        code = _first(_CODE, said)
+        status = _first(_STATUS, said)
+        request = _first(_REQUEST, said)
+        where = f", at {request}" if request else ""
+        if code == _SKEWED:
+            return PublishError(f"{self._name}: {_clock_fault(said)}")
+        if status[:3] in ("401", "403") or code in _TOKEN_CODES:
+            return PublishError(
+                f"{self._name}: it refuses the credentials, or what they may do: {code or status}{where}"
+            )
+        if status.startswith("404"):
+            return PublishError(f"{self._name}: there is no such bucket{where}")
+        cause = f"it answers {status} {code}".rstrip() if status else _cause(source) or _shortened(said)
+        return HostUnreachable(f"{self._name}: {cause}{where}")
 
 
 ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: the id and the secret of a key
@@ -254,10 +273,43 @@ def _clock_fault(text: str) -> str:
     return f"the clock of this host {behind}, so the store refuses its requests (correct the clock)"
 
 
-def _words(error: Exception) -> str:
-    """What went wrong, on one line: a store's code where it says one, and nothing of how the request was signed."""
-    text = str(error).partition("\n\nDebug source")[0]
-    code = _CODE.search(text)
-    head = text.partition("<?xml")[0].partition("\n")[0]
-    words = " ".join(f"{head} {code[1] if code else ''}".split())
+def _cause(source: str) -> str:
+    """Return why a request got no answer, from the values that obstore adds to the text of an error; "" if unknown."""
+    for expression, words in _CAUSES:
+        if (found := expression.search(source)) is not None:
+            return words(found)
+    return ""
+
+
+def _certificate_times(found: re.Match[str]) -> str:
+    here, there = (format_instant(datetime.fromtimestamp(int(found[each]), UTC)) for each in ("here", "there"))
+    words = f"has expired at {there}" if found["which"] == "Expired" else f"is not valid before {there}"
+    return f"the certificate of the store {words}, and the clock of this host shows {here} (correct one of them)"
+
+
+# Rust's debugging text of the errors of rustls, of the standard library and of reqwest.
+_CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...]] = (
+    (
+        re.compile(
+            r"(?P<which>Expired|NotValidYet)Context \{\s*time: UnixTime\(\s*(?P<here>\d+),\s*\),\s*"
+            r"not_\w+: UnixTime\(\s*(?P<there>\d+)"
+        ),
+        _certificate_times,
+    ),
+    (
+        re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
+        lambda found: f"the certificate of the store is not accepted: {found[1]}",
+    ),
+    (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
+    (re.compile(r"\bTimedOut\b"), lambda _: "it has not answered in time"),
+)
+
+
+def _first(expression: re.Pattern[str], text: str) -> str:
+    return found[1] if (found := expression.search(text)) is not None else ""
+
+
+def _shortened(said: str) -> str:
+    """Return the last words of an error on one line."""
+    words = " ".join(said.partition("<?xml")[0].partition("\n")[0].split())
     return words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"

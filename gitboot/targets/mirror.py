@@ -245,8 +245,6 @@ class WebMirror:
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
         self._numbers = count()  # of requests that no cache may answer
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
-        # Then a 403 means an absent file of the list: S3 answers so to a client that may not list the bucket.
-        self._gives_list = False
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """Return what is answered for a file, read if it has its size."""
@@ -287,14 +285,13 @@ class WebMirror:
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
-            if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
+            if answer.status in (404, 410):
                 return None, _said(answer)
             if answer.status != 200:
                 raise HostUnreachable(f"{url} answers {answer.status}")
             content = bytearray()
             while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
                 content += chunk
-            self._gives_list = True
             return bytes(content), _said(answer)
 
     def reads(self, path: str) -> bool:
