@@ -955,14 +955,14 @@ class Mirror:
         self._note(tree)
         now = self._state.now(self._clock())
         ended = {path for path, ending in self._state.endings.items() if ending.since <= now}
-        kept = [path for path in _paths(self._staging) if self._is_kept(path) and path not in files]
+        kept = [path for path in paths_in(self._staging) if self._is_kept(path) and path not in files]
         folders = set()  # type: Set[str]
         for path in [*kept, *sorted(files, key=tree.order)]:
             if path not in ended:
                 self._link(path, folders)
         self.end_windows()
         present = {*files, *kept, *ended}
-        for path in list(_paths(self._folder)):
+        for path in list(paths_in(self._folder)):
             if path not in present and not any(fnmatch.fnmatchcase(path, each) for each in self._kept):
                 os.unlink(os.path.join(self._folder, path))
         self._prune()
@@ -1012,7 +1012,7 @@ class Mirror:
         """Remove the folders that are empty."""
         found = []
         for folder, folders, _ in os.walk(self._folder):
-            folders[:] = [name for name in folders if name != STAGING]
+            folders[:] = [name for name in folders if folder != self._folder or name != STAGING]
             found.append(folder)
         for folder in reversed(found[1:]):
             if not os.listdir(folder):
@@ -1027,11 +1027,11 @@ def _lstat(path: str) -> Optional[os.stat_result]:
         return None
 
 
-def _paths(root: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder, sorted; symlinks too, and not the staging folder."""
+def paths_in(root: str) -> Iterator[str]:
+    """Yield the paths of all files below a mirror's folder, sorted by folder; symlinks too, and not what is staged."""
     for folder, folders, names in os.walk(root):
         names += [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        folders[:] = sorted(name for name in folders if name != STAGING and name not in names)
+        folders[:] = sorted(name for name in folders if name not in names and (folder != root or name != STAGING))
         for name in sorted(names):
             yield os.path.join(folder, name)[len(root) + 1 :]
 
@@ -1057,7 +1057,7 @@ class Tree:
 
         Raises `Failure` if a file is not as the list names it. Such a file is removed, so that it is copied again.
         """
-        present = list(_paths(self._root))
+        present = list(paths_in(self._root))
         by_digest = {hashed_path(path): path for path in present}
         found, wrong = [], []
         for listing in self._listings:

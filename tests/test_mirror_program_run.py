@@ -160,6 +160,19 @@ def test_a_symlink_in_the_place_of_a_folder_and_a_folder_in_the_place_of_a_file_
     assert not folder.is_symlink() and not [*outside.iterdir()]
 
 
+def test_the_folder_is_compared_without_what_the_program_stages_in_it(publisher: SignedSite, host: MirrorHost) -> None:
+    host.run(INSIDE)
+    assert (host.served / ".staging/boot.ipxe").exists()
+    done = captured("verify-mirror", host.served, "--tree", publisher.root)
+    assert done.returncode == 0, done.stdout
+    (host.served / "v1/.staging").mkdir()
+    (host.served / "v1/.staging/boot.ipxe").write_text("#!ipxe\n")
+    done = captured("verify-mirror", host.served, "--tree", publisher.root)
+    assert (done.returncode, "/v1/.staging/boot.ipxe" in done.stdout) == (8, True)
+    assert host.run(INSIDE + SECOND) == 0
+    assert not (host.served / "v1/.staging").exists(), "the program stages in one folder alone"
+
+
 def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost) -> None:
     host.served.chmod(0o750)
     host.run(AFTER)

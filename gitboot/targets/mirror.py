@@ -16,7 +16,7 @@ from urllib.parse import quote
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
-from gitboot.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP
+from gitboot.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, paths_in
 from gitboot.observe.agents import CHECKER
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.tree import read_manifest, read_state
@@ -173,9 +173,8 @@ class FolderMirror:
             raise HostUnreachable(f"{self._folder / path} cannot be read: {error.strerror}") from error
 
     def names(self) -> list[str]:
-        """Return the paths of all files, sorted."""
-        paths = (path for path in self._folder.rglob("*") if path.is_symlink() or not path.is_dir())
-        return sorted(str(path.relative_to(self._folder)) for path in paths)
+        """Return the paths of all files, sorted, but for what the program of this mirror stages."""
+        return sorted(paths_in(str(self._folder)))
 
     def cached(self) -> Iterator[MirrorFinding]:
         """A folder has no cache."""
