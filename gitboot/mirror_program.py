@@ -556,7 +556,7 @@ def read_list(
         data = reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES)
         try:
             if data is None:
-                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list")
+                raise ListProblem(MISSING, TIMESTAMP, "there is no signed list (gitboot's endpoints have none)")
             return _list_of(reading, data, known, seen, each)
         except ListProblem:
             if not left or reading.find(TIMESTAMP, MAX_TIMESTAMP_BYTES) == data:

@@ -268,6 +268,22 @@ def test_a_mirror_that_answers_nothing_is_one_error(copy: Path, published: Signe
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
 
 
+def test_a_mirror_that_denies_the_list_is_one_error_that_tells_who_may_read_it(
+    mirror: CopyServer, published: SignedSite
+) -> None:
+    mirror.answers[LIST] = (403, b"")
+    done = captured("verify-mirror", mirror.url, "--key", published.public)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (6, "", 1)
+    assert "spec.provisioning.monitors" in done.stderr
+
+
+def test_an_absent_root_may_be_denied_as_s3_does(mirror: CopyServer, verify: Verify) -> None:
+    mirror.answers["/signed/2.root.json"] = (403, b"<Error><Code>AccessDenied</Code></Error>")
+    assert verify(mirror.url)[:2] == (0, {})
+    mirror.answers["/signed/1.root.json"] = (403, b"<Error><Code>AccessDenied</Code></Error>")
+    assert verify(mirror.url)[:2] == (8, {LIST: "Unsigned"}), "no root at all"
+
+
 def test_errors_of_the_mirror_are_unknown_and_no_fault_of_the_copy(mirror: CopyServer, verify: Verify) -> None:
     mirror.answers[FIRST] = (503, b"")
     assert verify(mirror.url)[:2] == (6, {FIRST: "Unknown"})

@@ -284,8 +284,15 @@ class WebMirror:
         url = f"{self._url}/{quote(path)}{query}"
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
-            if answer.status in (404, 410):
+            # S3 answers 403 for an absent object to a reader that may not list the bucket. Each chain of roots ends at
+            # one that is absent, and python-tuf goes by both answers, too.
+            if answer.status in (404, 410) or (answer.status == 403 and path.endswith(".root.json")):
                 return None, _said(answer)
+            if answer.status == 403:
+                raise HostUnreachable(
+                    f"{url} answers 403: the mirror does not let this host read the signed list (add this host to the "
+                    "Fleet's spec.provisioning.monitors and copy the configuration again, or run the command there)"
+                )
             if answer.status != 200:
                 raise HostUnreachable(f"{url} answers {answer.status}")
             content = bytearray()
