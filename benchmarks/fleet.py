@@ -114,6 +114,8 @@ class Fleet:
             for site in sites
         )
         spec = "spec:\n  baseURL: http://boot.example.net\n  unknownServers: {profile: discovery}\n"
+        # Simulated machines fetch their boots from the tree.
+        spec += "  serving: {oneTimeBoots: Copies, lateEnds: Accept}\n"
         spec += "  outputs: [ipxe, grub]\n  provisioning: {evidence: Fetched, monitors: [10.9.0.0/24]}\n  sites:\n"
         return _HEAD.format(kind="Fleet", name="bench") + spec + "".join(lines)
 

@@ -161,6 +161,15 @@ class Boot:
         folder = self.user_data.url.rpartition("/")[0]
         return all(folder in text for text in (*self.entries.values(), " ".join(self.kernel_arguments)))
 
+    @property
+    def may_ask_by_identity(self) -> bool:
+        """Whether the system finds its user data by who the machine is, as far as its image or its texts say so."""
+        if self.config_from is ConfigFrom.SYSTEM_UUID or not (self.shows_its_start or self.reads_medium):
+            return True
+        user_data = self.user_data.files.values() if self.user_data is not None else ()
+        texts = (*self.kernel_arguments, *self.entries.values(), *user_data)
+        return any(mark in text for mark in _BY_IDENTITY for text in texts)
+
     def with_data_in(self, folder: str, *, told_by: tuple[str, str]) -> Boot:
         """The same boot of a system that finds its user data in another folder below the base URL.
 
@@ -224,6 +233,10 @@ class Boot:
             "templates": dict(self.templates),
             **({"boots": self.boots} if self.boots > 1 else {}),
         }
+
+
+# What a URL has of user data that is found by UUID, or by a query: see `render.aliases`.
+_BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,6 +327,25 @@ class WithheldBoot(NamedTuple):
         return is_within(at, self.start, self.end)
 
 
+class CopyTerms(NamedTuple):
+    """What the boot files in OUTPUT and in its copies may serve without a record of the fetch."""
+
+    one_time_boots: bool = False  # whether they serve one-time boots
+    late_ends: bool = False  # whether loaders that cannot ask the endpoint for the end of a maintenance get it
+    ipxe_https: bool = False  # whether iPXE can ask an endpoint by https
+
+    def facts(self) -> dict[str, Any]:
+        """Return what differs from the defaults, as `spec.serving` of the Fleet has it."""
+        return {
+            **({"oneTimeBoots": "Copies"} if self.one_time_boots else {}),
+            **({"lateEnds": "Accept"} if self.late_ends else {}),
+            **({"ipxeHttps": True} if self.ipxe_https else {}),
+        }
+
+
+STRICT_COPIES: Final = CopyTerms()  # what a Fleet that sets nothing means
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Everything that a commit says about one server: what could boot, and when."""
@@ -335,6 +367,7 @@ class Decision:
     stopped: bool = False  # whether no boot that writes disks is offered, whatever asks for it
     endpoint: str | None = None  # the URL of who gives what is made once, for trees that cannot; None: nobody is named
     local_disk: str | None = None  # how loaders hand over to its disk: Exit, Sanboot, a path; None: as for most
+    copies: CopyTerms = STRICT_COPIES
     # Install boots that newer commits do not offer. Not in the digest: the commit of this decision does not contain it.
     withheld: tuple[WithheldBoot, ...] = ()
     _digest: Digest | None = field(default=None, init=False, repr=False, compare=False)  # once it was asked for
@@ -395,6 +428,7 @@ class Decision:
             **({"stopped": True} if self.stopped else {}),
             **({"endpoint": self.endpoint} if self.endpoint is not None else {}),
             **({"localDisk": self.local_disk} if self.local_disk is not None else {}),
+            **({"copies": facts} if (facts := self.copies.facts()) else {}),
         }
 
 
@@ -607,6 +641,7 @@ class Cause(StrEnum):
     ALL_STOPPED = "all boots from the network are stopped"
     UNHEARD = "its maintenance has no end, and nothing was heard of the instance for an hour"
     INSTEAD = "in place of a boot that writes a disk"
+    POLICIES_ALONE = "a copy applies a maintenance only if the endpoint answers that it has not ended"
     CONSUMED = "a boot override was consumed without evidence of a boot; an operator has to look"
     OUTCOME = "its boot was perhaps served, and its outcome is unknown; an operator has to look"
     ATTEMPTED = "its boot was given, and is given no more by itself; nothing has shown that it started"

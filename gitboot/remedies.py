@@ -22,6 +22,7 @@ _RUN: Final = "git grep -n 'kind: Maintenance'  # a higher run boots it once mor
 _FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # then, if they are right: --confirm '…'"
 _ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
+_ENDPOINT: Final = "endpoint: http://…  # in the spec of the Fleet; or, with the risk: serving: {oneTimeBoots: Copies}"
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
@@ -68,6 +69,7 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "OptOutsInTime": {"Overdue": "git grep -n -A3 -E 'pin:|holds:'"},
     "PowerWaves": {"Stopped": "gitboot bmc resolve SERVER --back --state STATE --reason '…'  # once it is in service"},
     "ProxiesNamed": {"Unnamed": 'trusted-proxies = ["PROXIES"]  # add it to the file of --config, if it is your proxy'},
+    "OneTimeBootsServed": {"LeftOutput": _ENDPOINT, "NoEndpoint": _ENDPOINT},
     "Published": {"ForeignTree": _ADOPT, ANY: _RETRY},
     "Reconciling": {"StageHangs": "df -h STATE OUTPUT && ls -l STATE OUTPUT  # a disk or a database that hangs"},
     "RecordsKnown": {
@@ -94,7 +96,6 @@ REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {
     "TargetsCurrent": {
         "Behind": "gitboot events --state STATE | tail",
         "ForeignTree": _ADOPT,
-        "NoEndpoint": "endpoint: http://…  # in the Fleet: who gives boots that are made once",
         "TransitionOverdue": "gitboot reconcile --state STATE  # tries at once; first remove the cause in the message",
         ANY: "gitboot status --state STATE  # it is tried again by itself",
     },

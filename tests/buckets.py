@@ -58,6 +58,7 @@ class Store:
         self.seen: Callable[[], None] = lambda: None
         self.wrong: list[Exception] = []  # that ``seen`` has raised
         self.is_cut = False
+        self.hides_absence = False  # whether a reader without credentials gets 403 for an absent object, as by AWS
 
     def __enter__(self) -> Store:
         self._thread.start()
@@ -129,6 +130,8 @@ class Store:
         statuses: list[str] = []
 
         def started(status: str, headers: Any, *more: Any) -> Any:
+            if self.hides_absence and status.startswith("404") and "HTTP_AUTHORIZATION" not in environ:
+                status = "403 Forbidden"
             statuses.append(status[:3])
             return start(status, headers, *more)
 

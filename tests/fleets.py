@@ -25,7 +25,15 @@ def document(kind: str, name: str, spec: str, labels: str = "") -> str:
     return f"apiVersion: gitboot.dev/v1alpha1\nkind: {kind}\nmetadata: {metadata}\nspec: {{{spec}}}\n"
 
 
-def fleet(spec: str = "baseURL: 'http://boot.test'") -> str:
+def fleet(spec: str = "baseURL: 'http://boot.test'", *, copies: bool = True) -> str:
+    """A Fleet.
+
+    Most tests read boots in the published tree, so without an endpoint the Fleet lets copies serve one-time boots,
+    unless ``copies`` is false.
+    """
+    if copies and "endpoint:" not in spec and "oneTimeBoots" not in spec:
+        spec = spec if "serving: {" in spec else f"{spec}, serving: {{}}"
+        spec = spec.replace("serving: {", "serving: {oneTimeBoots: Copies, lateEnds: Accept, ").replace(", }", "}")
     return document("Fleet", "test", spec)
 
 

@@ -37,7 +37,7 @@ from gitboot.resolve import plan
 from gitboot.resolve.instant import has_run, wanted_release
 from gitboot.resolve.records import carried
 from tests.cases import for_each
-from tests.fleets import SHA, at, document, image, maintenance, policy, uuid_of
+from tests.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
 from tests.reviewed import FLEET, SERVERS, Files, compared
 from tests.searching import examples
 
@@ -407,7 +407,7 @@ PARKED: Files = {
         (
             "stopped",
             {"m": WIPE},
-            {"fleet.yaml": document("Fleet", "test", "baseURL: 'http://boot.test', stopped: fire")},
+            {"fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")},
         ),
     ],
 )
@@ -497,7 +497,7 @@ def test_e24_a_fleet_alone_is_not_held_and_one_that_lost_its_servers_is() -> Non
 
 
 def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None:
-    stopped = {**FLEET, "fleet.yaml": document("Fleet", "test", "baseURL: 'http://boot.test', stopped: fire")}
+    stopped = {**FLEET, "fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     changes = compared({"fleet.yaml": FLEET["fleet.yaml"]}, stopped)
     assert {each.reinstalls for each in changes.servers} == {(Reinstall(Why.STOPPED, None, None),)}
     assert judge(changes.extent, Limits()).holding == (
@@ -509,7 +509,7 @@ def test_starting_again_is_held_and_names_every_server_that_would_boot() -> None
 
 def test_what_stopping_changes_for_a_diskless_fleet_is_nothing() -> None:
     diskless = {**FLEET, "policies/web.yaml": policy("web", "{matchLabels: {role: web}}", boots="repair")}
-    stop = {"fleet.yaml": document("Fleet", "test", "baseURL: 'http://boot.test', stopped: fire")}
+    stop = {"fleet.yaml": fleet("baseURL: 'http://boot.test', stopped: fire")}
     for each in compared(stop, diskless).servers:
         assert each.new is not None
         planned = plan(each.new, NOON, Record())

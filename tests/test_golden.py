@@ -17,7 +17,8 @@ import pytest
 
 from gitboot.load import load
 from gitboot.plan import Record
-from gitboot.render.formats import lying, server_files, shared_files, tombstones
+from gitboot.render.copies import copy_files
+from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
@@ -204,7 +205,7 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
     files = server_files(decisions, decision, planned)
     if scenario.lies:
         assert planned is not None
-        files = lying(decision, files, server_files(decisions, decision, fallback(decision, planned)))
+        files = copy_files(decision, planned, files, server_files(decisions, decision, fallback(decision, planned)))
     folder = GOLDEN / scenario.name
     boot_files = {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
     _compare(folder, boot_files)

@@ -202,9 +202,15 @@ def same(standing: Standing) -> Standing:
             (False, "TransitionOverdue"),
         ),
         (
-            "a target that nobody can record for",
+            "a target that nobody can record for holds all it can",
             with_(following=(replace(TARGET, withheld=2),)),
             "TargetsCurrent",
+            (True, "Current"),
+        ),
+        (
+            "a target that nobody can record for",
+            with_(following=(replace(TARGET, withheld=2),)),
+            "OneTimeBootsServed",
             (False, "NoEndpoint"),
         ),
         ("nothing was published since the start", same, "ListCurrent", None),
@@ -233,6 +239,20 @@ def same(standing: Standing) -> Standing:
             with_(signed_list=replace(LIST, expires=None, failure=("KeyUnreadable", "no such file"))),
             "ListCurrent",
             (False, "KeyUnreadable"),
+        ),
+        (
+            "a target that nobody can record for and that is behind",
+            with_(following=(replace(TARGET, withheld=2, behind_since=NOON - timedelta(minutes=5)),)),
+            "TargetsCurrent",
+            (False, "Behind"),
+        ),
+        ("a target with every boot", with_(following=(TARGET,)), "OneTimeBootsServed", (True, "Served")),
+        ("no target that could lack a boot", same, "OneTimeBootsServed", None),
+        (
+            "a server whose boot an upgrade took out of OUTPUT",
+            known(facts=Facts(identity="mine", left_output=frozenset({WEB01}))),
+            "OneTimeBootsServed",
+            (False, "LeftOutput"),
         ),
         ("no suspension", same, "Accepting", (True, "Accepting")),
         (

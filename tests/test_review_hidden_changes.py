@@ -18,7 +18,7 @@ from gitboot.diff.access import access_changes
 from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk
-from gitboot.model.fleet import FleetSpec, Provisioning, Serving
+from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
 from gitboot.review import Review, ReviewOutcome
 from tests.cases import for_each
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
@@ -446,9 +446,16 @@ def test_a_server_that_comes_back_with_a_claim_is_named() -> None:
 # Who may fetch
 
 
-def spec(clients: str = "", monitors: str = "", *, restrict: bool = False) -> FleetSpec:
+def spec(
+    clients: str = "",
+    monitors: str = "",
+    *,
+    restrict: bool = False,
+    boots: OneTimeBoots = OneTimeBoots.ENDPOINT_ONLY,
+) -> FleetSpec:
     given: Mapping[str, Any] = {"clients": tuple(clients.split()), "monitors": tuple(monitors.split())}
-    fields: Mapping[str, Any] = {"base_url": "http://boot.test", "serving": Serving(restrict=restrict)}
+    serving = Serving(restrict=restrict, one_time_boots=boots)
+    fields: Mapping[str, Any] = {"base_url": "http://boot.test", "serving": serving}
     return FleetSpec(provisioning=Provisioning(**given), **fields)
 
 
@@ -466,10 +473,27 @@ def spec(clients: str = "", monitors: str = "", *, restrict: bool = False) -> Fl
         ("a monitor more", spec(), spec(monitors="10.0.0.1/32"), [False]),
         ("restrict taken away", spec(restrict=True), spec(), [True]),
         ("both", spec("10.0.0.0/8", "10.0.0.1/32"), spec(), [True, True]),
+        ("one-time boots in copies", spec(), spec(boots=OneTimeBoots.COPIES), [True]),
+        ("one-time boots at the endpoint alone", spec(boots=OneTimeBoots.COPIES), spec(), [False]),
     ],
 )
-def test_more_clients_can_fetch_by(what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]) -> None:
+def test_finding_m2_more_clients_can_fetch_by(what: str, old: FleetSpec, new: FleetSpec, expected: list[bool]) -> None:
     assert [each.widens for each in access_changes(old, new)] == expected
+
+
+def test_finding_m2_a_review_shows_the_risk_of_one_time_boots_in_copies() -> None:
+    changed = {"fleet.yaml": fleet("baseURL: 'http://boot.test', serving: {oneTimeBoots: Copies}")}
+    found = reviewed(changed, {**FLEET, "fleet.yaml": fleet(copies=False)})
+    (danger,) = [each for each in found.dangers() if each.risk is Risk.ACCESS]
+    assert danger.names == ("every machine",)
+    (reason,) = danger.reasons
+    assert reason.startswith(
+        "spec.serving.oneTimeBoots: EndpointOnly → Copies: more clients can fetch, again and again:"
+    )
+    assert reason.endswith(
+        "a loader that sends neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
+    )
+    assert Guard.MAX_ACCESS_CHANGES in [guard for guard, _ in found.acknowledging()]
 
 
 READERS: Final = "userData: {format: CloudInit, template: userdata/web.j2, secrets: {join: join.age}}"
@@ -508,7 +532,7 @@ def sealed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         ("other user data", READING, {"userdata/web.j2": f"{USER_DATA}# more\n"}, 0),
         (
             "another host that sees the tokens of secrets",
-            FLEET,
+            {**FLEET, "fleet.yaml": fleet(copies=False)},
             {"fleet.yaml": fleet("baseURL: 'http://boot.test', endpoint: 'http://evil.test'")},
             22,
         ),

@@ -376,8 +376,8 @@ def test_e35_a_state_of_another_format_has_nothing_given(here: Site) -> None:
 
 # Where nothing can be recorded
 
-NAMED = ONCE[0].replace(
-    "baseURL:", "endpoint: 'http://gives.test:8080', outputs: [ipxe, grub, pxelinux, uuid], baseURL:"
+NAMED = fleet_document(
+    "endpoint: 'http://gives.test:8080', outputs: [ipxe, grub, pxelinux, uuid], baseURL: 'http://boot.test'"
 )
 
 
@@ -398,7 +398,10 @@ def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> Non
             assert text.endswith(f"\ninclude http://gives.test:8080/{path.removeprefix('boot/')}?hop=1\n")
             assert DISK in text
         elif asked is not None:
-            assert f"imgfetch --name given {asked}?uuid=${{uuid}}&serial=${{serial:uristring}}&hop=1 " in text
+            assert (
+                f"imgfetch --timeout 8000 --name answer {asked}?uuid=${{uuid}}&serial=${{serial:uristring}}&hop=1 "
+                in text
+            )
         else:
             assert f"(http,gives.test:8080)/{path.removeprefix('boot/')}?hop=1" in text
     assert fleet.servers["web01"].entries == {

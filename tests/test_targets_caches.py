@@ -95,11 +95,10 @@ def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
                 assert found.headers.get(name) == behind.headers[name], (method, path)
 
 
-def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: str, cache: str) -> None:
+def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: str) -> None:
     """A new boot script is found at once. A file that cannot be read is an error only while it cannot be read."""
-    answers_404 = way == "bucket" and cache == "varnish"  # without a Cache-Control, as docs/mirrors.md describes
-    for _ in range(0 if answers_404 else 2):
-        assert {cached.get(path).status_code for path in NEW} == {404}
+    for _ in range(2):
+        assert {cached.get(path).status_code for path in NEW} == {403 if way == "bucket" else 404}
     cached.publish(MORE)
     assert contents(cached, MORE) == {}
     if (folder := cached.way.folder) is not None:
@@ -192,7 +191,7 @@ def test_finding_m6_an_edited_file_is_found_on_each_way_out(way: str, cache: str
             before = file.stat()
             file.write_bytes(edited)
             os.utime(file, (before.st_mtime, before.st_mtime))
-        by_store = {NOBODY: "Wrong"} if found.store is not None else {}  # its 404 has a body
+        by_store = {NOBODY: "Wrong"} if found.store is not None else {}  # its 403 has a body
         assert faults(f"{url}{behind.path}", "--key", site.public) == {FIRST: "Wrong", **by_store}
 
 
@@ -220,7 +219,7 @@ def test_finding_m3_a_check_of_a_bucket_through_a_cache_is_no_evidence(
         assert evidence(store.log, tmp_path / "spool") == [], "gitboot itself reads back what it has written"
         with CACHES[cache](f"{behind.scheme}://{behind.netloc}", tmp_path / cache) as url:
             done = captured("verify-mirror", f"{url}{behind.path}", "--tree", site.root, "--target", *more)
-            assert done.returncode == 8, "its 404 has a body"
+            assert done.returncode == 8, "its 403 has a body"
             assert evidence(store.log, tmp_path / "spool") == []
             (report, *_) = (path for path in REPORTED.boot_files if "/provisioned/" in path)
             assert any(f"{report}?check=1" in line for line in store.log) == bool(more)

@@ -25,7 +25,7 @@ from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
-from tests.rack import Rack, typed, until_condition
+from tests.rack import BASE_URL, Rack, typed, until_condition
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"ipxe/{uuid_of('web01')}"
@@ -300,18 +300,19 @@ def test_a_boot_that_is_made_once_is_not_in_a_bucket_unless_an_endpoint_records_
     tmp_path: Path, store: Store, keys: Path
 ) -> None:
     store.reset()
-    with Rack(tmp_path) as rack:
+    with Rack(tmp_path, settings=f"{BASE_URL}, serving: {{oneTimeBoots: EndpointOnly}}") as rack:
         blade = rack.add("web02", provision=1)
         rack.push()
         with rack.running(
             "--target", f"s3://waits/alone?endpoint={store.url}&credentials={keys}", records="fresh"
         ) as one:
-            found = until_condition(one, "TargetsCurrent", status=False, reason="NoEndpoint")
-            assert "has no boots that are made once, for 1 server" in found["message"]
+            found = until_condition(one, "OneTimeBootsServed", status=False, reason="NoEndpoint")
+            assert "has no one-time boots, for 1 server" in found["message"]
+            until_condition(one, "TargetsCurrent", status=True, reason="Current")
             lies = (rack.output / f"boot{blade.entry}").read_text()
             there = store.get("waits", f"alone/boot{blade.entry}").content.decode()
-            assert "kernel " in lies
-            assert "kernel " not in there
+            assert "kernel " not in lies
+            assert there == lies
 
 
 def test_what_a_stores_log_says_of_an_installer_counts(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from uuid import uuid4
 import pytest
 
 from gitboot.cli.exit import Exit
+from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import image, maintenance, profile
 from tests.instance import Instance, eventually, git
@@ -50,6 +51,9 @@ def _with_permissions(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
     return tarfile.data_filter(member, folder).replace(mode=member.mode)
 
 
+ENDED: Final = (0, 8)  # the latter as long as a condition names web02, whose install boot left OUTPUT
+
+
 def boot_files(left: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted((left / "output" / "boot").rglob("*")) if path.is_file()}
 
@@ -67,17 +71,58 @@ def once(left: Path, *arguments: object) -> Done:
     return typed("run", left / "fleet.git", *places, *arguments, "--once")
 
 
+NAMING: Final = configured(max_update_percent=100, max_small_group=99)  # a commit that changes each server
+
+
+def name_endpoint(left: Path) -> None:
+    """Commit a Fleet that names an endpoint."""
+    work = left / "naming"
+    git(left, "clone", "--quiet", str(left / "fleet.git"), str(work))
+    (document,) = [path for path in work.rglob("*.yaml") if "kind: Fleet" in path.read_text()]
+    text = document.read_text()
+    inline = re.sub(r"^spec: \{(?=baseURL)", "spec: {endpoint: 'http://gitboot.test', ", text, flags=re.MULTILINE)
+    block = re.sub(r"^spec:$", "spec:\n  endpoint: http://gitboot.test", text, count=1, flags=re.MULTILINE)
+    document.write_text(inline if inline != text else block)
+    git(work, "commit", "--quiet", "--all", "--message", "Name the endpoint")
+    git(work, "push", "--quiet", "origin", "HEAD:main")
+
+
+KERNEL: Final = "flatcar_production_pxe.vmlinuz"
+
+
 def installs(left: Path, server: str) -> bool:
-    return "flatcar_production_pxe.vmlinuz" in (left / "output" / ENTRIES[server]).read_text()
+    return KERNEL in (left / "output" / ENTRIES[server]).read_text()
 
 
 def test_what_is_installed_stays_and_what_is_not_is_offered(left: Path) -> None:
     assert (installs(left, "web01"), installs(left, "web02")) == (True, True)
     done = once(left)
-    assert done.code == 0, done.err
-    assert (installs(left, "web01"), installs(left, "web02")) == (False, True)
+    assert done.code == 8, done.err  # as long as a condition names web02
+    shown = [typed("boot-script", name, "--tree", left / "output").out for name in ENTRIES]
+    assert [KERNEL in each for each in shown] == [False, True]
+    assert (installs(left, "web01"), installs(left, "web02")) == (False, False), "OUTPUT is a copy"
     shown = typed("records", "show", "--state", left / "state", "-o", "json").json["items"]
     assert {each["server"]: each["record"]["provision"] for each in shown} == {"web01": 1, "web02": None}
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "2fefe59"])
+def test_finding_m2_an_upgrade_names_the_servers_whose_install_left_output(tmp_path: Path, version: str) -> None:
+    left = extracted(version, tmp_path)
+
+    def condition() -> dict[str, Any] | None:
+        found = json.loads((left / "state/status.json").read_bytes())["conditions"]
+        return next((each for each in found if each["type"] == "OneTimeBootsServed"), None)
+
+    for _ in range(2):  # a restart knows it, too
+        once(left)
+        found = condition()
+        assert found is not None
+        assert (found["status"], found["reason"]) == (False, "LeftOutput")
+        assert "of 1 server out of OUTPUT" in found["message"] and ": web02;" in found["message"]
+        assert "endpoint:" in found["remedy"] and "oneTimeBoots: Copies" in found["remedy"]
+    name_endpoint(left)
+    once(left, *NAMING)
+    assert condition() is None
 
 
 def test_a_second_run_finds_nothing_to_do(left: Path) -> None:
@@ -101,13 +146,13 @@ def output_condition(left: Path) -> bool:
 
 def test_output_stays_readable_for_everybody_until_a_group_is_named(left: Path) -> None:
     """A web server may read it, as another user."""
-    assert once(left).code == 0
+    assert once(left).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o755, 0o644}, False)
     shown = typed("doctor", "--state", left / "state", "--out", left / "output")
     assert "everybody who has a login on this host can read" in shown.out
-    assert once(left, "--output-group", os.getegid()).code == 0
+    assert once(left, "--output-group", os.getegid()).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True)
-    assert once(left).code == 0
+    assert once(left).code in ENDED
     assert (modes(left / "output"), output_condition(left)) == ({0o750, 0o640}, True), "the ledger keeps it closed"
 
 
@@ -179,10 +224,12 @@ class Taken:
         return {name: machine.writes for name, machine in self.machines.items()}
 
     def offers(self) -> dict[str, bool]:
-        """Whether each server's published boot script installs it."""
-        return {
-            name: make.installs((self.folder / f"output/boot{make.entry(name)}").read_text()) for name in make.NAMES
-        }
+        """Whether an endpoint would answer each server with its install boot."""
+        found = {}
+        for name in make.NAMES:
+            shown = typed("boot-script", name, "--tree", self.folder / "output")
+            found[name] = make.installs(shown.out)
+        return found
 
     def change(self, name: str, text: str) -> None:
         """Commit another document of a server."""
@@ -237,21 +284,23 @@ def taken(tmp_path: Path) -> Iterator[Taken]:
 def test_a_fetch_that_2fefe59_had_not_read_changes_the_records(taken: Taken) -> None:
     assert taken.provisions() == {"web01": None, "web02": None, "web03": 1}
     done = taken.once()
-    assert done.code == 0, done.err
+    assert done.code in ENDED, done.err
     assert taken.provisions() == {"web01": 1, "web02": None, "web03": 1}
 
 
 def test_an_override_that_2fefe59_set_is_not_set_again(taken: Taken) -> None:
     for _ in range(2):
         done = taken.once()
-        assert (done.code, "web02" in done.err) == (0, False), done.err  # not even as one that another instance set
+        assert done.code in ENDED, done.err
+        others = [line for line in done.err.splitlines() if "web02" in line and "OneTimeBootsMissing" not in line]
+        assert others == []  # not even as one that another instance set
     assert taken.writes == {"web01": [], "web02": [], "web03": []}
     assert {name: machine.override[ENABLED] for name, machine in taken.machines.items()} == make.OVERRIDES
 
 
 def test_an_override_that_2fefe59_set_is_withdrawn_when_its_server_is_parked(taken: Taken) -> None:
     taken.change("web02", make.server("web02").replace("spec:", "spec:\n  lifecycle: Parked"))
-    assert taken.once().code == 0
+    assert taken.once().code in ENDED
     assert taken.writes == {"web01": [], "web02": [{"Boot": {ENABLED: "Disabled"}}], "web03": []}
 
 
@@ -262,21 +311,21 @@ def test_an_endpoint_serves_the_tree_of_2fefe59_and_withholds_installs_until_the
         return {name: (each.status_code, make.installs(each.text)) for name, each in found.items()}
 
     assert answers() == {"web01": (200, False), "web02": (200, False), "web03": (200, False)}
-    assert taken.once().code == 0
+    assert taken.once().code in ENDED
     assert answers() == {"web01": (200, False), "web02": (200, True), "web03": (200, False)}
 
 
 def test_the_machines_of_2fefe59_are_installed_once_each(taken: Taken) -> None:
-    assert taken.once().code == 0
+    assert taken.once().code in ENDED
     assert taken.offers() == {"web01": False, "web02": True, "web03": False}
     with taken.endpoint() as endpoint:
         taken.machines["web02"].run_through()
         assert make.installs(endpoint.get(make.entry("web02")).text)
         eventually(taken.is_served)
-    assert taken.once().code == 0
+    assert taken.once().code in ENDED
     assert taken.provisions() == {"web01": 1, "web02": 1, "web03": 1}
     taken.end_grace()
-    assert taken.once().code == 0
+    assert taken.once().code in ENDED
     assert taken.offers() == {"web01": False, "web02": False, "web03": False}
     assert taken.writes == {"web01": [], "web02": [], "web03": []}
 
@@ -291,7 +340,7 @@ def boots_memtest(taken: Taken) -> bool:
 def test_an_image_that_2fefe59_accepted_may_claim_to_write_no_disk(taken: Taken) -> None:
     taken.change("web03", f"{make.server('web03')}---\n{MEMORY_TEST}")
     done = taken.once()
-    assert (done.code, "maxReinstalls" in done.err, boots_memtest(taken)) == (0, False, True), done.err
+    assert (done.code in ENDED, "maxReinstalls" in done.err, boots_memtest(taken)) == (True, False, True), done.err
 
 
 def test_an_image_that_comes_after_2fefe59_may_not(taken: Taken) -> None:

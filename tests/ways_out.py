@@ -63,6 +63,7 @@ def _bucket(root: Path, _: Path) -> Iterator[Way]:
     with s3_server() as store:
         store.make("boots")
         store.let_anyone_read("boots")
+        store.hides_absence = True  # by the policy on the page
         followed = test_targets_s3.Site(root, store.url, "boots", ledger=LEDGER)
 
         def bring_up() -> None:

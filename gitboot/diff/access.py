@@ -1,20 +1,22 @@
-"""Changes of who may fetch: the networks whose fetches count, and whether every server has a boot script."""
+"""Changes of who may fetch: networks whose fetches count, servers with a boot script, one-time boots in copies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from gitboot.model.fleet import FleetSpec
+from gitboot.model.fleet import FleetSpec, OneTimeBoots
+
+ONE_TIME_BOOTS: Final = "spec.serving.oneTimeBoots"
 
 
 class AccessChange(NamedTuple):
     """A setting of the Fleet that says who may fetch, before and after."""
 
     field: str  # spec.provisioning.clients
-    old: list[str] | bool
-    new: list[str] | bool
+    old: list[str] | bool | str
+    new: list[str] | bool | str
     widens: bool  # whether somebody may fetch who could not, or a fetch counts that did not
 
 
@@ -35,6 +37,10 @@ def _changes(old: FleetSpec, new: FleetSpec) -> Iterator[AccessChange]:
         yield _networks("monitors", before.monitors, after.monitors, widens=widens)
     if old.serving.restrict is not new.serving.restrict:
         yield AccessChange("spec.serving.restrict", old.serving.restrict, new.serving.restrict, old.serving.restrict)
+    if (boots := new.serving.one_time_boots) is not old.serving.one_time_boots:
+        # Every client can fetch an install boot from a copy, again and again.
+        widens = boots is OneTimeBoots.COPIES
+        yield AccessChange(ONE_TIME_BOOTS, str(old.serving.one_time_boots), str(boots), widens)
 
 
 def _networks(name: str, old: Iterable[object], new: Iterable[object], *, widens: bool) -> AccessChange:

@@ -72,6 +72,8 @@ _OF_SERVER: Final[tuple[tuple[Risk, Look], ...]] = (
     ),
     (Risk.BOOT, lambda its: its.local_disk),
     (Risk.ACCESS, lambda its: its.endpoint),  # machines send it the tokens that fetch their secrets
+    (Risk.ACCESS, lambda its: its.copies.one_time_boots),
+    (Risk.MAINTENANCE, lambda its: (its.copies.late_ends, its.copies.ipxe_https)),
     (Risk.WITHDRAWN, lambda its: its.lifecycle),
 )
 _OF_POLICY: Final[tuple[tuple[Risk, Look], ...]] = (

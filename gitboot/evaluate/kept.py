@@ -54,6 +54,7 @@ class _Finding(msgspec.Struct, frozen=True, array_like=True):
     template: tuple[str, int] | None
     severity: Severity
     is_shared: bool
+    most_named: int
 
 
 class _Made(msgspec.Struct, frozen=True, array_like=True):
@@ -283,14 +284,14 @@ def _kept(finding: DecisionFinding) -> _Finding:
             template = path, line
         case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
             pass
-    return _Finding(
-        finding.code, finding.message, finding.hint, resource, field, template, finding.severity, finding.is_shared
-    )
+    rest = finding.severity, finding.is_shared, finding.most_named
+    return _Finding(finding.code, finding.message, finding.hint, resource, field, template, *rest)
 
 
 def _finding(kept: _Finding) -> DecisionFinding:
     place = kept.template or (kept.resource or Id("", ""), kept.field)
-    return DecisionFinding(kept.code, kept.message, kept.hint, place, kept.severity, kept.is_shared)
+    rest = kept.severity, kept.is_shared, kept.most_named
+    return DecisionFinding(kept.code, kept.message, kept.hint, place, *rest)
 
 
 _few: Final[Callable[[bytes], _Few]] = decoder(_Few)

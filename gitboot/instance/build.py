@@ -225,6 +225,7 @@ def assembled(
         opened=store.progress[1],
         was_left=knowledge.facts.gap,
         is_output_open=outside.is_output_open,
+        is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
     )
     if outside.bookmark is not None and outside.resumes:
         standing = outside.bookmark.resumed(standing)

@@ -23,7 +23,7 @@ from gitboot.model.fleet import NOBODY
 from gitboot.model.scalars import format_instant
 from gitboot.observe import refused
 from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
-from gitboot.phrases import count, more
+from gitboot.phrases import count, more, some
 from gitboot.plan import BootFile, Cause, InstallState
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
@@ -67,6 +67,7 @@ def conditions(standing: Standing, at: datetime) -> tuple[Condition, ...]:
         *_of_threads(standing.died, at),
         *_of_targets(standing.following, at),
         *_of_the_list(standing.signed_list, at),
+        *_of_one_time_boots(standing, at),
         *_of_what_was_asked_for(standing, at),
         *_of_secrets(standing, at),
         *_of_the_output(standing, at),
@@ -237,13 +238,12 @@ def _of_the_forge(telling: Telling | None, at: datetime) -> Iterator[Condition]:
 
 
 def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Condition]:
-    """Whether the targets hold what is published, but for what they take a while to follow; the worst says why not."""
+    """Yield whether each target holds what is published, or takes it over just now; the worst target is named."""
     if not following:
         return
     failing = [each for each in following if each.failure is not None]
     overdue = [each for each in following if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
     late = [each for each in following if each.behind_since is not None and each.behind_since + _LATE <= at]
-    lacking = [each for each in following if each.withheld]
     if overdue:
         first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
         why = f": {first.failure[1]}" if first.failure is not None else ""
@@ -261,12 +261,6 @@ def _of_targets(following: Collection[Following], at: datetime) -> Iterator[Cond
     elif late:
         message = ", ".join(f"{each.name} since {format_instant(each.behind_since or at)}" for each in late)
         yield _condition("TargetsCurrent", False, "Behind", f"not all that is published is there: {message}", at)
-    elif lacking:
-        message = (
-            f"{lacking[0].name} has no boots that are made once, for {count(lacking[0].withheld, 'server')}: it cannot "
-            "record who was given one, and the Fleet names no endpoint that can"
-        )
-        yield _condition("TargetsCurrent", False, "NoEndpoint", message, at)
     else:
         message = f"{count(len(following), 'target')} hold what is published, or take it over just now"
         yield _condition("TargetsCurrent", True, "Current", message, at)
@@ -296,6 +290,29 @@ def _of_the_list(found: SignedListState | None, at: datetime) -> Iterator[Condit
 
 
 _ROOT_WARNING: Final = timedelta(days=60)  # for a person to bring the root key and the new files together
+
+
+def _of_one_time_boots(standing: Standing, at: datetime) -> Iterator[Condition]:
+    """Yield whether a copy lacks one-time boots that no endpoint serves in its place."""
+    commit, left = standing.commit, standing.knowledge.facts.left_output or frozenset()
+    names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
+    lacking = [each for each in standing.following if each.withheld]
+    if names:
+        message = (
+            f"an upgrade took the one-time boots of {count(len(names), 'server')} out of OUTPUT, because no copy "
+            f"records a fetch: {some(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
+            "spec.serving.oneTimeBoots: Copies"
+        )
+        yield _condition("OneTimeBootsServed", False, "LeftOutput", message, at)
+    elif lacking:
+        message = (
+            f"{lacking[0].name} has no one-time boots, for {count(lacking[0].withheld, 'server')}: it cannot record a "
+            "fetch, and the Fleet names no endpoint"
+        )
+        yield _condition("OneTimeBootsServed", False, "NoEndpoint", message, at)
+    elif standing.following:
+        message = "no target lacks a one-time boot that no endpoint serves"
+        yield _condition("OneTimeBootsServed", True, "Served", message, at)
 
 
 def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Condition]:
@@ -712,6 +729,8 @@ def _announced(condition: Condition, before: Condition | None) -> str | None:
             return "TargetBehind"
         case "ListCurrent", _:
             return "ListNotCurrent" if before is None or before.reason != condition.reason else None
+        case "OneTimeBootsServed", _:
+            return "OneTimeBootsMissing" if before is None or before.reason != condition.reason else None
         case "BmcsReachable", _:
             return "BmcsFailing" if before is None or before.status else None  # once, not with each that fails
         case "BranchFollowed", _:  # once, not with each branch that is checked out

@@ -24,6 +24,7 @@ from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
+from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.overrides import (
     Schedule,
@@ -44,6 +45,7 @@ from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.instance.turns import granted
+from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
@@ -182,7 +184,7 @@ class Reconciler:
             if wait:
                 now, different = self._looked(now, commit, different, at)
             lap(Stage.PLAN)
-            now = self._published(now, commit, different, at)
+            now = self._note_left_output(self._published(now, commit, different, at), commit)
             transition = before.plans.transitions.next
             if transition is not None and transition <= at:
                 self._target.turn(transition)
@@ -401,6 +403,21 @@ class Reconciler:
             self._inbox.forget_spool(now.knowledge.taken, forgotten)
         unwritable, publication = publication.unwritable or error, replace(publication, unwritable=None)
         return replace(now, publication=publication, unwritable=unwritable)
+
+    def _note_left_output(self, now: Standing, commit: Commit) -> Standing:
+        """Store which one-time boots an upgrade took out of OUTPUT, once all of it is published."""
+        about = now.knowledge.facts
+        if now.unwritable is not None or not now.publication.complete:
+            return now
+        left = left_output(about, now.plans, commit, is_upgraded=now.is_upgraded)
+        if left == about.left_output:
+            return now
+        try:
+            with self._store.writing() as tx:
+                facts.leave_output(tx, left)
+        except LedgerError as error:
+            return replace(now, unwritable=str(error))
+        return replace(now, knowledge=replace(now.knowledge, facts=replace(about, left_output=left)))
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
         """Ask BMCs for what was published: a machine that resets at once finds its files."""

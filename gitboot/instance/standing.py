@@ -103,6 +103,7 @@ class Standing:
     opened: int | None = None  # how many changes the ledger had when it was opened; None: that is compared no more
     was_left: bool = False  # whether it was left alone for long before that, and nobody has vouched for it since
     is_output_open: bool = False  # whether everybody on this host may read what is published
+    is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
     unread: str | None = None  # why the spool could not be read the last time

@@ -108,3 +108,5 @@ class Facts:
     # Servers whose boot an accepted commit took back, because their records showed no fetch of it: the number of that
     # decision in the sequence. Later evidence of an older offer installs nothing.
     rolled_back: Mapping[SystemUuid, int] = field(default_factory=dict)
+    # Servers whose one-time boot lay in OUTPUT until gitboot kept such boots out of copies. None: not looked for yet.
+    left_output: frozenset[SystemUuid] | None = None

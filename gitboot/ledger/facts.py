@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -51,6 +51,7 @@ def read(store: Store) -> Facts:
                 parse_uuid(uuid): int(number)
                 for uuid, number in (rows.json_value(found["rolledBack"]) if "rolledBack" in found else {}).items()
             },
+            left_output=_left_output(found.get("leftOutput")),
         )
 
 
@@ -195,6 +196,11 @@ def roll_back(tx: Transaction, servers: Mapping[SystemUuid, int]) -> None:
     _put(tx, "rolledBack", rows.json_of(dict(sorted(servers.items()))) if servers else None)
 
 
+def leave_output(tx: Transaction, servers: Collection[SystemUuid]) -> None:
+    """Store the servers whose one-time boot an upgrade took out of OUTPUT, and whose boot nothing serves since."""
+    _put(tx, "leftOutput", rows.json_of({"servers": sorted(servers)}))
+
+
 def approvals(store: Store) -> dict[str, dict[str, str]]:
     """Return by whom and why each guard was approved, by the digest of the changes."""
     found: dict[str, dict[str, str]] = {}
@@ -258,6 +264,10 @@ def _boot_facts(boot: WithheldBoot) -> dict[str, Any]:
 
 def _text_or_none(at: datetime | None) -> str | None:
     return format_instant(at) if at is not None else None
+
+
+def _left_output(text: str | None) -> frozenset[SystemUuid] | None:
+    return frozenset(map(parse_uuid, rows.json_value(text)["servers"])) if text is not None else None
 
 
 def _withheld(text: str | None) -> Withheld | None:

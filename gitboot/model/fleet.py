@@ -64,7 +64,8 @@ class Site(Struct):
     select: Select = Field(description="Which servers are there.")
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under from there.")
     endpoint: BaseUrl | None = Field(
-        default=None, description="Who gives from there what is made once. Default: the Fleet's endpoint."
+        default=None,
+        description="The URL of the endpoint that serves one-time boots there. Default: the Fleet's endpoint.",
     )
     ledger: Ledger | None = Field(
         default=None,
@@ -132,14 +133,44 @@ class Provisioning(Struct):
             )
 
 
+class OneTimeBoots(StrEnum):
+    """Who serves one-time boots."""
+
+    ENDPOINT_ONLY = "EndpointOnly"
+    COPIES = "Copies"
+
+
+class LateEnds(StrEnum):
+    """Whether copies may end a maintenance late."""
+
+    ACCEPT = "Accept"
+
+
 @structure
 class Serving(Struct):
-    """How entries are answered."""
+    """How boot scripts are served."""
 
     restrict: Boolean = Field(
         default=False,
         description="true: a server that boots its disk gets 404 by each lookup, if unknownServers is NotFound, too. "
         "Otherwise it gets its local-disk script, so that it never boots what unknown machines boot. Default: false.",
+    )
+    one_time_boots: OneTimeBoots = Field(
+        default=OneTimeBoots.ENDPOINT_ONLY,
+        description="EndpointOnly: only an endpoint serves one-time boots, because it records each fetch first. "
+        "Copies: OUTPUT and its copies serve them too. A copy serves such a boot to every client, again and again, "
+        "until gitboot reads its access log and the copy is made anew. Default: EndpointOnly.",
+    )
+    late_ends: LateEnds | None = Field(
+        default=None,
+        description="Accept: OUTPUT and its copies have the boots of a maintenance for loaders that cannot ask the "
+        "endpoint whether it has ended, too. They end with the next copy, and never if gitboot is dead. Default: such "
+        "loaders get what the policies alone boot; without an endpoint, validate warns.",
+    )
+    ipxe_https: Boolean = Field(
+        default=False,
+        description="true: every iPXE that boots these servers was built with https, so its boot scripts can ask an "
+        "https endpoint whether a maintenance has ended. Default: false.",
     )
 
 
@@ -169,8 +200,9 @@ class FleetSpec(Struct):
     base_url: BaseUrl = Field(alias="baseURL", description="What files and assets are reached under.")
     endpoint: BaseUrl | None = Field(
         default=None,
-        description="The URL of gitboot's endpoint, where mirrors or TFTP serve files too: they cannot record a fetch. "
-        "What is made once is given by it alone. Default: whoever has the files gives it.",
+        description="The URL of gitboot's endpoint. OUTPUT and its copies (nginx, a mirror, TFTP, a bucket) cannot "
+        "record a fetch, so their boot scripts ask the endpoint for one-time boots and maintenances. Default: no "
+        "endpoint is named, and copies have no one-time boots (see serving.oneTimeBoots).",
     )
     sites: tuple[Site, ...] = Field(default=(), description="Nearer mirrors, first match wins. Default: none.")
     hardware: tuple[Hardware, ...] = Field(
@@ -195,7 +227,7 @@ class FleetSpec(Struct):
         description="Why no boot that writes disks is offered: machines boot what writes none, else their disk. "
         "Obeyed as soon as it is pushed. Default: nothing is stopped.",
     )
-    serving: Serving = Field(default_factory=Serving, description="How entries are answered.")
+    serving: Serving = Field(default_factory=Serving, description="How boot scripts are served.")
     guards: Guards = Field(default_factory=Guards, description="Limits on what one commit may change.")
 
     @check

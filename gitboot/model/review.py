@@ -247,8 +247,8 @@ class AccessFacts:
     """A setting of the Fleet that says who may fetch, before and after."""
 
     field: str
-    old: tuple[str, ...] | bool
-    new: tuple[str, ...] | bool
+    old: tuple[str, ...] | bool | str
+    new: tuple[str, ...] | bool | str
     widens: Annotated[bool, Field(description="Whether more clients can fetch, or fetches count that did not.")]
 
 

@@ -23,7 +23,7 @@ from gitboot.render import (
     userdata,
 )
 from gitboot.render.paths import PathKind, Role
-from gitboot.render.tree import File, Files
+from gitboot.render.tree import File
 from gitboot.resolve import Decisions
 
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
@@ -91,35 +91,6 @@ def tombstones(outputs: Collection[Output], decision: Decision, idle: tuple[MacA
     if decision.restrict:
         return {}
     return {path: file for output, render in TOMBSTONES if output in outputs for path, file in render(decision, idle)}
-
-
-def lying(decision: Decision, files: Files, instead: Files) -> dict[str, File]:
-    """The files of a boot that is made once as they lie in a tree, where somebody is named who can record fetches.
-
-    Its entries send on to there. What cannot is what boots ``instead``: a loader that knows no such thing, firmware.
-    """
-    found = {**files}
-    for path in files:
-        kind = paths.kind_of(path)
-        if kind is None or kind.role not in (Role.ENTRY, Role.OFFER) or kind is paths.PIXIECORE:
-            continue
-        other = instead.get(path)
-        if (file := _sent_on(kind, f"{decision.endpoint}/{path.removeprefix(paths.BOOT)}", other)) is not None:
-            found[path] = file
-        else:
-            del found[path]
-    return found
-
-
-def _sent_on(kind: PathKind, url: str, instead: File | None) -> File | None:
-    if instead is None:
-        return None
-    send = next((send for loader, send in _SENDERS if loader in kind.text), None)
-    text = send(url, instead.content.decode()) if send is not None and kind.role is Role.ENTRY else None
-    return File(text.encode(), instead.content_type) if text is not None else instead
-
-
-_SENDERS: Final = (("ipxe", ipxe.sent_on), ("grub.cfg", grub.sent_on), ("pxelinux", pxelinux.sent_on))
 
 
 def is_of_hosts(outputs: Collection[Output]) -> bool:

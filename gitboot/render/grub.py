@@ -70,22 +70,25 @@ def _booted(boot: Boot) -> str:
     return f"echo {grub_text(f'gitboot: {steps}')}\n" if isinstance(steps, str) else _retried(steps)
 
 
-def sent_on(url: str, instead: str) -> str | None:
-    """An entry that is fetched from who can record that; None where GRUB cannot ask there.
+def ask_endpoint(url: str, instead: str) -> str | None:
+    """Return a configuration that asks the endpoint at ``url`` once, and boots ``instead`` if that does not answer.
 
-    Where nobody answers, what boots ``instead`` follows.
+    None: GRUB has no https. `configfile` reads the answer in a context of its own, which has the exported variables, so
+    an answer that is this very configuration does not ask again (GRUB manual, "export" and "configfile").
     """
     parts = urlsplit(url)
     if parts.scheme != "http":
         return None
     place = grub_word(f"(http,{parts.netloc}){parts.path}?{paths.HOP}=1")
     return f"""\
-# gitboot: a boot that is made once, which only {url} gives
-insmod http
-for hop in 1 2 3; do
+# gitboot: {url} answers what this machine boots now
+if [ "$gitboot_asked" != 1 ]; then
+  set gitboot_asked=1
+  export gitboot_asked
+  insmod http
   configfile {place}
-  sleep 2
-done
+fi
+echo "gitboot: no answer from the endpoint"
 {instead}"""
 
 

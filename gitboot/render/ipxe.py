@@ -119,25 +119,28 @@ echo gitboot: no attempt succeeded, on to the local disk
 """
 
 
-def sent_on(url: str, instead: str) -> str:
-    """An entry that is fetched from who can record that; where nobody answers there, what boots ``instead``."""
+def ask_endpoint(url: str, instead: str) -> str:
+    """Return a boot script that asks the endpoint at ``url`` once, and boots ``instead`` if that does not answer.
+
+    A setting remembers that this iPXE has asked: a load balancer may answer with a copy of this very script. iPXE
+    takes about 16 s to give up a host that drops packets, so `--timeout` bounds that (iPXE of March 2014 and newer).
+    """
     _, _, otherwise = instead.partition("\n")
     return f"""\
 #!ipxe
-# gitboot: a boot that is made once, which only {ipxe_text(url)} gives
-set hop:int32 1
-:hop
-imgfetch --name given {ipxe_url(url)}{WHO}&{paths.HOP}=1 && goto given ||
-iseq ${{hop}} {_LOOKUPS} && goto otherwise ||
-inc hop
-sleep 2
-goto hop
-:otherwise
+# gitboot: {ipxe_text(url)} answers what this machine boots now
+isset ${{gitboot-asked}} && goto gitboot-otherwise ||
+set gitboot-asked 1
+imgfetch --timeout {_ANSWER_MS} --name answer {ipxe_url(url)}{WHO}&{paths.HOP}=1 && goto gitboot-answer ||
+:gitboot-otherwise
+echo gitboot: no answer from the endpoint
 {otherwise}exit 0
-:given
-imgexec --autofree given && exit 0 || exit 1
+:gitboot-answer
+imgexec --autofree answer && exit 0 || exit 1
 """
 
+
+_ANSWER_MS: Final = 8000  # without a byte of the answer
 
 # The shared scripts.
 

@@ -48,10 +48,10 @@ def shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
         yield "boot/pxelinux.cfg/default", File(text.encode(), ContentType.TEXT)
 
 
-def sent_on(url: str, instead: str) -> str | None:
-    """A configuration that takes in the one of who can record that; None where PXELINUX cannot ask there.
+def ask_endpoint(url: str, instead: str) -> str | None:
+    """Return a configuration that includes the answer of the endpoint at ``url``; None: PXELINUX has no https.
 
-    A file that is unavailable, as any can be that pxelinux.0 has to fetch by HTTP, is passed over, and what boots
+    A file that is unavailable, as any is that pxelinux.0 would have to fetch by HTTP, is passed over, and what boots
     ``instead`` stands. Of two labels of one name the first counts, of two defaults the last
     (syslinux, com32/elflink/ldlinux/readconfig.c).
     """
@@ -59,7 +59,7 @@ def sent_on(url: str, instead: str) -> str | None:
         return None
     for word in ("default", "label"):
         instead = instead.replace(f"{word} gitboot\n", f"{word} instead\n")
-    return f"# gitboot: a boot that is made once, which only {url} gives\n{instead}include {url}?{paths.HOP}=1\n"
+    return f"# gitboot: {url} answers what this machine boots now\n{instead}include {url}?{paths.HOP}=1\n"
 
 
 def _tombstone(decision: Decision, why: str) -> str:

@@ -11,11 +11,11 @@ from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
-from gitboot.model.image import ConfigFrom
 from gitboot.model.scalars import Digest, MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, InstallProgress, Phase, Record
 from gitboot.render import state
-from gitboot.render.formats import lying, server_files, tombstones
+from gitboot.render.copies import asking_scripts, copy_files, may_ask_for_end
+from gitboot.render.formats import server_files, tombstones
 from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.render.listing import Listing, listing_path, versions, window_end
 from gitboot.render.listing import render as render_listing
@@ -249,7 +249,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     unused = tombstones(decisions.outputs, decision, about.idle)
     after = _without_window(decisions, decision, renderings, names, planned.absent)
     announced |= {path: file for path, file in (after or {}).items() if is_content(path)}
-    files = {**announced, **renderings[0].lying, **unused}
+    files = {**announced, **renderings[0].in_tree, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
     named = _names_of_peers(decisions, decision.server, about, turns)
     facts = {
@@ -330,10 +330,10 @@ _QUARTER: Final = timedelta(minutes=15)
 
 def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, after: Files | None) -> File:
     """Return the listing of a server, in which ``after`` are its files after the window that is open now."""
-    files = {**versions([(each.since, each.lying) for each in renderings]), **versions([(None, lasting)])}
+    files = {**versions([(each.since, each.in_tree) for each in renderings]), **versions([(None, lasting)])}
     end = None
     if after is not None and (since := renderings[1].since) is not None:
-        end = window_end(since, renderings[0].lying, after)
+        end = window_end(since, renderings[0].in_tree, after)
     listing = Listing(server=server, files=dict(sorted(files.items())), end=end)
     return File(render_listing(listing), ContentType.JSON)
 
@@ -354,7 +354,7 @@ def _without_window(
         return None
     then = renderings[1]
     if not then.is_of_window or then.plan is None:
-        return then.lying
+        return then.in_tree
     instead = fallback(decision, then.plan, absent)
     own = server_files(decisions, decision, instead)
     return names.files(own, _untold(decision, instead, own))
@@ -367,7 +367,9 @@ class _Rendering(NamedTuple):
     files: Mapping[str, File]
     instead: Mapping[str, File]  # where the boot writes a disk: what is answered where it is not given
     plan: BootPlan | None
-    lying: Mapping[str, File]  # the files as they lie in the tree
+    in_tree: Mapping[str, File]  # the files as they lie in OUTPUT
+    asking: Mapping[str, File]  # of a one-time boot: the boot scripts that ask the endpoint for it
+    in_copies: bool  # whether OUTPUT and its copies serve one-time boots
     base_url: str | None  # whose assets an endpoint may have itself; None: a site's mirror has them
     common: Digest | None  # the token by which the installer reports, where its plan has no other
     names: PublishedNames
@@ -391,19 +393,27 @@ def _rendered(
     own = server_files(decisions, decision, planned)
     files = names.files(own, _untold(decision, planned, own))
     instead: Mapping[str, File] = {}
-    if planned is not None and planned.boot is not None and planned.writes_disk:
-        # A withheld boot has its script to the disk in each case: the script that sends on to an endpoint ends in it.
+    alone: Mapping[str, File] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
+    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned)):
+        # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
         served = replace(decision, restrict=False) if decision.restrict else decision
-        other = server_files(decisions, served, fallback(decision, planned, absent))
-        instead = names.files(other, _untold(decision, planned, other))
+        unplanned = fallback(decision, planned, absent)
+        if not planned.writes_disk:
+            unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
+        other = server_files(decisions, served, unplanned)
+        alone = names.files(other, _untold(decision, planned, other))
+    if planned is not None and planned.boot is not None and planned.writes_disk:
+        instead = alone
         if not _ends(planned, planned.boot, about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None
-    in_tree = files
-    if decision.endpoint is not None and planned is not None and planned.writes_disk and planned.key is not None:
-        in_tree = lying(decision, files, instead)
+    in_tree = copy_files(decision, planned, files, alone)
     in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
-    return _Rendering(since, files, instead, planned, in_tree, base_url, decision.token, names)
+    asking: Mapping[str, File] = {}
+    if planned is not None and planned.key is not None and planned.writes_disk:
+        asking = asking_scripts(decision, files, alone)
+    in_copies = decision.copies.one_time_boots
+    return _Rendering(since, files, instead, planned, in_tree, asking, in_copies, base_url, decision.token, names)
 
 
 def _untold(decision: Decision, planned: BootPlan | None, files: Mapping[str, File]) -> frozenset[str]:
@@ -413,22 +423,9 @@ def _untold(decision: Decision, planned: BootPlan | None, files: Mapping[str, Fi
         return frozenset()
     boots = (each.boot for each in (decision.policy, *decision.maintenances) if each is not None)
     own = (each for each in boots if each and each.user_data and each.user_data.digest == user_data.digest)
-    if any(map(_may_ask_by_identity, own)):
+    if any(each.may_ask_by_identity for each in own):
         return frozenset()
     return frozenset(path for path in files if means(path) in (IGNITION, NOCLOUD, USER_DATA))
-
-
-def _may_ask_by_identity(boot: Boot) -> bool:
-    """Whether a system finds its user data by who it is, as far as its image or what it is told says so."""
-    if boot.config_from is ConfigFrom.SYSTEM_UUID or not (boot.shows_its_start or boot.reads_medium):
-        return True
-    user_data = boot.user_data.files.values() if boot.user_data is not None else ()
-    texts = (*boot.kernel_arguments, *boot.entries.values(), *user_data)
-    return any(mark in text for mark in _BY_IDENTITY for text in texts)
-
-
-# What a URL has of user data that is found by UUID, or by a query: see `aliases`.
-_BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
 def _ends(planned: BootPlan, boot: Boot, machine: Machine | None) -> bool:
@@ -516,15 +513,15 @@ def _writes(kind: PathKind, path: str, file: File, digest: Digest | None, render
             pass
         case _:
             return None
-    instead, lies = rendering.instead.get(path), rendering.lying.get(path)
-    sends_on = kind.role is Role.ENTRY and lies is not None and lies not in (file, instead)
+    instead, asking = rendering.instead.get(path), rendering.asking.get(path)
     return DiskWrite(
         once=planned.key is not None,
         offer=planned.offer,
-        hop=lies.sha256 if sends_on and lies is not None else None,
+        hop=asking.sha256 if asking is not None else None,
         fallback=instead.sha256 if instead is not None and kind.role is not Role.DATA else None,
         needs=_needs(file, planned.boot, rendering.base_url) if kind.role is not Role.DATA else (),
         report=_report_of(planned, rendering.common),
+        in_copies=planned.key is not None and rendering.in_copies,
     )
 
 
@@ -555,7 +552,7 @@ def _contents(renderings: list[_Rendering], stored: Mapping[str, File]) -> dict[
     in_place = [
         file
         for each in renderings
-        for files in (each.files, each.instead, each.lying)
+        for files in (each.files, each.instead, each.asking)
         for path, file in files.items()
         if path.startswith(BOOT) and not _is_stored(path)
     ]

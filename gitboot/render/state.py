@@ -43,6 +43,7 @@ class DiskWrite(NamedTuple):
     hop: str | None = None  # the sha256 of what sends on to who gives it; None: nobody is named, or there is no way
     needs: tuple[Need, ...] = ()  # what it fetches next, as far as who answers it may have that itself
     report: str | None = None  # the token by which its installer reports: after that no boot of its attempt is given
+    in_copies: bool = False  # whether OUTPUT and its copies serve it too, though it is a one-time boot
 
 
 class Turn(NamedTuple):
@@ -125,7 +126,9 @@ def _version(version: Turn) -> dict[str, Any]:
     if version.in_window:
         facts["inWindow"] = True
     if version.writes is not None:
-        facts["writes"] = {**version.writes._asdict(), "needs": list(map(list, version.writes.needs))}
+        writes = version.writes._asdict()
+        in_copies = {"inCopies": True} if writes.pop("in_copies") else {}
+        facts["writes"] = {**writes, "needs": list(map(list, version.writes.needs)), **in_copies}
     return facts
 
 
@@ -196,4 +199,5 @@ def _parse_writes(facts: Mapping[str, Any]) -> DiskWrite:
         hop=facts["hop"],
         needs=tuple(Need(path, size) for path, size in facts["needs"]),
         report=facts.get("report"),
+        in_copies=facts.get("inCopies", False),
     )

@@ -13,6 +13,7 @@ from gitboot.load.successor import Delta
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, FleetSpec, Output
 from gitboot.model.image import ImageStream
 from gitboot.resolve.choice import choose_image, pools
+from gitboot.resolve.copies import LOADER_OUTPUTS
 from gitboot.resolve.decide import Decided
 
 Reach = Multimap[Id, str]  # a resource, or a file of kind "file" -> the servers whose decisions it went into
@@ -65,7 +66,8 @@ def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
     urls = fleet.base_url, fleet.endpoint, fleet.sites, mirrors
     loaders = fleet.hardware, *(output in fleet.outputs for output in (Output.IPXE, Output.GRUB))
     unknown = fleet.unknown_servers == UNKNOWN_NOT_FOUND
-    return urls, loaders, (fleet.serving.restrict, unknown), counts, fleet.require_policy, stopped
+    asking = fleet.serving, LOADER_OUTPUTS.intersection(fleet.outputs)  # findings about copies name the loaders
+    return urls, loaders, asking, unknown, counts, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:

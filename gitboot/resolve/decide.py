@@ -10,11 +10,11 @@ from typing import Final, NamedTuple, TypeVar
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
 from gitboot.load.merged import merged
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Site, UnknownProfile
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Site, UnknownProfile
 from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
-from gitboot.plan import Boot, Decision, MaintenanceDecision, Phase, PolicyDecision
+from gitboot.plan import Boot, CopyTerms, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
@@ -35,6 +35,7 @@ from gitboot.resolve.checked import (
     templates_of,
 )
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.copies import check_copies
 from gitboot.resolve.decisions import Decisions, check_acceptable
 from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
@@ -283,7 +284,8 @@ class _Deciding:
         site, local_disk = self.site(server), self.makes.local_disk(server)
         self._found.extend(self.makes.unpublished(server))
         self._found.extend(check_site(self.repository, server, self._sites.of(server)))
-        return Decision(
+        endpoint = endpoint_of(self.repository, site)
+        decision = Decision(
             server=server.metadata.name,
             uuid=server.uuid,
             macs=server.lookup_macs,
@@ -299,8 +301,23 @@ class _Deciding:
             declared=self._declared(server),
             replaces=server.spec.replaces,
             stopped=self.repository.fleet.spec.stopped is not None,
-            endpoint=endpoint_of(self.repository, site),
+            endpoint=endpoint,
             local_disk=local_disk if local_disk != NOT_FOUND else None,
+            copies=self._copies(endpoint),
+        )
+        if (
+            Id("Fleet", self.repository.fleet.metadata.name) in self.repository.origins
+        ):  # not a stand-in for a missing one
+            self._found.extend(check_copies(self.repository.fleet, decision))
+        return decision
+
+    def _copies(self, endpoint: str | None) -> CopyTerms:
+        """Return what the Fleet lets copies of the boot files serve of a server with this endpoint."""
+        serving = self.repository.fleet.spec.serving
+        return CopyTerms(
+            one_time_boots=serving.one_time_boots is OneTimeBoots.COPIES,
+            late_ends=serving.late_ends is not None and endpoint is not None,
+            ipxe_https=serving.ipxe_https and (endpoint or "").startswith("https:"),
         )
 
     def _restricts(self, local_disk: str | None) -> bool:

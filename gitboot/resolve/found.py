@@ -24,6 +24,7 @@ class DecisionFinding(NamedTuple):
     place: tuple[Id, Field] | tuple[str, int]  # a resource's field; or a template's path and line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
+    most_named: int = 2  # servers that the message names; it counts the others
 
 
 class FindingPlace(NamedTuple):
@@ -61,7 +62,9 @@ def located(
             line=place.line,
             column=place.column,
             code=finding.code,
-            message=f"{finding.message} ({some(sorted(servers), 2)})" if finding.is_shared else finding.message,
+            message=f"{finding.message} ({some(sorted(servers), finding.most_named)})"
+            if finding.is_shared
+            else finding.message,
             hint=finding.hint,
             severity=finding.severity,
         )

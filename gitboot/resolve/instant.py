@@ -136,11 +136,11 @@ def _boot_of(decision: Decision, state: _State, told: Digest | None) -> Boot | N
 
 
 def fallback(decision: Decision, planned: BootPlan, absent: Collection[BootFile] = ()) -> BootPlan:
-    """What boots instead of ``planned``, which writes a disk, where that is not given.
+    """Return what boots instead of ``planned`` where that is withheld, or a maintenance does not apply.
 
     The policy's Always boot if that writes no disk, which needs no record, and lacks no file; else the local disk.
     """
-    boot = _harmless(decision.policy, absent)
+    boot = harmless_boot(decision.policy, absent)
     return replace(
         planned,
         phase=Phase.DISK if boot is None else Phase.NETWORK,
@@ -306,13 +306,13 @@ def _instead(policy: PolicyDecision | None, cause: Cause, absent: Collection[Boo
     """What boots in place of a boot that is not offered."""
     if policy is None:
         return _nothing(cause)
-    if (boot := _harmless(policy, absent)) is not None:
+    if (boot := harmless_boot(policy, absent)) is not None:
         return replace(_always(policy, boot), cause=cause, inserted=_inserted(boot))
     return _disk(policy, cause)
 
 
-def _harmless(policy: PolicyDecision | None, absent: Collection[BootFile]) -> Boot | None:
-    """The policy's Always boot, if that writes no disk and lacks no file; None: the disk boots."""
+def harmless_boot(policy: PolicyDecision | None, absent: Collection[BootFile] = ()) -> Boot | None:
+    """Return the policy's Always boot, if that writes no disk and lacks no file; None: the disk boots."""
     if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
         return None
     return None if policy.boot.writes_disk or policy.boot.lacks(absent) else policy.boot

@@ -87,7 +87,7 @@ def diff_facts(review: Review) -> DiffFacts:
 
 
 def _access(change: AccessChange) -> AccessFacts:
-    old, new = (each if isinstance(each, bool) else tuple(each) for each in (change.old, change.new))
+    old, new = (tuple(each) if isinstance(each, list) else each for each in (change.old, change.new))
     return AccessFacts(field=change.field, old=old, new=new, widens=change.widens)
 
 

@@ -84,7 +84,7 @@ class Causes:
 
     def _of_fleet(self, change: ServerChange) -> Iterator[Id]:
         elsewhere = {
-            (each.base_url, each.restrict, each.local_disk, each.stopped)
+            (each.base_url, each.restrict, each.local_disk, each.stopped, each.copies)
             for each in (change.old, change.new)
             if each is not None
         }

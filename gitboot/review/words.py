@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from gitboot.diff.access import AccessChange
+from gitboot.diff.access import ONE_TIME_BOOTS, AccessChange
 from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
@@ -231,12 +231,23 @@ def who_may_fetch(changed: AccessChange) -> str:
     """One setting of who may fetch, before and after."""
     old, new = (_clients(changed.field, each) for each in (changed.old, changed.new))
     effect = "more clients can fetch" if changed.widens else "fewer clients can fetch"
+    if changed.widens and changed.field == ONE_TIME_BOOTS:
+        effect += _RISK_OF_COPIES
     return f"{changed.field}: {old} {ARROW} {new}: {effect}"
 
 
-def _clients(field: str, found: list[str] | bool) -> str:
+# What a log proves: `gitboot.observe.agents`.
+_RISK_OF_COPIES: Final = (
+    ", again and again: a copy serves an install boot until gitboot has read the copy's log, and a loader that sends "
+    "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
+)
+
+
+def _clients(field: str, found: list[str] | bool | str) -> str:
     if isinstance(found, bool):
         return str(found).lower()
+    if isinstance(found, str):
+        return value(found)
     return value(", ".join(found)) if found else "every client" if field.endswith(".clients") else "(absent)"
 
 

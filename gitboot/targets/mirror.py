@@ -244,6 +244,8 @@ class WebMirror:
         self._client = HttpClient(ca_bundle=ca_bundle, uses_proxies=False, connections_per_host=parallel)
         self._numbers = count()  # of requests that no cache may answer
         self._nonce, self._deadline_s, self._rate = nonce, deadline_s, rate
+        # Then a 403 means an absent file of the list: S3 answers so to a client that may not list the bucket.
+        self._gives_list = False
 
     def look(self, file: MirrorFile) -> MirrorAnswer:
         """Return what is answered for a file, read if it has its size."""
@@ -286,7 +288,8 @@ class WebMirror:
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
             # S3 answers 403 for an absent object to a reader that may not list the bucket. Each chain of roots ends at
             # one that is absent, and python-tuf goes by both answers, too.
-            if answer.status in (404, 410) or (answer.status == 403 and path.endswith(".root.json")):
+            is_absent = self._gives_list or path.endswith(".root.json")
+            if answer.status in (404, 410) or (answer.status == 403 and is_absent):
                 return None, _said(answer)
             if answer.status == 403:
                 raise HostUnreachable(
@@ -298,6 +301,7 @@ class WebMirror:
             content = bytearray()
             while len(content) <= max_bytes and (chunk := answer.read(max_bytes + 1 - len(content))):
                 content += chunk
+            self._gives_list = True
             return bytes(content), _said(answer)
 
     def reads(self, path: str) -> bool:

@@ -12,36 +12,34 @@ class Served(NamedTuple):
     """The files of one server as a target has them, by path below the output directory."""
 
     files: dict[str, str]  # their sha256
-    instead: dict[str, bytes]  # what is served in the place of a boot that nobody could record
-    left_out: frozenset[str]  # the paths of such boots
+    instead: dict[str, bytes]  # the content of files that lie otherwise in the tree
+    left_out: frozenset[str]  # the paths of one-time boots that lie in a tree of gitboot 0.1.0
+    lacks_boots: bool = False  # whether a one-time boot is due, and no endpoint is named that would serve it
 
 
 def served(state: PublishedServer) -> Served:
-    """A server without the boots that are made once and stand in the tree as they are.
+    """Return the files of a server at a target.
 
-    Who serves a file cannot record that it was fetched, and a target's logs come late or never; so such a boot is not
-    there, but what boots instead, as where a fetch cannot be recorded. Where the Fleet names an endpoint, the tree has
-    what sends on to it, and nothing is left out.
+    They are those of the tree: `render.copies` has left one-time boots out of it, unless the Fleet accepts them in
+    copies. A tree that gitboot 0.1.0 published has them; the target then gets what boots instead.
     """
     files = {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)}
     instead: dict[str, bytes] = {}
-    left_out = set()
-    for path, sha256 in [*files.items()]:
-        turns = state.paths.get(path, ())
-        if not turns or not _is_given_once(turns[0], sha256):
-            continue
-        left_out.add(path)
+    boots = {path: turns[0].writes for path, turns in state.paths.items() if turns and _is_one_time_boot(turns[0])}
+    left_out = {path for path in boots if files.get(path) == state.paths[path][0].content}
+    for path in sorted(left_out):
+        writes = boots[path]
         del files[path]
-        fallback = turns[0].writes.fallback if turns[0].writes is not None else None
-        if fallback is not None and fallback in state.contents:
-            files[path], instead[path] = fallback, state.contents[fallback].encode()
-    return Served(files, instead, frozenset(left_out))
+        if writes is not None and writes.fallback is not None and writes.fallback in state.contents:
+            files[path], instead[path] = writes.fallback, state.contents[writes.fallback].encode()
+    asks = any(writes is not None and writes.hop is not None for writes in boots.values())
+    return Served(files, instead, frozenset(left_out), lacks_boots=bool(boots) and not asks)
 
 
-def _is_given_once(turn: Turn, sha256: str) -> bool:
-    """Whether what lies in the tree is itself a boot that is given to whoever is the first to ask."""
-    is_boot = turn.role in (Role.ENTRY, Role.OFFER) and turn.content == sha256
-    return is_boot and turn.writes is not None and turn.writes.once
+def _is_one_time_boot(turn: Turn) -> bool:
+    """Return whether a version is a one-time boot that no copy may serve."""
+    is_boot = turn.role in (Role.ENTRY, Role.OFFER) and turn.content is not None
+    return is_boot and turn.writes is not None and turn.writes.once and not turn.writes.in_copies
 
 
 def headers_of(path: str) -> dict[str, str]:

@@ -84,11 +84,11 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
             was |= before.files
         units[server] = None
         if (state := glance.states.get(server)) is not None:
-            files, others, withheld = tree.served(server, state)
-            units[server] = shards[number][server] = Unit(state, files, bool(withheld))
-            wanted |= files
-            instead |= others
-            left_out |= withheld
+            found = tree.served(server, state)
+            units[server] = shards[number][server] = Unit(state, found.files, found.lacks_boots)
+            wanted |= found.files
+            instead |= found.instead
+            left_out |= found.left_out
     gone = (was.keys() | held.unlisted) - wanted.keys()
     stand = {path for path in gone if path not in left_out and tree.stands(path)}
     taken_over = _listed({path for path in stand if not is_content(path)}, {**shards}, held, read_shard)

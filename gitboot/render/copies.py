@@ -1,0 +1,118 @@
+"""The boot files as they lie in OUTPUT and in its copies, which cannot record who fetches them, nor tell the time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+from urllib.parse import urlsplit
+
+from gitboot.model.policy import HttpBoot
+from gitboot.plan import BootPlan, Decision
+from gitboot.render import grub, ipxe, paths, pxelinux
+from gitboot.render.paths import PathKind, Role
+from gitboot.render.tree import File, Files
+from gitboot.resolve.instant import harmless_boot
+
+
+def copy_files(decision: Decision, planned: BootPlan | None, files: Files, alone: Files) -> dict[str, File]:
+    """Return the files of a plan as they lie in OUTPUT and in its copies.
+
+    ``files`` are what the endpoint answers for ``planned``. ``alone`` is what the policies alone boot if that writes no
+    disk, else the disk.
+
+    A one-time boot is not in a copy, because every client could fetch it again and again. A maintenance is not in a
+    copy either, because the copy does not end it if the publisher dies. Their boot scripts ask the endpoint, and boot
+    ``alone`` if it does not answer. A loader that cannot ask gets ``alone`` at once, unless the Fleet accepts more.
+    """
+    is_once = planned is not None and planned.key is not None and planned.writes_disk
+    if is_once and not decision.copies.one_time_boots:
+        return _without_one_time_boot(decision, files, alone)
+    if planned is not None and may_ask_for_end(decision, planned):
+        return _without_maintenance(decision, planned, files, alone)
+    return {**files}
+
+
+def may_ask_for_end(decision: Decision, planned: BootPlan) -> bool:
+    """Return whether a plan is a maintenance's whose end changes the boot, and an endpoint is named."""
+    if planned.maintenance is None or decision.endpoint is None:
+        return False
+    return planned.boot is not None or harmless_boot(decision.policy) is not None
+
+
+def asking_scripts(decision: Decision, files: Files, alone: Files) -> dict[str, File]:
+    """Return the boot scripts that ask the endpoint for the boot of ``files``, and boot ``alone`` without an answer.
+
+    An endpoint that cannot record fetches answers them, too. There are none if no endpoint is named.
+    """
+    kinds = {path: kind for path in files.keys() & alone.keys() if (kind := paths.kind_of(path)) is not None}
+    scripts = {path: _asking(decision, kind, path, alone[path]) for path, kind in sorted(kinds.items())}
+    return {path: script for path, script in scripts.items() if script is not None}
+
+
+def _without_one_time_boot(decision: Decision, files: Files, alone: Files) -> dict[str, File]:
+    found = {**files}
+    for path in files:
+        kind = paths.kind_of(path)
+        if kind is None or kind.role not in (Role.ENTRY, Role.OFFER) or kind is paths.PIXIECORE:
+            continue
+        if (other := alone.get(path)) is None:
+            del found[path]
+        else:
+            # An iPXE without https fails to ask, and boots the same as if it had not asked.
+            found[path] = _asking(decision, kind, path, other) or other
+    return found
+
+
+def _without_maintenance(decision: Decision, planned: BootPlan, files: Files, alone: Files) -> dict[str, File]:
+    is_late = decision.copies.late_ends
+    boot = planned.boot
+    finds_data = boot is not None and boot.user_data is not None and boot.may_ask_by_identity
+    found: dict[str, File] = {}
+    data = {path for path in files.keys() & alone.keys() if _is_of(path, Role.DATA) and files[path] != alone[path]}
+    for path in sorted(files.keys() | alone.keys()):
+        kind, its, other = paths.kind_of(path), files.get(path), alone.get(path)
+        chosen = its or other
+        if kind is not None and kind.role is Role.DATA:  # user data at a path that has no token: it cannot ask
+            chosen = its if its is not None and (other is None or (finds_data and is_late)) else other
+        elif kind is not None and (kind.role is Role.LOOK or kind is paths.HTTP_BOOT):
+            names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
+            chosen = its if is_late or (names_loader and its is not None) else other  # a loader asks by its boot script
+        elif kind is not None and kind.role is Role.ENTRY and its != other:
+            asks = not (finds_data and data) and its is not None and other is not None
+            asking = _asking(decision, kind, path, other) if asks and other and _can_ask(decision, kind) else None
+            chosen = asking or (its if is_late else other)
+        if chosen is not None:
+            found[path] = chosen
+    return found
+
+
+def _is_of(path: str, role: Role) -> bool:
+    kind = paths.kind_of(path)
+    return kind is not None and kind.role is role
+
+
+def _asking(decision: Decision, kind: PathKind, path: str, otherwise: File) -> File | None:
+    """Return the boot script that asks the endpoint first; None: there is no endpoint, or its loader cannot ask."""
+    if decision.endpoint is None or kind.role is not Role.ENTRY:
+        return None
+    url = f"{decision.endpoint}/{path.removeprefix(paths.BOOT)}"
+    text = _writer(kind)(url, otherwise.content.decode())
+    return File(text.encode(), otherwise.content_type) if text is not None else None
+
+
+def _can_ask(decision: Decision, kind: PathKind) -> bool:
+    """Return whether the loader that fetches this kind of path can reach the endpoint."""
+    is_https = urlsplit(decision.endpoint or "").scheme == "https"
+    return not is_https or (_writer(kind) is ipxe.ask_endpoint and decision.copies.ipxe_https)
+
+
+def _writer(kind: PathKind) -> Callable[[str, str], str | None]:
+    return next(write for loader, write in _LOADERS if loader in kind.text)
+
+
+# By a part of the path that boot scripts of this loader have.
+_LOADERS: Final[tuple[tuple[str, Callable[[str, str], str | None]], ...]] = (
+    ("ipxe", ipxe.ask_endpoint),
+    ("grub.cfg", grub.ask_endpoint),
+    ("pxelinux", pxelinux.ask_endpoint),
+)

@@ -1,0 +1,85 @@
+"""What the boot files in OUTPUT and in its copies cannot do for a server: findings for `validate` and `diff`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+from urllib.parse import urlsplit
+
+from gitboot.load import Id
+from gitboot.model.fleet import Fleet, Output
+from gitboot.model.policy import NetworkBoot
+from gitboot.plan import Boot, Decision, MaintenanceDecision
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Severity
+from gitboot.resolve.found import DecisionFinding, Field
+from gitboot.resolve.instant import harmless_boot
+
+
+def check_copies(fleet: Fleet, decision: Decision) -> Iterator[DecisionFinding]:
+    """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
+    if decision.endpoint is None and not decision.copies.one_time_boots and any(_one_time_boots(decision)):
+        message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
+        place = (Id("Fleet", fleet.metadata.name), ("spec", "endpoint"))
+        yield _warning(Code.NO_ENDPOINT, message, place)
+    if fleet.spec.serving.late_ends is not None:
+        return
+    for maintenance in decision.maintenances:
+        if (why := _late_end(fleet, decision, maintenance)) is not None:
+            message = f"Maintenance/{maintenance.name}: {why}"
+            place = (Id("Maintenance", maintenance.name), ("spec", "window"))
+            yield _warning(Code.LATE_END, message, place)
+
+
+def _warning(code: Code, message: str, place: tuple[Id, Field]) -> DecisionFinding:
+    return DecisionFinding(code, message, code.hint, place, Severity.WARNING, most_named=_MOST_NAMED)
+
+
+_MOST_NAMED: Final = 20  # servers in one line
+
+
+def _one_time_boots(decision: Decision) -> Iterator[Boot]:
+    """Yield the boots of a server that write its disk and are served once."""
+    for each in (decision.policy, *decision.maintenances):
+        if each is not None and (boot := each.boot) is not None and boot.writes_disk and each.network_boot in _ONCE:
+            yield boot
+
+
+_ONCE: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+
+
+def _late_end(fleet: Fleet, decision: Decision, maintenance: MaintenanceDecision) -> str | None:
+    """Return why copies cannot end a maintenance on time; None: they can, or have nothing to end."""
+    boot, alone = maintenance.boot, harmless_boot(decision.policy)
+    if boot is None and alone is None:
+        return None  # the disk, before and after the end
+    is_once = boot is not None and boot.writes_disk and maintenance.network_boot in _ONCE
+    if is_once and not decision.copies.one_time_boots:
+        return None  # no copy has the boot
+    if decision.endpoint is None:
+        return "no endpoint is named, so a copy of the boot files ends it only with the next copy"
+    unable = sorted(_unable(fleet, decision, boot, alone))
+    if not unable:
+        return None
+    return f"{' and '.join(unable)} cannot ask {decision.endpoint} for its end, so copies do not have it for them"
+
+
+def _unable(fleet: Fleet, decision: Decision, boot: Boot | None, alone: Boot | None) -> Iterator[str]:
+    """Yield the loaders, and other ways to boot, that cannot ask the endpoint whether a maintenance has ended."""
+    outputs = frozenset(fleet.spec.outputs)
+    if urlsplit(decision.endpoint or "").scheme == "https":
+        if not decision.copies.ipxe_https and outputs & _OF_IPXE:
+            yield "iPXE"
+        yield from (name for name, its in _WITHOUT_HTTPS if outputs & its)
+    if any(each is not None and each.direct and each.http_boot is not None for each in (boot, alone)):
+        yield "UEFI HTTP boot"
+    if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
+        yield "a system that asks for its user data by UUID"
+
+
+_OF_IPXE: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
+_WITHOUT_HTTPS: Final = (
+    ("GRUB", frozenset({Output.GRUB, Output.UUID})),
+    ("PXELINUX", frozenset({Output.PXELINUX})),
+)
+LOADER_OUTPUTS: Final = _OF_IPXE.union(*(outputs for _, outputs in _WITHOUT_HTTPS))  # that boot scripts are for
