@@ -275,7 +275,7 @@ def test_no_step_of_a_copy_opens_a_window_that_has_ended(
         replace_file(source, place)
         seen.add(host.boots())
 
-    monkeypatch.setattr(program.os, "replace", noting)
+    monkeypatch.setattr(os, "replace", noting)
     assert host.run(ENDS + SECOND) == 0
     assert (seen, host.boots("/added")) == ({ENDED}, b"#!ipxe\n")
 
