@@ -1,9 +1,10 @@
-"""Each way out of a published tree behind nginx, Varnish and Squid as installed: a loader gets what the mirror has."""
+"""Each way out of a published tree without its publisher, and behind nginx, Varnish and Squid as installed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,11 +20,14 @@ from gitboot.render.paths import content_type_of, delivery_of
 from gitboot.render.tree import File
 from tests import every_path, plain
 from tests.caches import CACHES
-from tests.fleets import SEED, at, fleet, policy, server
+from tests.fleets import SEED, at, fleet, maintenance, policy, server
 from tests.list_clients import SignedSite
 from tests.mirrors import broken, unconfigured_nginx
 from tests.preloaded import captured
-from tests.serving import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned
+from tests.rack import POOL
+from tests.serving import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
+from tests.test_mirror_program_run import MirrorHost
+from tests.test_render_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
 from tests.ways_out import WAYS, Way
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
@@ -34,6 +38,7 @@ EVERY = replace(every_path.FLEET, shared={**every_path.FLEET.shared, f"boot{KERN
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
+COPIES = ("caddy", "folder", "bucket", "branch")
 NEW = sorted(MORE.boot_files.keys() - ENDED.boot_files.keys())
 
 
@@ -163,6 +168,53 @@ def test_finding_m7_squid_that_keeps_the_list_of_a_mirror_is_reported(tmp_path: 
         site.publish(MORE, AFTER + timedelta(minutes=1), made=datetime.now(UTC))
         assert plain.get(f"{url}/signed/timestamp.json").content != timestamp.read_bytes()
         assert faults(url)["/signed/timestamp.json"] == "Cached"
+
+
+# Without a publisher
+
+
+@pytest.mark.parametrize("window", ["20T22:00 21T04:00", "20T22:00 -"], ids=["with an end", "without an end"])
+@pytest.mark.parametrize("way", COPIES)
+def test_finding_m1_a_maintenance_ends_on_each_way_out_though_the_publisher_is_dead(
+    way: str, window: str, tmp_path: Path
+) -> None:
+    with site(None) as publisher, ExitStack() as ways:
+        with publisher.serve() as endpoint:
+            settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', outputs: [ipxe, grub, pxelinux]"
+            publisher.now = INSIDE
+            publisher.publish(planned(fleet(settings), *LIVE, maintenance("repair", window), now=INSIDE), at=INSIDE)
+            url = ways.enter_context(WAYS[way](publisher.root, tmp_path)).url
+            # Nothing is published from here on. Only the clock of the endpoint goes on.
+            inside = {boots(url, path) for path in ALL_LOADERS}
+            publisher.now = AFTER
+            after = {boots(url, path) for path in ALL_LOADERS}
+        alone = {boots(url, path) for path in ALL_LOADERS}  # the endpoint is gone, too
+    assert (inside, after, alone) == ({"memtest"}, {"live"}, {"live"})
+
+
+def test_finding_m1_the_mirrors_program_ends_a_window_of_a_branch(tmp_path: Path) -> None:
+    """Without an endpoint: the program copies from the checkout, whose files have other times."""
+    publisher, folder = SignedSite(tmp_path / "publisher"), tmp_path / "way"
+    folder.mkdir()
+    publisher.publish(WINDOW, INSIDE)
+    with WAYS["branch"](publisher.root, folder) as way:
+        assert way.folder is not None
+        host = MirrorHost(tmp_path / "mirror", publisher)
+        host.source = str(way.folder())
+        assert (host.run(INSIDE), host.boots()) == (0, WINDOW.boot_files[ENTRY].content)
+        shutil.rmtree(way.folder())
+        assert (host.run(AFTER), host.boots()) == (1, ENDED.boot_files[ENTRY].content)
+
+
+@pytest.mark.parametrize("settings", ["", ", endpoint: 'http://127.0.0.1:9'"], ids=["no endpoint", "an endpoint"])
+@pytest.mark.parametrize("way", COPIES)
+def test_finding_m2_no_way_out_installs_a_server(way: str, settings: str, tmp_path: Path) -> None:
+    published = Site(tmp_path / "output")
+    fleet_of = fleet(f"baseURL: 'http://boot.test'{settings}", copies=False)
+    published.publish(planned(fleet_of, server("web01", spec="provision: 1"), *POOL))
+    (tmp_path / "way").mkdir()
+    with WAYS[way](published.root, tmp_path / "way") as found:
+        assert [installs(found.url, path) for path in ENTRIES * 2] == [False] * 4
 
 
 # The list
