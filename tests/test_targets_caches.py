@@ -28,7 +28,7 @@ from tests.rack import POOL
 from tests.serving import ALWAYS, ENTRY, LOADER, REPAIR, Fleet, Site, planned, site
 from tests.test_mirror_program_run import MirrorHost
 from tests.test_render_copies import ALL_LOADERS, ENTRIES, LIVE, boots, installs
-from tests.ways_out import WAYS, Way
+from tests.ways_out import WAYS, Way, endpoint_at
 
 INSIDE, AFTER = at("20T23:00"), at("21T04:00") + timedelta(minutes=1)
 WINDOW, ENDED = (planned(*ALWAYS, REPAIR, now=now) for now in (INSIDE, AFTER))
@@ -38,6 +38,7 @@ EVERY = replace(every_path.FLEET, shared={**every_path.FLEET.shared, f"boot{KERN
 FIRST = "/boot.ipxe"
 NOBODY = "/v1/boot/02-00-00-00-00-00/boot.ipxe"
 NAMES = [path for path in ENDED.boot_files if not path.startswith("/signed/")]
+WAYS_AND_ENDPOINT = pytest.mark.parametrize("way", [*WAYS, "endpoint"])
 COPIES = ("caddy", "folder", "bucket", "branch")
 NEW = sorted(MORE.boot_files.keys() - ENDED.boot_files.keys())
 
@@ -72,7 +73,8 @@ def cached(way: str, cache: str, tmp_path: Path) -> Iterator[Cached]:
     site, folder = Site(tmp_path / "output"), tmp_path / "way"
     folder.mkdir()
     site.publish(WINDOW, at=INSIDE)
-    with WAYS[way](site.root, folder) as found:
+    opened = endpoint_at(site.root, INSIDE, AFTER) if way == "endpoint" else WAYS[way](site.root, folder)
+    with opened as found:
         behind = urlsplit(found.url)
         with CACHES[cache](f"{behind.scheme}://{behind.netloc}", tmp_path / "cache") as url:
             yield Cached(site, found, f"{url}{behind.path}")
@@ -85,6 +87,7 @@ def contents(cached: Cached, fleet: Fleet) -> dict[str, bytes]:
     return {path: each.content for path, each in found.items() if (each.status_code, each.content) != wanted[path]}
 
 
+@WAYS_AND_ENDPOINT
 def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
     """A cache with its default settings answers with the version that the mirror has, and with its headers."""
     for _ in range(2):
@@ -100,6 +103,7 @@ def test_finding_m1_no_cache_keeps_a_window_open(cached: Cached) -> None:
                 assert found.headers.get(name) == behind.headers[name], (method, path)
 
 
+@WAYS_AND_ENDPOINT
 def test_finding_m5_no_cache_keeps_an_absence_or_an_error(cached: Cached, way: str) -> None:
     """A new boot script is found at once. A file that cannot be read is an error only while it cannot be read."""
     for _ in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,6 +19,7 @@ from tests.buckets import Store, s3_server
 from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.mirrors import caddy, nginx
 from tests.repositories import ENVIRONMENT
+from tests.serving import Site
 
 LEDGER: Final = "test"  # of `tests.serving.Site`
 
@@ -38,6 +40,19 @@ Open = Callable[[Path, Path], AbstractContextManager[Way]]  # of a published tre
 def _output(server: Callable[..., AbstractContextManager[tuple[str, Path]]], root: Path, folder: Path) -> Iterator[Way]:
     with server(root / "boot", root / "ops/serve", folder) as (url, _):
         yield Way(url, lambda: None, lambda: root / "boot")
+
+
+@contextmanager
+def endpoint_at(root: Path, opens: datetime, ends: datetime) -> Iterator[Way]:
+    """An endpoint, which is no copy: its clock shows one time, and after the first publication the other."""
+    site = Site(root)
+    site.now = opens
+
+    def bring_up() -> None:
+        site.now = ends
+
+    with site.serve() as url:
+        yield Way(url, bring_up, None)
 
 
 @contextmanager
