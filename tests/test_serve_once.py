@@ -51,6 +51,7 @@ from tests.serving import (
     IPXE,
     LOADER,
     LOOKUPS,
+    MAC,
     ONCE,
     PROXY,
     SEED,
@@ -395,7 +396,7 @@ def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> Non
         assert "flatcar-1/kernel" not in text, path
         asked = f"http://gives.test:8080/{path.removeprefix('boot/')}" if "ipxe" in path else None
         if "pxelinux.cfg" in path:
-            assert text.endswith(f"\ninclude http://gives.test:8080/{path.removeprefix('boot/')}?hop=1\n")
+            assert text.endswith(f"\ninclude http://gives.test:8080/asked/{path.removeprefix('boot/')}?hop=1\n")
             assert DISK in text
         elif asked is not None:
             assert (
@@ -407,6 +408,14 @@ def test_e29_where_an_endpoint_is_named_no_file_gives_what_is_made_once() -> Non
     assert fleet.servers["web01"].entries == {
         path: digest for path, digest in fleet.servers["web01"].entries.items() if path not in found
     }, "what only sends on proves nothing by being fetched from a mirror"
+
+
+def test_an_endpoint_answers_what_pxelinux_asks_for_as_the_path_that_copies_have(here: Site) -> None:
+    here.publish(planned(NAMED, *ONCE[1:]))
+    path = f"/pxelinux.cfg/01-{MAC}"
+    with here.serve() as url:
+        assert "flatcar-1/kernel" in get(f"{url}/asked{path}?hop=1").text
+    assert [each.path for each in here.observed()] == [f"boot{path}"]
 
 
 def test_e29_where_none_is_named_the_boot_itself_lies_there_and_every_whole_200_counts() -> None:

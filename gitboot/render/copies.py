@@ -95,8 +95,12 @@ def _asking(decision: Decision, kind: PathKind, path: str, otherwise: File) -> F
     """Return the boot script that asks the endpoint first; None: there is no endpoint, or its loader cannot ask."""
     if decision.endpoint is None or kind.role is not Role.ENTRY:
         return None
-    url = f"{decision.endpoint}/{path.removeprefix(paths.BOOT)}"
-    text = _writer(kind)(url, otherwise.content.decode())
+    write, below = _writer(kind), path.removeprefix(paths.BOOT)
+    if write is pxelinux.ask_endpoint:
+        # PXELINUX has no variables to remember that it has asked. A load balancer that answers with a copy of this very
+        # configuration would use up the TCP connections of lwIP, so that the fallback's kernel cannot be fetched.
+        below = f"{paths.ASKED}{below}"
+    text = write(f"{decision.endpoint}/{below}", otherwise.content.decode())
     return File(text.encode(), otherwise.content_type) if text is not None else None
 
 

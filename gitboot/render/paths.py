@@ -194,6 +194,8 @@ USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Kind.MA
 BOOT_PARAMETERS: Final = PathKind("v1/boot/{id}/bootparameters.json", "bss", Kind.MAC, Role.LOOK, ContentType.JSON)
 
 CHECK: Final = "check"  # in the query of a request by gitboot itself, which never counts as a machine's
+# A folder that no copy has. The endpoint answers a path below it as the path without it.
+ASKED: Final = "asked/"
 HOP: Final = "hop"  # in the query of who was sent on, so that it is sent to no third one
 FIRST_SCRIPT: Final = "boot/boot.ipxe"  # what every machine's iPXE starts with
 # What PXELINUX loads first, from where its configurations are: DHCP names the base URL as its prefix (option 210).

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 from gitboot.canonical import canonical, digest
 from gitboot.render.paths import (
+    ASKED,
     BOOT,
     BUNDLED,
     CHAIN,
@@ -132,6 +133,7 @@ class Answers:
     def _prepare(self, path: str, at: datetime) -> Answer | None:
         if (BOOT + path).startswith(IMMUTABLE):
             return self._immutable(BOOT + path)
+        path = path.removeprefix(ASKED)
         located: dict[str, Located | None] = {}
         for asked in asked_for(path):
             if asked.identity not in located:
