@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
+
+import pytest
 
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from tests.cases import for_each
 from tests.fleets import SEED, decided, fleet, image, maintenance, policy, profile, server
+from tests.instance import Repository
+from tests.rack import typed
 
 BASE: Final = "baseURL: 'http://boot.test'"
 HTTP: Final = f"{BASE}, endpoint: 'http://gitboot.test'"
@@ -94,3 +99,18 @@ def test_finding_m1_m2_a_fleet_learns_what_its_copies_cannot_do(
     found = [each for each in decided(fleet(settings, copies=False), *documents).warnings if each.code in codes]
     assert [each.message for each in found] == expected, case
     assert {each.severity for each in found} <= {Severity.WARNING}
+
+
+def test_finding_m1_m2_validate_and_diff_warn_of_what_copies_cannot_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = Repository.create(tmp_path)
+    for settings in (HTTP, BASE):
+        repository.push({"fleet.yaml": "---\n".join((fleet(settings, copies=False), *ONCE, WINDOW))})
+    monkeypatch.chdir(repository.work)
+    validated, compared = typed("validate", "."), typed("diff", "HEAD~..HEAD")
+    assert validated.code == 0, validated
+    for shown in (validated.out, compared.out):
+        assert "GB2025" in shown and NO_ENDPOINT in shown, shown
+        assert "GB2026" in shown and f"Maintenance/repair: {NEXT_COPY} (web01)" in shown, shown
+    assert "GB2025" not in typed("diff", "HEAD..HEAD~").out
