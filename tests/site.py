@@ -49,6 +49,7 @@ from gitboot.targets.folder import TargetFolder
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.store_target import StoreTarget
 from gitboot.timekeeping import Uptime
+from tests.copy_script import CopyScript
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED
 from tests.fleets import mac_of, uuid_of
@@ -232,6 +233,8 @@ class Site:
     installer: Installer | None = None
     cached: dict[str, Given] = field(default_factory=dict)  # by a proxy, by path
     backups: list[Path] = field(default_factory=list)
+    mirror: Path | None = None  # the copy of OUTPUT/boot that was written last
+    copies: CopyScript | None = None
 
     def __post_init__(self) -> None:
         self._stack, self._loop, self._next = ExitStack(), PassingLoop(), Boots(LOOKUPS[0])
@@ -714,9 +717,11 @@ class Site:
             if self.ways.names_endpoint:
                 self.nobody_else_is_given(Given(200, {}, text), "a mirror's client")
 
-    def copy_to_mirror(self, replaced: int) -> None:
+    def bring_up_mirror(self, replaced: int) -> None:
         """Bring a folder target up to the tree; ``replaced`` files later it is killed, unless that is 0."""
-        with closing(TargetFolder(self._mirror())) as store:
+        (mirror := self.folder / "mirror").mkdir(exist_ok=True)
+        self.mirror = mirror / "boot"
+        with closing(TargetFolder(mirror)) as store:
             claim = Claim("mirror", ledger="of the site", heir_of=lambda: None, writer="a process")
             target, tree = StoreTarget("mirror", claim, lambda: store), FollowedTree(self.folder / "output")
             with suppress(TargetKilled), patch.object(Disk, "place", killed_after(replaced)):
@@ -724,9 +729,24 @@ class Site:
                 return
         self.counts["mirror copied halfway"] += 1
 
+    def copy_to_mirror(self, call: int, meanwhile: Callable[[], None] | None) -> None:
+        """Copy the tree by the documented script, and do something before a call of it, or kill it there if None."""
+        self.copies = self.copies or CopyScript(self.folder / "copies", self.folder / "commands")
+        self.mirror, source = self.copies.current, self.folder / "output/boot"
+        if meanwhile is None:
+            self.copies.run_killed(source, call)
+        else:
+            self.copies.run_halted(source, call, meanwhile)
+        self.counts["mirror copied by the script"] += 1
+
     def boot_from_mirror(self, path: str) -> None:
-        """Let the machine boot from the mirror, which must have all files that its entry names."""
-        boot = self._mirror() / "boot"
+        """Let the machine boot from the mirror, which must have all files that its boot scripts name."""
+        if (boot := self.mirror) is None:
+            return
+        for script in (each for each in boot.rglob("*") if each.is_file() and "/data/" not in str(each)):
+            for url in re.findall(rf"{BASE}(/[^\s'\";]+)", script.read_text()):
+                if "/data/" in url and not (boot / url.lstrip("/")).exists():
+                    self.book.wrong(self.now, f"the mirror's {script.name} names {url}, which the mirror does not have")
         try:
             text = (boot / path.lstrip("/")).read_text()
         except FileNotFoundError:
@@ -734,17 +754,7 @@ class Site:
         entry = Given(200, {}, text)
         if self.ways.names_endpoint:
             self.nobody_else_is_given(entry, "a mirror's client")
-        if entry.label is None:
-            return
-        self.counts["booted from a mirror"] += 1
-        for url in re.findall(rf"{BASE}(/[^\s'\";]+)", text):
-            if "/data/" in url and not (boot / url.lstrip("/")).exists():
-                self.book.wrong(self.now, f"the mirror's file of {path} names {url}, which the mirror does not have")
-
-    def _mirror(self) -> Path:
-        """Return the folder of the target, which exists."""
-        (folder := self.folder / "mirror").mkdir(exist_ok=True)
-        return folder
+        self.counts["booted from a mirror"] += entry.label is not None
 
     def assets_are_there(self) -> None:
         for asset in ASSETS:

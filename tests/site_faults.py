@@ -30,6 +30,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from tests import copy_script
 from tests.postgresqls import PostgresServer, postgresql
 from tests.site import Site, SlowSyncs
 from tests.site_book import Window
@@ -176,13 +177,26 @@ def the_mac_address_moves_back(site: Site) -> None:
     site.reconcile()
 
 
-@step(kinds=MIRRORS, weight=8, replaced=chosen_from((0, 0, 0, 1, 2, 3, 4, 6, 9)), path=PATHS, is_new=BOOLEANS)
-def a_mirror_is_copied(site: Site, replaced: int, path: str, is_new: bool) -> None:
+@step(kinds=MIRRORS, weight=4, replaced=chosen_from((0, 0, 0, 1, 2, 3, 4, 6, 9)), path=PATHS, is_new=BOOLEANS)
+def a_target_follows(site: Site, replaced: int, path: str, is_new: bool) -> None:
     """The target may be killed; the machine boots from the mirror as it is then."""
     if is_new:
         site.ask_for_installation()
     site.reconcile()
-    site.copy_to_mirror(replaced)
+    site.bring_up_mirror(replaced)
+    site.boot_from_mirror(path)
+
+
+@step(kinds=MIRRORS, weight=4, call=chosen_from(tuple(range(1, copy_script.CALLS + 1))), path=PATHS, is_killed=BOOLEANS)
+def a_mirror_copies_the_tree(site: Site, call: int, path: str, is_killed: bool) -> None:
+    """The copy is killed, or a commit asks for an installation meanwhile; the machine boots from the mirror then."""
+
+    def commit() -> None:
+        site.ask_for_installation()
+        site.reconcile()
+
+    site.reconcile()
+    site.copy_to_mirror(call, None if is_killed else commit)
     site.boot_from_mirror(path)
 
 

@@ -29,6 +29,7 @@ from gitboot.http_client import MinimumRate
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
 from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
 from gitboot.targets.mirrored import SAMPLE, MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
+from tests.copy_script import RSYNC, page_script
 from tests.fleets import SEED, fleet, policy, server
 from tests.git_servers import free_port, listening, program
 from tests.serving import BEFORE, ENTRY, MAC, Site, planned
@@ -370,9 +371,6 @@ def test_a_folder_is_seen_whole(output: Path, copy: Path, verify: Verify) -> Non
         shutil.rmtree(output / "boot/assets")
 
 
-PAGE = (Path(__file__).parent.parent / "docs/mirrors.md").read_text()
-RSYNC = PAGE.partition("\n## rsync\n")[2].partition("\n## ")[0]
-SCRIPT = textwrap.dedent("".join(re.findall(r"^    #!/bin/sh\n(?:    .+\n)+", RSYNC, re.MULTILINE)))
 DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+", RSYNC, re.MULTILINE)))
 
 
@@ -388,15 +386,6 @@ def source(output: Path, tmp_path: Path) -> Iterator[str]:
     with listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
         yield f"rsync://127.0.0.1:{port}/boot"
     timestamp.unlink()
-
-
-def page_script(folder: Path) -> Path:
-    """The script of the page, for a mirror in this folder."""
-    folder.mkdir(parents=True)
-    script = folder / "copy-boot"
-    script.write_text(SCRIPT.replace("/srv/gitboot", str(folder)).replace(":www-data", f":{os.getegid()}"))
-    script.chmod(0o755)
-    return script
 
 
 def test_what_the_pages_script_copies_is_as_published(source: str, tmp_path: Path, verify: Verify) -> None:
