@@ -18,7 +18,7 @@ import pytest
 from gitboot.cli import main
 from gitboot.mirror_program import FileVersion
 from gitboot.render.listing import ListedFile as Listed
-from gitboot.render.listing import render, shared_listing
+from gitboot.render.listing import name_in_listing, render, shared_listing
 from gitboot.render.tree import File
 from gitboot.targets.mirror import FolderMirror, WebMirror
 from gitboot.targets.mirror_comparison import ListedFile, compare_with_list, judge_listed
@@ -104,6 +104,20 @@ def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, 
         return int(ended.value.code or 0), {f"/{each['path']}": each["fault"] for each in found["items"]}, found
 
     return verify
+
+
+def test_finding_m10_one_file_of_a_copy_names_all_files_of_a_server(copy: Path) -> None:
+    def named(file: Path) -> set[str]:
+        return {*json.loads(file.read_bytes())["files"]}
+
+    by_server = {path.stem: named(path) for path in (copy / "signed/servers").iterdir()}
+    shared = named(copy / "signed/shared.json")
+    paths = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    published = {name_in_listing(f"boot/{path}") for path in paths if not path.startswith("signed/")}
+    assert by_server.keys() == {"new01", "web01"}
+    assert {server for server, names in by_server.items() if ENTRY[1:] in names} == {"web01"}
+    assert published <= shared | by_server["new01"] | by_server["web01"]
+    assert not by_server["new01"] & by_server["web01"]
 
 
 def test_a_mirror_is_verified_by_its_url_and_the_public_key_alone(mirror: CopyServer, verify: Verify) -> None:
