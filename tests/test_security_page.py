@@ -16,6 +16,7 @@ ADVICE: Final = {
     "Change the workflow file",
     "Change what a machine boots",
     "Read secrets that a machine fetches",
+    "Read and change what goes to an `rsync://` target",
     "Read who fetched",
     "Send a machine another boot file",
     "Use memory",
@@ -296,6 +297,10 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_instance_signed_list.py::test_finding_m6_a_mirror_is_proven_by_its_url_and_the_public_root_key_alone",
         "test_instance_signed_list.py::test_a_list_that_nobody_renewed_is_expired_for_readers_and_the_next_instance_renews_it",
     ),
+    "Files of gitboot's host": (
+        "test_targets_folder.py::test_a_target_that_names_a_file_which_is_not_for_machines_is_an_error",
+        "test_targets_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
+    ),
     # A person on the path
     "Read an operator's token": ("test_serve_certificate.py::test_operators_ask_by_tls_and_machines_as_ever",),
     "Replace the newest commit": (
@@ -310,6 +315,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "BMC passwords in the clear": ("test_bmc_access.py::test_t2_what_is_said_beside_credentials",),
     "Unknown hosts": (
         "test_source_remote.py::test_a_host_must_show_a_key_that_is_known",
+        "test_targets_rsync.py::test_a_refusal_names_the_target_the_cause_and_no_secret",
         "test_source_remote.py::test_a_certificate_must_be_trusted",
         "test_bmc_redfish.py::test_an_unknown_authority_and_another_name_are_rejected",
     ),
