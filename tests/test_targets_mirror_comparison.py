@@ -249,6 +249,20 @@ def test_an_expired_list_is_a_finding_and_the_files_are_compared_all_the_same(
     assert shown["list"]["ageSeconds"] >= 3 * 86400
 
 
+@pytest.mark.parametrize("ahead", [DAY / 24, DAY])
+def test_finding_m10_a_clock_that_is_behind_comes_before_what_follows_from_it(
+    tmp_path: Path, copy: Path, verify: Verify, ahead: timedelta
+) -> None:
+    publisher = SignedSite(tmp_path / "publisher")
+    publisher.publish(FLEET, made=_now() + ahead)
+    copied(publisher, copy)
+    (copy / FIRST[1:]).unlink()
+    code, found, shown = verify(copy, key=publisher.public)
+    assert (code, [*found.items()]) == (8, [(LIST, "Early"), (FIRST, "Missing")])
+    assert "and the clock of this host shows " in shown["items"][0]["message"]
+    assert "ago)" not in captured("verify-mirror", copy).stdout
+
+
 def test_an_unsigned_list_is_reported_and_is_a_finding_if_a_key_is_named(
     tmp_path: Path, copy: Path, verify: Verify
 ) -> None:
@@ -369,10 +383,10 @@ def test_a_file_that_turns_is_judged_by_the_version_of_now(
 
 
 @pytest.mark.parametrize("cache", KEEP_ANSWERS)
-def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(
-    publisher: SignedSite, tmp_path: Path, verify: Verify, cache: str
-) -> None:
+def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(tmp_path: Path, verify: Verify, cache: str) -> None:
     """With the real nginx as the mirror: the old check looked at headers, and found nothing."""
+    publisher = SignedSite(tmp_path / "publisher")
+    publisher.publish(FLEET, made=_now() - DAY / 2 - DAY / 9)
     root, key = publisher.root, publisher.public
     (tmp_path / "nginx").mkdir()
     with (
@@ -381,7 +395,7 @@ def test_finding_m7_a_cache_that_keeps_answers_is_reported_as_such(
     ):
         assert verify(mirror.url, key=key)[:2] == (0, {})
         assert {*verify(url, key=key)[1].values()} <= {"Cached"}, "the first answers are new, or have an age already"
-        publisher.publish(FLEET, made=_now() + DAY / 2 + DAY / 9)  # the list is renewed
+        publisher.publish(FLEET, made=_now())  # the list is renewed
         assert verify(mirror.url, key=key)[:2] == (0, {})
         assert verify(url, key=key)[1][LIST] == "Cached"
         for each, code in ((mirror.url, 0), (url, 8)):

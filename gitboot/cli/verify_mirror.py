@@ -320,7 +320,8 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
         "Unchecked": "its signatures were not checked: name the public key with --key",
         "Unsigned": "it is unsigned: it shows damage, and does not show who made it",
     }
-    made = f"made {format_instant(signed.made)} ({_age(now - signed.made)} ago) of commit {signed.commit[:12]}"
+    ago = f" ({_age(now - signed.made)} ago)" if signed.made <= now else ""
+    made = f"made {format_instant(signed.made)}{ago} of commit {signed.commit[:12]}"
     lines = [f"list {signed.version}, {made}: {signatures[signature_of(signed)]}"]
     if report.hidden:
         lines.append(f"{count(report.hidden, 'file')} not read, whose paths have tokens (compare a folder)")

@@ -19,6 +19,7 @@ from gitboot.mirror_program import (
     OLDER,
     SHARED,
     SIGNED,
+    TIMESTAMP,
     TOLERANCE,
     UNSIGNED,
     FileVersion,
@@ -124,8 +125,15 @@ def compare_with_list(
                 found += mirror.besides(())
             return MirrorReport(signed=None, findings=_sorted(found), files=0, unread=(), hidden=0, turning=())
         if signed.expires <= now:
-            message = f"{SIGNED}{signed.expiring} was to be renewed before {format_instant(signed.expires)}"
+            until = f"was to be renewed before {format_instant(signed.expires)}"
+            message = f"{SIGNED}{signed.expiring} {until}, and the clock of this host shows {format_instant(now)}"
             found.append(MirrorFinding(path=f"{SIGNED}{signed.expiring}", fault=MirrorFault.EXPIRED, message=message))
+        if signed.made > now + TOLERANCE:
+            made = f"the list was made at {format_instant(signed.made)}"
+            message = (
+                f"{made}, and the clock of this host shows {format_instant(now)} (correct the clock that is wrong)"
+            )
+            found.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
         listed: list[MirrorFinding] = []
         files, hidden = reader.files(signed, now, listed)
         read = {path: file for path, file in files.items() if mirror.reads(path)}
@@ -159,7 +167,8 @@ def _ignore(_: int) -> None:
 
 
 def _sorted(findings: Iterable[MirrorFinding]) -> tuple[MirrorFinding, ...]:
-    return tuple(sorted(set(findings), key=lambda each: (each.path, each.fault)))
+    """Return findings by path, those of the list first: a wrong clock or a list of another time explains the others."""
+    return tuple(sorted(set(findings), key=lambda each: (not each.path.startswith(SIGNED), each.path, each.fault)))
 
 
 class ListReader:

@@ -28,6 +28,7 @@ class MirrorFault(StrEnum):
     DAMAGED = "Damaged"  # a part of the list is not what gitboot writes, or of another list
     INCOMPLETE = "Incomplete"  # a listing is of another version than the list
     EXPIRED = "Expired"  # the list has not been renewed in time
+    EARLY = "Early"  # the list is of a time that this host's clock has not reached
     UNKNOWN = "Unknown"  # nobody has answered, or not so that anything follows
 
 
