@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ from gitboot.render.listing import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.schedule import RenderedState, server_state
 from gitboot.resolve import Decisions
+from tests import every_path, plain
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, uuid_of
 from tests.list_clients import lies
+from tests.serving import LOADER, Site
+from tests.ways_out import WAYS
 
 NOON = at("20T12:00")
 OUTPUTS = fleet("baseURL: 'http://boot.test', outputs: [ipxe, grub, pxelinux]")
@@ -48,10 +52,10 @@ def listing(found: RenderedState) -> dict[str, Any]:
     return document
 
 
-def in_tree(found: RenderedState) -> dict[str, str]:
+def in_tree(found: RenderedState, server: str = "web01") -> dict[str, str]:
     """The digest of each file for machines, by its name in the listing."""
     files = {path: file for path, file in found.files.items() if path.startswith("boot/")}
-    return {name_in_listing(path): file.sha256 for path, file in files.items() if path != listing_path("web01")}
+    return {name_in_listing(path): file.sha256 for path, file in files.items() if path != listing_path(server)}
 
 
 # What is listed
@@ -167,3 +171,21 @@ def test_what_a_copy_boots_after_a_window_has_its_data_there_before() -> None:
     after = rendered(decisions, at("20T23:00"))
     named = {path for path in after.files if path.startswith("boot/o/")}
     assert named and named <= found.files.keys()
+
+
+# A person who looks for one server's files
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_finding_m10_one_request_to_a_mirror_finds_each_file_of_one_server(tmp_path: Path, way: str) -> None:
+    (folder := tmp_path / "way").mkdir()
+    site, published = Site(tmp_path / "output"), every_path.FLEET.servers
+    site.publish(every_path.FLEET)
+    with WAYS[way](site.root, folder) as mirror, plain.Client(base_url=mirror.url, headers=LOADER) as client:
+        for server, state in published.items():
+            found = client.get(f"/{listing_path(server).removeprefix('boot/')}").json()["files"]
+            assert found.keys() == in_tree(state, server).keys()
+            for name, [(since, digest, size), *_] in found.items():
+                if not name.startswith("sha256:"):  # a path that has a token
+                    content = client.get(f"/{name}").content
+                    assert (since, digest, size) == (None, sha256(content).hexdigest(), len(content)), name
