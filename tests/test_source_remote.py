@@ -304,7 +304,9 @@ def test_an_https_server_that_refuses(
 def test_a_certificate_must_be_trusted(work: Work, tmp_path: Path, state: Path) -> None:
     (tmp_path / "stranger").mkdir()
     with HttpsServer(work.path.parent, tmp_path / "stranger") as stranger:
-        with pytest.raises(SourceRefused, match=r"127\.0\.0\.1 shows a certificate that is not valid or not trusted"):
+        with pytest.raises(
+            SourceRefused, match=r"127\.0\.0\.1 shows a certificate that is not valid by the clock of this host"
+        ):
             Source(Remote(url=f"{stranger.url}/fleet"), state).fetch()
         assert stranger.requests == []
 

@@ -344,7 +344,7 @@ class _Callbacks(pygit2.RemoteCallbacks):
         if isinstance(self._remote.credentials, SshKey):
             known = self._remote.credentials.known_hosts
             raise SourceRefused(f"{name} shows another host key than {known} has for it")
-        raise SourceRefused(f"{name} shows a certificate that is not valid or not trusted")
+        raise SourceRefused(f"{name} shows a certificate that is not valid by the clock of this host, or not trusted")
 
 
 def _trust(ca_bundle: Path) -> None:
