@@ -16,18 +16,21 @@ from typing import Any
 import pytest
 
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
+from gitboot.mirror_program import read_list
 from gitboot.publish.directory import Directory
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.render.tree import File
 from gitboot.targets import folder as folder_module
 from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import FileStore, TargetFile
 from gitboot.targets.folder import TargetFolder, folder_opener
 from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_units, parse_unlisted
+from gitboot.targets.mirror import FolderMirror
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
 from gitboot.targets.store_target import StoreTarget
 from tests.failing_disk import fill, small_disk
-from tests.list_clients import assert_list_is_whole, files_in
+from tests.list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.searching import every
 from tests.target_steps import bring_up
 from tests.test_publish_kill import Os, happening
@@ -364,3 +367,20 @@ def test_a_fallback_in_the_place_of_a_one_time_boot_has_the_time_of_no_version(s
     )
     assert step.file(ENTRIES[0], site.tree) == TargetFile(b"to the disk", 0)
     assert (site.root / ENTRIES[0]).stat().st_mtime > 0
+
+
+def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> None:
+    """After the loss of a root key, the new metadata has the names of the lost key's."""
+    publisher = SignedSite(tmp_path / "publisher")
+    (folder := tmp_path / "mirror").mkdir(0o750)
+    site = Site(publisher.root, folder)
+    for number in range(3):
+        if number == 1:
+            replace_list_keys(publisher.public.parent, None, None, AT)
+        elif number == 2:
+            publisher.keys = made_keys(tmp_path / "new", AT)
+        publisher.publish(made=AT + number * DAY)
+        site.follow()
+        signed = read_list(FolderMirror(folder / "boot/signed").get, [publisher.key])
+        assert (signed.is_verified, signed.seen.root) == (True, (1, 2, 1)[number])
+    site.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,6 +28,7 @@ from gitboot.targets.holding import LIST, SHARED
 from gitboot.targets.served import Served, served
 
 _MORE_TRIES: Final = 3
+_NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
 
 
 class Overtaken(TryAgain):
@@ -85,14 +87,15 @@ class FollowedTree:
     def _list_files(self) -> dict[str, str]:
         """Return the sha256 of each file of the signed list that no server's state lists, by path.
 
-        A file with a version in its name never changes. Raises `Overtaken`.
+        A bin and a snapshot have a version in their names and never change. The root metadata of a new root key has the
+        names of the one before. Raises `Overtaken`.
         """
         found = {}
         try:
             for file in sorted((self._root / SIGNED).iterdir()):
                 path = f"{SIGNED}{file.name}"
                 if file.suffix == ".json":
-                    is_known = path in self._list and file.name[0].isdigit()
+                    is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
                     found[path] = self._list[path] if is_known else digest_of(file.read_bytes())
         except FileNotFoundError as error:
             if (self._root / LIST_TIMESTAMP).exists():
