@@ -685,6 +685,8 @@ def _checked_target(name: str) -> str:
 
 STAGING = ".staging"  # in the mirror's folder, so that a file needs no second copy; web servers serve no hidden files
 KEPT = ("assets/*",)  # what the list does not name, and is copied and left alone all the same
+# What `gitboot artifacts` brings to the tree: no list names these files, and their folders name their digests.
+_ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
 _CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # what boot scripts name
 _LIST_FILE = re.compile(
     SIGNED
@@ -694,6 +696,12 @@ _LIST_TRIES = 3  # copies of a tree that is published meanwhile
 _RSYNC_IDLE_S = 60
 _LINKLESS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)  # link(2)
 _BLOCK_BYTES = 1 << 20
+
+
+def artifact_digest(path: str) -> Optional[str]:
+    """Return the sha256 that a path below boot/ states of its file; None: the path is no artifact's."""
+    found = _ARTIFACT.match(path)
+    return found.group(1) if found is not None else None
 
 
 class Failure(Exception):
@@ -1073,8 +1081,13 @@ class Tree:
                         os.unlink(at)
                 elif have is not None:
                     found.append(path)
+        for path in present:
+            named = artifact_digest(path)
+            if named is not None and digest(os.path.join(self._root, path)) not in (named, None):
+                wrong.append(path)
+                os.unlink(os.path.join(self._root, path))
         if wrong:
-            raise Failure(f"{wrong[0]} is not as the list names it, and {len(wrong) - 1} others")
+            raise Failure(f"{wrong[0]} is not as the list or its path names it, and {len(wrong) - 1} others")
         return frozenset([*found, *filter(_LIST_FILE.match, present)])
 
     def order(self, path: str) -> Tuple[int, str]:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
@@ -360,6 +361,26 @@ def test_a_window_ends_while_a_copy_hangs(publisher: SignedSite, host: MirrorHos
 # What is not served
 
 
+def test_an_artifact_that_is_not_what_its_path_names_is_not_served(publisher: SignedSite, host: MirrorHost) -> None:
+    """The list does not name what `gitboot artifacts` brings to the tree."""
+    kernel = publisher.boot / f"o/{sha256(b'kernel').hexdigest()}/kernel"
+    kernel.parent.mkdir(parents=True)
+    kernel.write_bytes(b"kernel")
+    assert host.run(INSIDE) == 0
+    served = host.served / kernel.relative_to(publisher.boot)
+    for edited in (kernel, served):
+        before = edited.stat()
+        edited.write_bytes(b"rootki")
+        os.utime(edited, (before.st_mtime, before.st_mtime))
+        if edited == kernel:
+            (host.served / ".staging" / kernel.relative_to(publisher.boot)).unlink()  # rsync would skip it
+            assert host.run(INSIDE + SECOND) == 1
+            assert served.read_bytes() == b"kernel"
+            kernel.write_bytes(b"kernel")
+        assert host.run(INSIDE + SECOND) == 0
+        assert served.read_bytes() == b"kernel"
+
+
 def _edited(publisher: SignedSite) -> None:
     (publisher.boot / ENTRY[1:]).write_bytes(b"#!ipxe\nshell\n")
 
@@ -385,7 +406,7 @@ def _without_list(publisher: SignedSite) -> None:
 
 
 TAMPERED: Final[dict[str, tuple[Callable[[SignedSite], None], str]]] = {
-    "an edited boot script": (_edited, "is not as the list names it"),
+    "an edited boot script": (_edited, "is not as the list or its path names it"),
     "a list of another publisher": (_signed_by_another, "no root is signed by the public key"),
     "an unsigned list": (_unsigned, "nothing is signed"),
     "no list": (_without_list, "there is no signed list"),

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gitboot.mirror_program import FileVersion
 from gitboot.render.listing import ListedFile as Listed
 from gitboot.render.listing import name_in_listing, render, shared_listing
 from gitboot.render.tree import File
+from gitboot.resolve.bootfiles import MIRRORED_NAMES
 from gitboot.targets.mirror import FolderMirror, WebMirror
 from gitboot.targets.mirror_comparison import ListedFile, compare_with_list, judge_listed
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault
@@ -152,6 +154,19 @@ def test_finding_m6_a_file_that_was_edited_at_the_mirror_is_found_whatever_its_s
             items = json.loads(done.stdout)["items"]
             assert done.returncode == 8
             assert {(f"/{each['path']}", each["fault"]) for each in items} == {(path, "Wrong") for path in found}
+
+
+@pytest.mark.parametrize("name", MIRRORED_NAMES)
+def test_finding_m6_an_artifact_that_was_edited_at_the_mirror_is_found_in_its_folder(
+    copy: Path, verify: Verify, name: str
+) -> None:
+    """The list does not name what `gitboot artifacts` brings to the tree, and its path has its digest."""
+    artifact = copy / f"o/{sha256(b'kernel').hexdigest()}/{name}"
+    artifact.parent.mkdir(parents=True)
+    artifact.write_bytes(b"kernel")
+    assert verify(copy)[:2] == (0, {})
+    artifact.write_bytes(b"rootki")
+    assert verify(copy)[:2] == (8, {f"/{artifact.relative_to(copy)}": "Wrong"})
 
 
 def test_missing_and_additional_files_are_found_in_a_folder_and_by_http(

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
-from gitboot.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, paths_in
+from gitboot.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, artifact_digest, paths_in
 from gitboot.observe.agents import CHECKER
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.tree import read_manifest, read_state
@@ -43,6 +43,7 @@ _BATCH: Final = 4096  # files that are given to threads at a time
 _AGENT: Final = f"{CHECKER}/{__version__}"
 _MARK: Final = f"?{CHECK}=1"
 _UNPUBLISHED: Final = "it is not published, and whoever asks for it finds it"
+_OTHER_ARTIFACT: Final = "its sha256 is not the one in its path: delete the file, and copy it again"
 _EARLIER: Final = "an earlier publication had it, and machines still find it"
 
 
@@ -206,8 +207,16 @@ class FolderMirror:
         Without the tree, the signed list, `assets/` and content that a path names may lie there.
         """
         for path in self.names():
-            if path not in files and not self._may_lie_there(path):
+            if path in files:
+                continue
+            if not self._may_lie_there(path):
                 yield MirrorFinding(path=path, fault=MirrorFault.EXTRA, message=_UNPUBLISHED)
+            elif (named := artifact_digest(path)) is not None:
+                answer = self._read(self._folder / path)
+                if answer.trouble:
+                    yield MirrorFinding(path=path, fault=MirrorFault.UNKNOWN, message=answer.trouble)
+                elif answer.sha256 != named:
+                    yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=_OTHER_ARTIFACT)
 
     def _may_lie_there(self, path: str) -> bool:
         if path.startswith(SIGNED):
