@@ -1130,8 +1130,10 @@ def main(
     )
     options = parser.parse_args(arguments)
     folder = os.path.abspath(options.to)
-    if os.path.abspath(options.state).startswith(folder + os.sep):
-        parser.error("--state: name a file outside DIR, which the web server does not serve")
+    places = [("--state", options.state), *(("--key", name) for name in options.key), ("this program", __file__)]
+    for what, path in places:
+        if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
+            parser.error(f"{what}: name a file outside DIR, which is copied from elsewhere and served")
     try:
         keys = []
         for name in options.key:

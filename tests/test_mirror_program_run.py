@@ -466,9 +466,15 @@ def test_after_the_loss_of_the_root_key_a_new_public_key_is_all_that_a_mirror_ne
 
 
 def test_mistakes_are_named(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["--from", host.source, "--to", str(host.served), "--key", "k", "--state", str(host.served / "state")])
-    assert (ended.value.code, "outside DIR" in capsys.readouterr().err) == (2, True)
+    (host.folder / "linked").symlink_to(host.served)
+    for key, state in (("k", host.served / "state"), (host.folder / "linked/root.pub", host.state)):
+        with pytest.raises(SystemExit) as ended:
+            main(["--from", host.source, "--to", str(host.served), "--key", str(key), "--state", str(state)])
+        assert (ended.value.code, "outside DIR" in capsys.readouterr().err) == (2, True)
+    copied = host.served / "gitboot-mirror.py"
+    copied.write_bytes(SOURCE.read_bytes())
+    done = subprocess.run([sys.executable, str(copied), *host.arguments], capture_output=True, text=True, check=False)
+    assert (done.returncode, "this program: name a file outside DIR" in done.stderr) == (2, True)
     host.key.write_text("none")
     assert (host.run(INSIDE), "hexadecimal digits" in capsys.readouterr().err) == (1, True)
     host.key.unlink()
