@@ -297,11 +297,15 @@ def _signers(metadata: _Metadata, keys: _Keys) -> FrozenSet[bytes]:
     )
 
 
-def _check_signatures(metadata: _Metadata, role: _Role) -> None:
+def _check_signatures(metadata: _Metadata, role: _Role, replaced: Optional[_Role] = None) -> None:
+    """Raise `ListProblem` unless enough keys of a role have signed. ``replaced`` has the keys of the role before."""
     found = len(_signers(metadata, role.keys))
-    if found < role.threshold:
-        message = f"it has {found} of the {role.threshold} right signatures that it needs"
-        raise ListProblem(BAD_SIGNATURE, metadata.name, message)
+    if found >= role.threshold:
+        return
+    message = f"it has {found} of the {role.threshold} right signatures that it needs"
+    if replaced is not None and len(_signers(metadata, replaced.keys)) >= replaced.threshold:
+        message = "the key that signed it was replaced: gitboot is about to sign anew, or somebody uses the old key"
+    raise ListProblem(BAD_SIGNATURE, metadata.name, message)
 
 
 def _root_of(metadata: _Metadata) -> _Root:
@@ -319,6 +323,7 @@ class _Reading:
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
+        self.before = None  # type: Optional[_Root]  # the root before the newest one
 
     def find(self, name: str, max_bytes: int) -> Optional[bytes]:
         """Return the content of a file, or None if it is absent."""
@@ -357,7 +362,7 @@ class _Reading:
             elif not keys <= _signers(metadata, root.roles["root"].keys):
                 continue  # of a time before these keys
             _check_signatures(metadata, root.roles["root"])
-            trusted = root
+            trusted, self.before = root, trusted
         raise ListProblem(DAMAGED, name, f"there are more roots than {_MAX_ROOTS}")
 
     def named(self, name: str, kind: str, version: int, max_bytes: int, meta: Dict[str, Any]) -> _Metadata:
@@ -575,7 +580,8 @@ def _list_of(
     expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
         if root is not None:
-            _check_signatures(timestamp, root.roles["timestamp"])
+            replaced = reading.before.roles["timestamp"] if reading.before is not None else None
+            _check_signatures(timestamp, root.roles["timestamp"], replaced)
         meta = timestamp.signed["meta"]["snapshot.json"]
         versions = (timestamp.signed["version"], _count(meta["version"], 1))
         signers = root.roles["timestamp"].keys.values() if root is not None else ()

@@ -267,6 +267,8 @@ def test_after_the_rotation_of_the_publication_key_a_list_of_the_stolen_one_is_r
     assert read(files, signer, seen).seen.root == 2
     thief = ListSigner(roots=signer.roots, publication=stolen, version=99, roots_made=signer.roots_made)
     assert fault_of(made(thief), signer, seen) == ("BadSignature", "timestamp.json")
+    with pytest.raises(ListProblem, match="the key that signed it was replaced"):
+        read(made(thief), signer, seen)
     assert fault_of(before, signer, read(files, signer).seen) == ("Older", "1.root.json")
 
 
