@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,7 @@ class SignedSite:
         self.root, self.keys = folder / "output", folder / "keys" if is_signed else None
         self._site = Site(self.root)
         if self.keys is not None:
-            made_keys(self.keys, BEFORE)
+            made_keys(self.keys, datetime.now(UTC))  # commands go by the clock of the machine
 
     @property
     def boot(self) -> Path:
