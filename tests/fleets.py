@@ -32,7 +32,7 @@ def fleet(spec: str = "baseURL: 'http://boot.test'", *, copies: bool = True) -> 
     unless ``copies`` is false.
     """
     if copies and "endpoint:" not in spec and "oneTimeBoots" not in spec:
-        spec = spec if "serving: {" in spec else f"{spec}, serving: {{}}"
+        spec = spec if "serving: {" in spec else f"{spec.rstrip(', ')}, serving: {{}}"
         spec = spec.replace("serving: {", "serving: {oneTimeBoots: Copies, lateEnds: Accept, ").replace(", }", "}")
     return document("Fleet", "test", spec)
 
