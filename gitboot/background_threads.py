@@ -66,6 +66,8 @@ class BackgroundThread:
                     self._run()
                     return
                 except BaseException as error:  # noqa: BLE001 - whatever it is, the work has to go on
+                    if self._ending.is_set() and isinstance(error, RuntimeError):
+                        return  # the process ends, and pools of threads take no more work (concurrent.futures)
                     deaths += 1
                     if time.monotonic() - began_s > _STEADY_S:
                         pause_s = self._first_pause_s
