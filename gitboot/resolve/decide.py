@@ -250,6 +250,8 @@ class _Deciding:
             self.problems += [*not_yet(repository), *left_out(repository)]
         policies = ((pool, repository.policies[pool.name].spec.select) for pool in self.pools.values())
         self._policies, self._sites = Selecting(policies), sites(repository)
+        # Whether a document says what the Fleet is: it may be missing.
+        self._has_fleet = Id("Fleet", repository.fleet.metadata.name) in repository.origins
         self.makes = Makes(repository)
         self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
         self._found: list[DecisionFinding] = []  # of the server at hand
@@ -305,9 +307,7 @@ class _Deciding:
             local_disk=local_disk if local_disk != NOT_FOUND else None,
             copies=self._copies(endpoint),
         )
-        if (
-            Id("Fleet", self.repository.fleet.metadata.name) in self.repository.origins
-        ):  # not a stand-in for a missing one
+        if self._has_fleet:
             self._found.extend(check_copies(self.repository.fleet, decision))
         return decision
 
