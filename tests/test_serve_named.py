@@ -357,7 +357,7 @@ def test_e29_where_an_endpoint_is_named_no_alias_in_the_tree_gives_what_is_made_
     found = planned(named, *DOCUMENTS[1:], templates={**TEMPLATES, "c": CLOUD})
     for path in (f"/{COLONS}/auto.ipxe", f"/ipxe/script/{COLONS}/auto.ipxe", f"/MAC-{BARE}.ipxe"):
         text = found.boot_files[path].content.decode()
-        assert f"imgfetch --name given http://gitboot.test{path}?" in text and "kernel" not in text
+        assert f"imgfetch --timeout 8000 --name answer http://gitboot.test{path}?" in text and "kernel" not in text
     said = json.loads(found.boot_files[f"/pixiecore/v1/boot/{COLONS}"].content)
     assert f"http://boot.test{ENTRY}" in said["ipxe-script"]  # which sends on by itself
     assert not any(f"boot/{MAC}/user-data" in path for path in found.servers["web01"].entries)

@@ -404,21 +404,19 @@ class Code(StrEnum):
     NO_ENDPOINT = (
         "GB2025",
         "A one-time boot, and no endpoint that could serve it",
-        "Only gitboot's endpoint records a fetch before it answers. OUTPUT served by nginx, a mirror, a bucket or TFTP "
-        "cannot, so they serve the disk in place of a boot that writes a disk once. gitboot learns what machines fetch "
-        "from a copy only from its access log.",
+        "Only gitboot's endpoint records a fetch before it answers. OUTPUT behind nginx, a mirror, a bucket or TFTP "
+        "cannot, so they serve the disk in place of a boot that writes a disk once. Their access logs are read later.",
         "Write spec.endpoint, the URL of `gitboot run --listen` or `gitboot serve`; or write "
         "spec.serving.oneTimeBoots: Copies, and every client can fetch the boot from a copy until its log is read.",
     )
     LATE_END = (
         "GB2026",
         "A maintenance that a copy of the boot files cannot end on time",
-        "A static file has no clock, so a boot script in OUTPUT or in a copy of it asks the endpoint first. Without an "
-        "endpoint, the boot of a maintenance stays in a copy until the next copy, and for ever if gitboot is dead. A "
-        "loader that cannot ask gets what the policies alone boot.",
-        "Write spec.endpoint with an http URL, or serving.ipxeHttps: true if every iPXE has https; or write "
-        "spec.serving.lateEnds: Accept. Without an endpoint, a mirror can end windows by the program that "
-        "`gitboot verify-mirror --write-program` writes.",
+        "A file has no clock, so a boot script in OUTPUT or in a copy asks the endpoint first. Without an endpoint, a "
+        "maintenance stays in a copy until the next copy, and for ever if gitboot is dead. A loader that cannot ask "
+        "gets what the policies alone boot.",
+        "Write spec.endpoint with an http URL, serving.ipxeHttps: true if every iPXE has https, or serving.lateEnds: "
+        "Accept. Without an endpoint, the program of `gitboot verify-mirror --write-program` ends windows at a mirror.",
     )
     TEMPLATE_SYNTAX = (
         "GB2101",
