@@ -31,11 +31,12 @@ Edit = Callable[[Fleet, int], list[tuple[str, bytes | None]]]  # the files of a 
 class Instance:
     """An instance at ``folder``; what it costs at its first pass, and then with each commit."""
 
-    def __init__(self, folder: Path, repository: Repository, fleet: Fleet, *more: str) -> None:
+    def __init__(self, folder: Path, repository: Repository, fleet: Fleet, *more: str, settings: str = "") -> None:
+        """``settings`` are lines of its configuration file."""
         folder.mkdir(exist_ok=True)
         self._more = more
         self._config = folder / "run.toml"
-        self._config.write_text(ANYTHING)
+        self._config.write_text(ANYTHING + settings)
         self.output, self._state, self._spool = folder / "output", folder / "state", folder / "spool"
         self._said = folder / "stderr"
         self._repository, self._fleet = repository, fleet
@@ -94,7 +95,7 @@ class Instance:
     def published(self) -> Cost:
         """What it has cost so far, once it has published what there is to publish."""
         assert self._process is not None
-        self._until_applied(None)
+        self.until_applied(None)
         return so_far(self._process.pid)
 
     def spent(self) -> Cost:
@@ -146,7 +147,7 @@ class Instance:
             before = so_far(self._process.pid)
             revision = self._repository.commit(edit(self._fleet, self._commits))
             began = time.perf_counter()
-            self._until_applied(revision)
+            self.until_applied(revision)
             took = time.perf_counter() - began
             time.sleep(_QUIET_S)
             cost = between(before, so_far(self._process.pid))
@@ -163,7 +164,7 @@ class Instance:
         commit: str | None = status["applied"]["commit"] if status["plannedAt"] is not None else None
         return commit
 
-    def _until_applied(self, revision: str | None) -> None:
+    def until_applied(self, revision: str | None) -> None:
         """Wait until it says that it has published that commit; None: any."""
         assert self._process is not None
         end = time.monotonic() + _PATIENCE_S

@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -157,12 +157,12 @@ class _HttpBackend(BaseHTTPRequestHandler):
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def _chunks(self) -> bytes:
-        body = b""
+        body = bytearray()  # a push of ten thousand servers has 200,000 chunks
         while size := int(self.rfile.readline(), 16):
             body += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return body
+        return bytes(body)
 
     do_POST = do_GET  # noqa: N815 - http.server looks for it
 
@@ -221,16 +221,18 @@ class Relay:
     """Passes bytes on to a server, and of what comes back only so many; then it hangs, hangs up or drips.
 
     ``passes`` is a number of bytes for each connection, or the bytes at which that ends. ``takes`` limits what comes
-    from a client likewise.
+    from a client likewise. ``connections`` and ``size_bytes`` count what was passed on, in both directions.
     """
 
-    def __init__(self, url: str, *, passes: int | bytes, then: str, takes: int = _ALL) -> None:
+    def __init__(self, url: str, *, passes: int | bytes = _ALL, then: str = "", takes: int = _ALL) -> None:
         scheme, _, authority = url.partition("://")
         self._target = ("127.0.0.1", int(authority.rpartition(":")[2]))
         self.passes, self._takes, self._then = passes, takes, then
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open = [self._listening]
         self._ending = threading.Event()
+        self._counting = threading.Lock()
+        self.connections = self.size_bytes = 0
         self.stalled = threading.Event()
         self.authority = f"127.0.0.1:{self._listening.getsockname()[1]}"
         self.url = f"{scheme}://{self.authority}"
@@ -250,6 +252,7 @@ class Relay:
         with suppress(OSError):
             while True:
                 client, _ = self._listening.accept()
+                self.connections += 1
                 self._open.append(client)
                 server = socket.create_connection(self._target)
                 self._open.append(server)
@@ -258,7 +261,7 @@ class Relay:
 
     def _pump(self, source: socket.socket, target: socket.socket, passes: int | bytes) -> None:
         with suppress(OSError):
-            if not _passed(source, target, passes):
+            if not _passed(source, target, passes, self._count):
                 target.shutdown(socket.SHUT_RDWR)
                 return
             self.stalled.set()
@@ -268,13 +271,18 @@ class Relay:
             if self._then == "hangs up":
                 target.shutdown(socket.SHUT_RDWR)
 
+    def _count(self, size_bytes: int) -> None:
+        with self._counting:
+            self.size_bytes += size_bytes
 
-def _passed(source: socket.socket, target: socket.socket, passes: int | bytes) -> bool:
+
+def _passed(source: socket.socket, target: socket.socket, passes: int | bytes, count: Callable[[int], None]) -> bool:
     """Pass on so many bytes, or all up to these; False if there were no more before that."""
     last = b""
     while passes:
         if not (data := source.recv(1 if isinstance(passes, bytes) else passes if passes > 0 else 65536)):
             return False
+        count(len(data))
         target.sendall(data)
         if isinstance(passes, bytes):
             last = (last + data)[-len(passes) :]

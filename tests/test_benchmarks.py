@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from benchmarks.__main__ import LARGEST, main, measured
@@ -20,6 +21,7 @@ from benchmarks.flows.__main__ import FLOWS
 from benchmarks.flows.site import FlowFailed, Site
 from benchmarks.flows.summary import differences, summarise
 from benchmarks.flows.tracing import Calls, Function, Tracing
+from benchmarks.mirrors import UNTIMED, CountedStore, Figures, Traffic, files_below, line, written
 from benchmarks.page import Measured, sections
 from benchmarks.place import Place
 from benchmarks.repository import Repository
@@ -32,6 +34,7 @@ from gitboot.instance.standby import LOOK_S
 from gitboot.ledger.lease import SECONDS
 from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
 from gitboot.resolve.decide import decide
+from tests.git_servers import Relay
 
 FLEET = Fleet(servers=3 * RACK)
 
@@ -115,6 +118,40 @@ def test_the_page_shows_ratios_and_says_what_could_not_be_measured() -> None:
 
 def test_rows_have_names_of_their_own() -> None:
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_the_files_that_were_written_again_are_counted_and_the_others_are_not(tmp_path: Path) -> None:
+    for name in ("left", "replaced"):
+        (tmp_path / name).write_bytes(b"12")
+    before = files_below(tmp_path)
+    (new := tmp_path / "new").write_bytes(b"34")
+    new.replace(tmp_path / "replaced")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/file").write_bytes(b"567")
+    assert written(tmp_path, before) == Traffic(2, 5)
+    assert written(tmp_path, {}) == Traffic(3, 7)
+
+
+def test_a_store_counts_requests_and_a_relay_connections_and_both_count_bytes() -> None:
+    store = CountedStore()
+    with store, Relay(store.url) as relay:
+        store.make("boots")
+        store.let_anyone_read("boots")
+        store.put("boots", "file", b"12")
+        before = store.traffic
+        for _ in range(2):
+            assert httpx.get(f"{relay.url}/boots/file").content == b"12"
+        assert store.traffic.since(before) == Traffic(2, 4)
+        assert relay.connections == 2
+        assert relay.size_bytes > 4
+
+
+def test_a_row_of_copies_has_what_was_counted_and_no_times_where_none_were_measured() -> None:
+    cost = Cost(cpu_s=1.7, wall_s=5.734, peak_mib=45)
+    copied = Figures("folder", "first copy", Traffic(8678, 5_912_345), "file", cost)
+    assert line(1000, copied) == "| folder | first copy | 1,000 | 8,678 files | 5.9 MB | 5.73 s | 1.70 s | 45 MiB |"
+    renewed = Figures("signed list", "renewal", Traffic(1, 680), "file", UNTIMED)
+    assert line(40, renewed) == "| signed list | renewal | 40 | 1 file | 680 B |  |  |  |"
 
 
 def test_simulated_sites_set_each_override_once_and_take_over_within_a_lease_and_a_look() -> None:

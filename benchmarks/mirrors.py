@@ -1,0 +1,475 @@
+"""Copies of a published tree: what the first copy, a change of one server, and a verification cost.
+
+    python -m benchmarks.mirrors --sizes 1000,10000
+
+It prints the table of docs/benchmarks.md. A real instance follows a real repository, and writes to real servers on this
+machine, whose requests, connections and bytes are counted. Everything lies in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pygit2
+
+from benchmarks.cost import Cost, between, median, of_command
+from benchmarks.fleet import Fleet
+from benchmarks.repository import Repository
+from benchmarks.row import CannotRun
+from benchmarks.running import GITBOOT, Instance, one_server
+from gitboot.publish.directory import Directory
+from gitboot.publish.list_keys import read_list_keys
+from gitboot.publish.list_root import make_list_keys
+from gitboot.publish.signed_list import RENEWED_BELOW
+from gitboot.publish.tree import read_manifest
+from gitboot.targets.mirror_units import PROGRAM
+from tests.buckets import KEY, Store
+from tests.credentials import give_credentials
+from tests.git_servers import HttpsServer, Relay, SshServer, free_port, listening
+from tests.mirrors import nginx
+
+_SIZES: Final = (1000, 10_000)
+_ROUNDS: Final = 3
+_TIMESTAMP: Final = "boot/signed/timestamp.json"  # the last file of each publication
+_LOOK_S: Final = 0.02
+_QUIET_S: Final = 1.0  # without another byte, after which a target has ended its step
+
+
+class Traffic(NamedTuple):
+    """What was counted: requests, connections or files, and bytes."""
+
+    number: int
+    size_bytes: int
+
+    def since(self, before: Traffic) -> Traffic:
+        return Traffic(self.number - before.number, self.size_bytes - before.size_bytes)
+
+
+UNTIMED: Final = Cost(cpu_s=0, wall_s=0)  # of what was counted alone
+
+
+class Figures(NamedTuple):
+    """One row of the table."""
+
+    copy: str
+    what: str
+    traffic: Traffic
+    unit: str  # of the number, in the singular
+    cost: Cost
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A target of an instance, and how it looks from outside."""
+
+    target: str  # the value of --target
+    unit: str  # what `mark` counts, in the singular
+    mark: Callable[[], Any]  # now
+    since: Callable[[Any], Traffic]  # a mark
+    timestamp: Callable[[], bytes | None]  # that the copy serves
+
+
+Way = Callable[[Path], AbstractContextManager[Copy]]  # of a folder for whatever it needs
+
+
+# Ways out
+
+
+class CountedStore(Store):
+    """A store that counts requests, and the bytes of their bodies and answers."""
+
+    def __init__(self) -> None:
+        self._counting = threading.Lock()
+        self.traffic = Traffic(0, 0)
+        super().__init__()
+
+    def _answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        content = list(super()._answer(environ, start))
+        size_bytes = int(environ.get("CONTENT_LENGTH") or 0) + sum(map(len, content))
+        with self._counting:
+            self.traffic = Traffic(self.traffic.number + 1, self.traffic.size_bytes + size_bytes)
+        return content
+
+
+@contextmanager
+def _bucket(folder: Path) -> Iterator[Copy]:
+    logging.getLogger("werkzeug").setLevel(logging.CRITICAL)
+    give_credentials(folder, "store", user=KEY["aws_access_key_id"], password=KEY["aws_secret_access_key"])
+    store = CountedStore()
+    with store:
+        store.make("boots")
+
+        def timestamp() -> bytes | None:
+            with suppress(AssertionError):  # it is absent
+                return store.get("boots", _TIMESTAMP).content
+            return None
+
+        yield Copy(
+            target=f"s3://boots?endpoint={store.url}&credentials={folder}/store",
+            unit="request",
+            mark=lambda: store.traffic,
+            since=lambda mark: store.traffic.since(mark),
+            timestamp=timestamp,
+        )
+
+
+@contextmanager
+def _branch(folder: Path) -> Iterator[Copy]:
+    """A branch of a repository that git http-backend serves."""
+    repository = pygit2.init_repository(str(folder / "served/boots.git"), bare=True)
+    repository.config["http.receivepack"] = "true"
+
+    def timestamp() -> bytes | None:
+        with suppress(KeyError):
+            blob = pygit2.Repository(repository.path).revparse_single(f"refs/heads/boot:{_TIMESTAMP}")
+            assert isinstance(blob, pygit2.Blob)
+            return blob.data
+        return None
+
+    with HttpsServer(folder / "served", folder) as server, Relay(server.url) as relay:
+
+        def traffic() -> Traffic:
+            return Traffic(len(server.requests), relay.size_bytes)
+
+        yield Copy(
+            target=f"git+{relay.url}/boots.git?ca-bundle={server.certificate}#boot",
+            unit="request",
+            mark=traffic,
+            since=lambda mark: traffic().since(mark),
+            timestamp=timestamp,
+        )
+
+
+@contextmanager
+def _folder(folder: Path) -> Iterator[Copy]:
+    (copy := folder / "copy").mkdir()
+    yield Copy(
+        target=str(copy),
+        unit="file",
+        mark=partial(files_below, copy),
+        since=partial(written, copy),
+        timestamp=partial(_read, copy / _TIMESTAMP),
+    )
+
+
+@contextmanager
+def _rsync(folder: Path) -> Iterator[Copy]:
+    """A folder that an rsync daemon writes."""
+    (copy := folder / "copy").mkdir()
+    with rsync_daemon(folder, copy, read_only=False) as relay:
+        yield _behind(relay, f"rsync://{relay.authority}/tree", copy)
+
+
+@contextmanager
+def _ssh(folder: Path) -> Iterator[Copy]:
+    """A folder of another host that rsync writes by ssh."""
+    (copy := folder / "copy").mkdir()
+    server, key, known = SshServer(folder), folder / "key", folder / "known_hosts"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    server.key("client").with_suffix(".pub").write_bytes(key.with_suffix(".pub").read_bytes())  # who may log in
+    with server.running(), Relay(f"ssh://127.0.0.1:{server.port}") as relay:
+        host, _, port = relay.authority.partition(":")
+        known.write_text(f"[{host}]:{port} {server.public('ed25519')}\n")
+        user = server.host.partition("@")[0]
+        yield _behind(relay, f"ssh://{user}@{relay.authority}{copy}?ssh-key={key}&known-hosts={known}", copy)
+
+
+def _behind(relay: Relay, target: str, copy: Path) -> Copy:
+    def traffic() -> Traffic:
+        return Traffic(relay.connections, relay.size_bytes)
+
+    return Copy(
+        target=target,
+        unit="connection",
+        mark=traffic,
+        since=lambda mark: traffic().since(mark),
+        timestamp=partial(_read, copy / _TIMESTAMP),
+    )
+
+
+@contextmanager
+def rsync_daemon(folder: Path, served: Path, *, read_only: bool) -> Iterator[Relay]:
+    """Serve a folder as the module `tree`."""
+    port = free_port()
+    (folder / "rsyncd.conf").write_text(
+        f"address = 127.0.0.1\nport = {port}\nuse chroot = no\nuid = {os.geteuid()}\ngid = {os.getegid()}\n"
+        f"[tree]\npath = {served}\nread only = {'yes' if read_only else 'no'}\n"
+    )
+    command = ["rsync", "--daemon", "--no-detach", f"--config={folder}/rsyncd.conf"]
+    with listening(command, port, {"PATH": os.environ["PATH"]}), Relay(f"rsync://127.0.0.1:{port}") as relay:
+        yield relay
+
+
+WAYS: Final[Mapping[str, tuple[str, Way]]] = {
+    "s3": ("S3 bucket", _bucket),
+    "git": ("Git branch by https", _branch),
+    "folder": ("folder", _folder),
+    "rsync": ("rsync daemon", _rsync),
+    "ssh": ("rsync by ssh", _ssh),
+}
+
+
+# Files
+
+Files = Mapping[str, tuple[int, int, int]]  # by path: inode, time of the last change in ns, bytes
+
+
+def files_below(folder: Path) -> Files:
+    """Return what tells that a file was written anew, for each file."""
+    found = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)
+            about = os.lstat(path)
+            found[os.path.relpath(path, folder)] = about.st_ino, about.st_mtime_ns, about.st_size
+    return found
+
+
+def written(folder: Path, before: Files) -> Traffic:
+    """Return how many files were written since, and their bytes."""
+    now = files_below(folder)
+    sizes = [about[2] for path, about in now.items() if before.get(path) != about]
+    return Traffic(len(sizes), sum(sizes))
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+# What is measured
+
+
+class Site:
+    """A fleet of so many servers, and its published tree with a signed list."""
+
+    def __init__(self, folder: Path, servers: int, rounds: int) -> None:
+        self.folder, self.servers, self.rounds = folder, servers, rounds
+        self.fleet = Fleet(servers=servers, bmcs=False)
+        self.repository = Repository(folder / "fleet.git")
+        self.repository.commit(self.fleet.files())
+        self.keys, self.key = folder / "keys", folder / "root.pub"
+        self.keys.mkdir(mode=0o700)
+        self.key.write_bytes(make_list_keys(self.keys, None, datetime.now(UTC)))
+        self._commits = 0
+        self.instance().begin()
+        self.output = self.instance().output
+        self.boot = self.output / "boot"
+
+    def instance(self, *more: str) -> Instance:
+        signed = f"list-keys = {json.dumps(str(self.keys))}\n"
+        return Instance(self.folder, self.repository, self.fleet, *more, settings=signed)
+
+    def commit(self) -> str:
+        """Commit a change of one server."""
+        self._commits += 1
+        return self.repository.commit(one_server(self.fleet, self._commits))
+
+    def own_folder(self, name: str) -> Path:
+        (made := self.folder / name).mkdir()
+        return made
+
+
+def target_figures(site: Site, name: str, way: Way) -> Iterator[Figures]:
+    """Yield what the first copy to a target costs, and a change of one server.
+
+    The first copy is timed from the start of an instance whose tree is published, and a change from its commit.
+    """
+    with ExitStack() as stack:
+        copy = stack.enter_context(way(site.own_folder(name)))
+        instance = site.instance("--target", copy.target)
+        stack.callback(instance.end)
+        mark, began = copy.mark(), time.perf_counter()
+        instance.start()
+        instance.published()
+        _wait_for_copy(site, copy)
+        spent = instance.spent()
+        first = Cost(cpu_s=spent.cpu_s, wall_s=time.perf_counter() - began, peak_mib=spent.peak_mib)
+        _wait_until_quiet(copy)
+        yield Figures(name, "first copy", copy.since(mark), copy.unit, first)
+        instance.settle()
+        costs, traffic = list[Cost](), list[Traffic]()
+        for _ in range(site.rounds + 1):  # the first makes what the others find made
+            mark, before = copy.mark(), instance.spent()
+            began = time.perf_counter()
+            instance.until_applied(site.commit())
+            _wait_for_copy(site, copy)
+            took_s = time.perf_counter() - began
+            _wait_until_quiet(copy)
+            spent = between(before, instance.spent())
+            costs.append(Cost(cpu_s=spent.cpu_s, wall_s=took_s, peak_mib=spent.peak_mib))
+            traffic.append(copy.since(mark))
+        yield Figures(name, "one server", _median(traffic[1:]), copy.unit, median(costs[1:]))
+
+
+def _wait_for_copy(site: Site, copy: Copy) -> None:
+    while copy.timestamp() != (site.output / _TIMESTAMP).read_bytes():
+        time.sleep(_LOOK_S)
+
+
+def _wait_until_quiet(copy: Copy) -> None:
+    """Wait until a target has ended its step."""
+    before, mark = None, copy.mark()
+    while before != mark:
+        time.sleep(_QUIET_S)
+        before, mark = mark, copy.mark()
+
+
+def _median(traffic: Iterable[Traffic]) -> Traffic:
+    each = list(traffic)
+    return Traffic(*(round(statistics.median(column)) for column in zip(*each, strict=True)))
+
+
+def program_figures(site: Site, name: str) -> Iterator[Figures]:
+    """Yield what the program of a mirror costs, and which part of the signed list each change rewrites."""
+    folder = site.own_folder("program")
+    (mirror := folder / "mirror").mkdir()
+    with ExitStack() as stack:
+        relay = stack.enter_context(rsync_daemon(folder, site.boot, read_only=True))
+        source, arguments = f"rsync://{relay.authority}/tree", ("--write-program", str(folder), "--from")
+        command = [*GITBOOT, "verify-mirror", str(mirror), *arguments, source, "--key", str(site.key)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        where = ("--from", source, "--to", str(mirror), "--key", str(site.key), "--state", str(folder / "state"))
+
+        def run(what: str) -> Figures:
+            mark = Traffic(relay.connections, relay.size_bytes)
+            cost = of_command([sys.executable, "-I", folder / PROGRAM, *where], rounds=1)
+            if _read(mirror / "signed/timestamp.json") != (site.output / _TIMESTAMP).read_bytes():
+                raise AssertionError("the program has not copied the tree")
+            traffic = Traffic(relay.connections, relay.size_bytes).since(mark)
+            return Figures(name, what, traffic, "connection", cost)
+
+        yield run("first copy")
+        yield run("nothing changed")
+        instance = site.instance()
+        stack.enter_context(instance.running())
+        runs, lists = list[Figures](), list[Traffic]()
+        for _ in range(site.rounds):
+            before = files_below(site.boot / "signed")
+            instance.until_applied(site.commit())
+            lists.append(written(site.boot / "signed", before))
+            runs.append(run("one server"))
+        yield runs[0]._replace(traffic=_median(each.traffic for each in runs), cost=median(each.cost for each in runs))
+        yield Figures("signed list", "one server", _median(lists), "file", UNTIMED)
+
+
+def list_figures(site: Site) -> Iterator[Figures]:
+    """Yield the size of the signed list, and what its renewal rewrites."""
+    yield Figures("signed list", "all", written(site.boot / "signed", {}), "file", UNTIMED)
+    manifest = read_manifest(site.output)
+    assert manifest is not None
+    at = datetime.now(UTC)
+    keys = read_list_keys(site.keys)
+    with Directory.open(site.output, ledger=manifest.stamp.ledger) as directory:
+        if directory.resume(directory.inventory()) is None:
+            raise AssertionError("the tree is not as its last publication left it")
+        directory.update_list(keys, at)
+        before = files_below(site.boot / "signed")
+        directory.update_list(keys, at + RENEWED_BELOW * 1.1)
+    yield Figures("signed list", "renewal", written(site.boot / "signed", before), "file", UNTIMED)
+
+
+def verification_figures(site: Site) -> Iterator[Figures]:
+    """Yield what `gitboot verify-mirror` costs: of a folder, and of nginx that serves it."""
+    folder = site.own_folder("verified")
+    copy = folder / "copy"
+    subprocess.run(["cp", "-a", site.boot, copy], check=True)
+    cost = _verified(site, str(copy), folder)
+    yield Figures("`verify-mirror`", "folder", written(copy, {}), "file", cost)
+    with nginx(copy, site.output / "ops/serve", folder) as mirror:
+        for what, more in (("nginx", ()), ("nginx, `--read-entries`", ("--read-entries",))):
+            mirror.log.write_bytes(b"")
+            cost = _verified(site, mirror.url, folder, *more)
+            answers = [json.loads(line) for line in mirror.log.read_text().splitlines()]
+            size_bytes = sum(each["bytes"] for each in answers)
+            traffic = Traffic(round(len(answers) / site.rounds), round(size_bytes / site.rounds))
+            yield Figures("`verify-mirror`", what, traffic, "request", cost)
+    shutil.rmtree(copy)
+
+
+def _verified(site: Site, mirror: str, folder: Path, *more: str) -> Cost:
+    """Return the cost of a verification that finds nothing wrong."""
+    costs = []
+    for _ in range(site.rounds):
+        with (folder / "report.json").open("w") as report:
+            command = [*GITBOOT, "verify-mirror", mirror, "--key", str(site.key), "-o", "json", *more]
+            costs.append(of_command(command, rounds=1, stdout=report))
+        found = json.loads((folder / "report.json").read_text())
+        if found["items"] or found["list"]["signature"] != "Verified":
+            raise AssertionError(f"{mirror}: {found['items'][:3]}, {found['list']}")
+    return median(costs)
+
+
+# The table
+
+
+def line(servers: int, each: Figures) -> str:
+    """Return a row of the table in Markdown."""
+    cost, traffic = each.cost, each.traffic
+    seconds = (f"{cost.wall_s:,.2f} s", f"{cost.cpu_s:,.2f} s") if cost is not UNTIMED else ("", "")
+    peak = f"{cost.peak_mib:,.0f} MiB" if cost.peak_mib else ""
+    number = f"{traffic.number:,} {each.unit}{'' if traffic.number == 1 else 's'}"
+    return (
+        f"| {' | '.join((each.copy, each.what, f'{servers:,}', number, _size(traffic.size_bytes), *seconds, peak))} |"
+    )
+
+
+def _size(size_bytes: int) -> str:
+    if size_bytes >= 1_000_000:
+        return f"{size_bytes / 1e6:,.1f} MB"
+    return f"{size_bytes / 1e3:,.1f} kB" if size_bytes >= 1000 else f"{size_bytes} B"
+
+
+def _rows(chosen: Iterable[str], site: Site) -> Iterator[Figures]:
+    for name in chosen:
+        if name in WAYS:
+            title, way = WAYS[name]
+            yield from (each._replace(copy=title) for each in target_figures(site, name, way))
+        elif name == "program":
+            yield from program_figures(site, "mirror's program")
+        elif name == "verify":
+            yield from verification_figures(site)
+        else:
+            yield from list_figures(site)
+
+
+def main() -> int:
+    names = (*WAYS, "program", "verify", "list")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.mirrors", description=__doc__)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(names)}")
+    parser.add_argument("--sizes", default=",".join(map(str, _SIZES)), help="servers: 1000,10000")
+    parser.add_argument("--rounds", type=int, default=_ROUNDS, help=f"whose median counts: {_ROUNDS}")
+    asked = parser.parse_args()
+    if unknown := set(asked.rows) - set(names):
+        parser.error(f"no such row: {', '.join(sorted(unknown))}")
+    for missing in (each for each in ("nginx", "rsync", "git") if shutil.which(each) is None):
+        raise CannotRun(f"{missing} has to be installed")
+    print("| copy | what | servers | counted | bytes | wall | CPU | peak |\n|---|---|---|---|---|---|---|---|")
+    for servers in map(int, asked.sizes.split(",")):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            for each in _rows(asked.rows or names, Site(Path(folder), servers, asked.rounds)):
+                print(line(servers, each), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
