@@ -11,7 +11,8 @@ import pytest
 from tests.boots.page import key_of, rows
 
 ROOT = Path(__file__).parent.parent
-NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py")  # programs that are given what a machine is
+# Programs that are given what a machine is, and loaders whose kernel is never sent.
+NO_BOOT_OF_A_MACHINE = ("test_scripts.py", "test_first_boots.py", "test_asking.py")
 
 
 def _collected(request: pytest.FixtureRequest) -> set[str]:
