@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gitboot.ledger import rows
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
-from gitboot.observe.repeated_fetches import RepeatedFetches
+from gitboot.serve.repeated_fetches import RepeatedFetches
 from gitboot.observe.secret_fetches import (
     MOST_ADDRESSES,
     MOST_FETCHES,

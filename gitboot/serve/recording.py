@@ -23,8 +23,8 @@ from typing import Final, TypeVar
 from gitboot.observe.elsewhere import SpoolElsewhere, Unrecordable, is_lease
 from gitboot.observe.given import Given, GivenBoots, joined
 from gitboot.observe.observation import Observation
-from gitboot.observe.open_intents import OpenIntents
-from gitboot.observe.repeated_fetches import RepeatedFetches
+from gitboot.serve.open_intents import OpenIntents
+from gitboot.serve.repeated_fetches import RepeatedFetches
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
 from gitboot.render.paths import Role, kind_of
