@@ -14,7 +14,7 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.plan import InstallProgress, InstallState, InstallStep
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
-from gitboot.serve.certificate import Certificate
+from gitboot.serve.tls import Certificate
 from gitboot.status import Condition, Status
 from tests.redfish.certificates import Authority
 from tests.serving import BEFORE, START, site

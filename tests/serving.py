@@ -35,10 +35,10 @@ from gitboot.render.schedule import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
+from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
-from gitboot.serve.clients import Clients
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recording import Recording
+from gitboot.serve.recorder import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping, Uptime

@@ -40,7 +40,7 @@ from gitboot.publish.disk import Disk
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recording import ForwardedRecording, Recorder, Recording
+from gitboot.serve.recorder import ForwardedRecording, Recorder, Recording
 from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage

@@ -30,7 +30,7 @@ from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree import LOCK, OWN, PENDING, verify
 from gitboot.render.terms import TERMS
-from gitboot.serve.readiness import why_not_ready
+from gitboot.serve.recorder import why_not_ready
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import mac_of, policy
 from tests.fleets import server as described

@@ -15,7 +15,7 @@ from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.serve.clients import Clients
+from gitboot.serve.access_control import Clients
 from tests import plain
 from tests.fleets import mac_of, uuid_of
 from tests.preloaded import captured

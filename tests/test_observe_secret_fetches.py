@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gitboot.ledger import rows
 from gitboot.model.scalars import Digest
 from gitboot.observe.observation import Observation
-from gitboot.serve.repeated_fetches import RepeatedFetches
 from gitboot.observe.secret_fetches import (
     MOST_ADDRESSES,
     MOST_FETCHES,
@@ -23,6 +22,7 @@ from gitboot.observe.secret_fetches import (
     secret_of,
 )
 from gitboot.observe.spool import line_of, parse
+from gitboot.serve.recorder import RepeatedFetches
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 TOKEN = "ab" * 32

@@ -80,7 +80,7 @@ def _room(path: Path) -> str:
     ("modules", "without"),
     [
         pytest.param(
-            ("cli.serve", "serve.app", "serve.readiness", "serve.recording", "serve.server"),
+            ("cli.serve", "serve.app", "serve.recorder", "serve.server"),
             {"gitboot.plan", "jinja2", "msgspec", "pydantic", "pygit2", "sushy", "yaml"},
             id="an endpoint",
         ),

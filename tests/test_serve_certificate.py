@@ -17,13 +17,12 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from gitboot.serve import encrypted
+from gitboot.serve import tls
+from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
-from gitboot.serve.certificate import Certificate
-from gitboot.serve.clients import Clients
-from gitboot.serve.encrypted import EncryptedSocket
 from gitboot.serve.limits import Limits
 from gitboot.serve.server import EndpointServer, listen_at
+from gitboot.serve.tls import Certificate, EncryptedSocket
 from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED
 from tests.instance import Instance, Repository, eventually, running
@@ -408,7 +407,7 @@ def test_t5_who_has_agreed_on_tls_and_asks_for_nothing_goes_as_any_other(
 def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encrypted, "HEAD_S", 0.5)
+    monkeypatch.setattr(tls, "HEAD_S", 0.5)
     refused: list[int] = []
     with crowded(made, authority.issue(), refused) as (_, operators, _), connect(operators) as silent:
         silent.settimeout(50)  # without a bound of ours it were 60

@@ -22,10 +22,10 @@ from gitboot.model.scalars import Digest
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity, line_of
+from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
-from gitboot.serve.clients import Clients
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recording import ForwardedRecording, Recording
+from gitboot.serve.recorder import ForwardedRecording, Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.serve.tree import PublishedTree

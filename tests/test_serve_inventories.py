@@ -12,8 +12,8 @@ import pytest
 from gitboot.observe.asked import UnknownAsked, unknown_left
 from gitboot.observe.components import MOST_BYTES
 from gitboot.observe.undescribed import UnknownMachine
+from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
-from gitboot.serve.clients import Clients
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.serve.unknown_machines import INVENTORY_PATH, MOST_OF_ONE

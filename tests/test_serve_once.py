@@ -31,7 +31,7 @@ from gitboot.render import terms
 from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve.decide import decide
-from gitboot.serve.recording import Recording
+from gitboot.serve.recorder import Recording
 from gitboot.serve.tree import PublishedTree
 from gitboot.status import Condition, Status
 from gitboot.timekeeping import Keeping
@@ -287,7 +287,7 @@ def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, cap
         assert not asyncio.run(record())
         assert recording.failure is not None
     gc.collect()
-    assert [each.name for each in caplog.records] == ["gitboot.serve.recording"]
+    assert [each.name for each in caplog.records] == ["gitboot.serve.recorder"]
 
 
 def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
@@ -638,7 +638,7 @@ def test_clients_of_ipv6_who_would_not_count_are_a_warning(url: str, clients: st
 
 
 def test_the_addresses_of_this_host_are_its_own(here: Site) -> None:
-    from gitboot.serve.counting import _is_own
+    from gitboot.serve.boot_gate import _is_own
 
     assert _is_own("127.0.0.9")
     assert _is_own("::1")

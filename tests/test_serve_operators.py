@@ -18,8 +18,8 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.serve import connection
+from gitboot.serve.access_control import Tokens
 from gitboot.serve.limits import Crowd
-from gitboot.serve.operators import Tokens
 from tests.configured import configured
 from tests.preloaded import Heard, captured
 from tests.serving import ENTRY, Site, connect, eventually, get, site

@@ -22,8 +22,7 @@ from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.parts import PAGE as FOLDER
-from gitboot.serve.api import MOST
-from gitboot.serve.operatorspage import PAGE
+from gitboot.serve.api import MOST, PAGE
 from tests import plain
 from tests.browser import Browser, browser, browsers
 from tests.fleets import at, fleet, server

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.serve.certificate import first_end
+from gitboot.serve.tls import first_end
 from tests.redfish.certificates import Authority
 
 

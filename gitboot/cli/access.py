@@ -17,9 +17,9 @@ from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
-    from gitboot.serve.certificate import Certificate
-    from gitboot.serve.clients import Clients
+    from gitboot.serve.access_control import Clients
     from gitboot.serve.credential_files import CredentialFiles
+    from gitboot.serve.tls import Certificate
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -119,8 +119,7 @@ def check(access: AccessSettings) -> None:
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
-    from gitboot.serve.clients import LOOPBACK, Clients
-    from gitboot.serve.operators import Tokens
+    from gitboot.serve.access_control import LOOPBACK, Clients, Tokens
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
@@ -135,8 +134,8 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
 
 def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
+    from gitboot.serve.access_control import Tokens
     from gitboot.serve.credential_files import CredentialFiles
-    from gitboot.serve.operators import Tokens
     from gitboot.serve.pushes import PushSecret
 
     checks: dict[str, Callable[[], object]] = {}
@@ -151,7 +150,7 @@ def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Pat
 
 def certificate_of(access: AccessSettings) -> Certificate | None:
     """What operators are shown; None: what they ask is not encrypted."""
-    from gitboot.serve.certificate import Certificate
+    from gitboot.serve.tls import Certificate
 
     return Certificate(*access.operators_tls) if access.operators_tls is not None else None
 

@@ -13,7 +13,7 @@ from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.naming import PostgresAddress
 
 if TYPE_CHECKING:
-    from gitboot.serve.recording import ForwardedRecording, Recording
+    from gitboot.serve.recorder import ForwardedRecording, Recording
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,7 +58,7 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
     """Open what records fetches until the block ends; None if there is no spool."""
     from gitboot.observe.spool import Spool
     from gitboot.serve.app import DEADLINE_S
-    from gitboot.serve.recording import ForwardedRecording, Recording
+    from gitboot.serve.recorder import ForwardedRecording, Recording
 
     if spool is None:
         yield None

@@ -32,12 +32,12 @@ from gitboot.timekeeping import keeping
 if TYPE_CHECKING:
     from gitboot.age import Keys
     from gitboot.ledger.naming import PostgresAddress
+    from gitboot.serve.access_control import Clients
     from gitboot.serve.app import Endpoint
-    from gitboot.serve.certificate import Certificate
-    from gitboot.serve.clients import Clients
     from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.pushes import Pushes
     from gitboot.serve.server import EndpointServer
+    from gitboot.serve.tls import Certificate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -258,9 +258,9 @@ def _work(
     from gitboot.observe.spool import aside
     from gitboot.observe.stopped import Words, folders
     from gitboot.serve.app import Endpoint
+    from gitboot.serve.boot_gate import reporting_to
     from gitboot.serve.clocks import ComparedClock
-    from gitboot.serve.readiness import Turns, why_not_ready
-    from gitboot.serve.refusals import reporting_to
+    from gitboot.serve.recorder import Turns, why_not_ready
     from gitboot.serve.tree import LOOK_S, PublishedTree
 
     raise_limits()
@@ -303,9 +303,9 @@ def _work(
 def _server(
     endpoint: Endpoint, machines: socket.socket, operators: socket.socket | None, certificate: Certificate | None
 ) -> EndpointServer:
-    from gitboot.serve.encrypted import EncryptedSocket
-    from gitboot.serve.operators import Stranger
+    from gitboot.serve.access_control import Stranger
     from gitboot.serve.server import EndpointServer
+    from gitboot.serve.tls import EncryptedSocket
 
     if operators is None:
         return EndpointServer(endpoint, machines)

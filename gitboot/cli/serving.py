@@ -22,8 +22,8 @@ from gitboot.ledger.naming import address_beside
 from gitboot.status import Endpoints, Event
 
 if TYPE_CHECKING:
-    from gitboot.serve.certificate import Certificate
     from gitboot.serve.credential_files import CredentialFiles
+    from gitboot.serve.tls import Certificate
     from gitboot.serve.worker_processes import Workers
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
 
@@ -36,8 +37,8 @@ from gitboot.render.paths import (
     token_in,
 )
 from gitboot.render.state import Turn, turn_of
-from gitboot.serve.giving import Guarded
-from gitboot.serve.metrics import Answered
+from gitboot.serve.access_control import Stranger
+from gitboot.serve.boot_gate import Guarded
 from gitboot.serve.reply import (
     HEARD,
     NOT_FOUND,
@@ -52,6 +53,28 @@ from gitboot.serve.tree import Located, PublishedTree, Read, Signature, signatur
 _MOST_HELD: Final = 4096
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 MOST_BYTES: Final = 1024 * 1024  # what is larger is an artifact, which is read from the disk each time
+
+
+class Answered(StrEnum):
+    """What a request was for."""
+
+    ENTRY = "entry"  # what boots a machine for a key, or reports, and so is recorded
+    FILE = "file"  # another file of boot/
+    PAGE = "page"  # API, metrics, health
+    ARTIFACT = "artifact"  # a file read from the disk
+    INVENTORY = "inventory"  # what an image found in a machine, and sends
+    NOTHING = "nothing"  # no file, no page
+
+
+class Metrics:
+    """Counts requests."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[Answered, int]] = Counter()  # by their status
+        self.strangers: Counter[Stranger] = Counter()  # who asked for what is for operators
+
+    def count(self, answered: Answered, status: int) -> None:
+        self.requests[answered, status] += 1
 
 
 class Entry(NamedTuple):

@@ -1,4 +1,4 @@
-"""The operators' API: what is planned for each server, a list of servers by pages, and how the instance fares."""
+"""The operators' API below /api/v1/, and the page that shows what it has: files of the package, and published data."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
+from functools import cache, partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.observe.undescribed import UnknownMachines
+from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import PublishedServer, parse, server_of, state_path, turn_of
 from gitboot.serve.reply import NOT_FOUND, NOT_YET
@@ -223,3 +225,59 @@ class Pages:
         if len(self._items) > _MOST_HELD:
             self._items.popitem(last=False)
         return item
+
+
+# The page that operators look at
+
+PAGE: Final = "/page/"
+LEADS_TO_PAGE: Final = ("/", "/page")
+_DATA: Final = re.compile(r"fleet|shard/[0-9a-f]{2}|server/[a-z0-9][a-z0-9.-]*")
+_OFF: Final = """\
+This is gitboot. The page for operators is off. To publish the page, add pages to the outputs of the Fleet:
+
+    spec:
+      outputs: [ipxe, grub, pages]
+
+Until then /page/ shows only what the API has.
+"""
+_HEADERS: Final = {
+    "cache-control": "no-cache",
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def page_routes(tree: PublishedTree) -> list[Route]:
+    """The page at `PAGE`, and what it is made of beside it; its data is there where the Fleet's outputs have it."""
+
+    def data(request: Request) -> Response:
+        name = request.path_params["name"]
+        found = tree.read(f"{DATA}{name}.js") if _DATA.fullmatch(name) else None
+        if found is None:
+            return NOT_FOUND
+        etag = f'"{sha256(found.content).hexdigest()}"'
+        headers = {**_HEADERS, "content-type": SCRIPT, "etag": etag}
+        if request.headers.get("if-none-match") == etag:
+            return Response(status_code=304, headers=headers)
+        return Response(found.content, headers=headers)
+
+    def lead(_: Request) -> Response:
+        """Redirect to the page if it is published; else say how to publish it."""
+        if not tree.is_ready:
+            return NOT_YET
+        if tree.read(f"{DATA}fleet.js") is None:
+            return PlainTextResponse(_OFF, headers={"cache-control": "no-store"})
+        told = f"The page for operators is at {PAGE}\n"
+        return PlainTextResponse(told, 302, headers={"cache-control": "no-store", "location": PAGE.lstrip("/")})
+
+    leading = [Route(path, lead) for path in LEADS_TO_PAGE]
+    beside = [Route(f"{PAGE}{name}", partial(_file, name)) for name in MADE_OF if name != "index.html"]
+    page = Route(PAGE, partial(_file, "index.html"))
+    return [*leading, page, *beside, Route(f"{PAGE}data/{{name:path}}.js", data)]
+
+
+def _file(name: str, _: Request) -> Response:
+    return Response(static(name), headers={**_HEADERS, "content-type": MADE_OF[name]})

@@ -6,40 +6,36 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gitboot.age import Keys
+from gitboot.assets.below import file_below
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.refused import WhyNot, in_general
 from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.aliases import FOR_UNKNOWN, INVENTORY
 from gitboot.render.disk import sent_to_disk
-from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, means
+from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
 from gitboot.render.state import Need
-from gitboot.serve.answers import Answer, Answers, Entry
-from gitboot.serve.api import Api
-from gitboot.serve.artifacts import ServedFiles, size_below
-from gitboot.serve.clients import Clients, client_address, membership, unnamed_proxy
+from gitboot.serve.access_control import Clients, OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
+from gitboot.serve.answers import Answer, Answered, Answers, Entry, Metrics
+from gitboot.serve.api import LEADS_TO_PAGE, PAGE, Api, page_routes
+from gitboot.serve.boot_gate import Asking, Giving, Guarded, Refusal, Refusals, explained, in_comment, is_sent_on
 from gitboot.serve.connection import GONE, PATIENCE_S, RECEIVED
-from gitboot.serve.giving import Asking, Giving, Guarded, explained, in_comment, is_sent_on
 from gitboot.serve.limits import Bodies, Limits
-from gitboot.serve.metrics import Answered, Metrics
 from gitboot.serve.named import NamedAnswers
-from gitboot.serve.operators import OperatorsDoor, Stranger
-from gitboot.serve.operatorspage import LEADS_TO_PAGE, PAGE, page_routes
 from gitboot.serve.pushes import PUSHED
-from gitboot.serve.readiness import why_not_ready
-from gitboot.serve.recording import Recorder
-from gitboot.serve.refusals import Refusal, Refusals
+from gitboot.serve.recorder import Recorder, why_not_ready
 from gitboot.serve.reply import (
     FAULT,
     FOR_A_YEAR,
@@ -207,7 +203,7 @@ class Endpoint:
         if (refusal := await read(_MOST_REPORT_BYTES, end.extend)) is not None:
             return self._counted(Answered.NOTHING, refusal)
         told = last_lines(bytes(end)) if kind is FAILED else None
-        if not await self._giving.heard(answer.guarded, asking, told):
+        if not await self._giving.record(answer.guarded, asking, told):
             return self._counted(Answered.NOTHING, NOT_NOW)  # it is to send it again
         return self._counted(answer.counts_as, answer.reply)
 
@@ -345,6 +341,45 @@ async def _has_received(scope: Scope) -> bool:
     while (found := has_received()) is None and loop.time() < ends_s:  # noqa: ASYNC110 - no event tells it
         await asyncio.sleep(_LOOKS_S)
     return bool(found)
+
+
+# Files that are read from the disk for each request
+
+
+class ServedFiles:
+    """The files below ``root``; nothing that a symlink or a spelling of its path leads out to."""
+
+    def __init__(self, root: Path, *, cache_control: bytes) -> None:
+        self._root = root
+        self._cache_control = cache_control
+
+    # Not async: Starlette runs it in a thread, where a slow disk holds up nobody else.
+    def page(self, request: Request) -> Response:
+        return self.file(request.path_params["path"], request)
+
+    def file(self, path: str, request: Request) -> Response:
+        """The answer with the file at ``path`` below the root, whatever was asked for."""
+        try:
+            found = file_below(self._root.resolve(), path)
+        except OSError:
+            return NOT_YET
+        if found is None:
+            return NOT_FOUND
+        content_type = artifact_type(found.name)
+        headers = {"content-type": content_type, "cache-control": self._cache_control.decode()}
+        response = FileResponse(found, headers=headers, stat_result=found.stat())
+        etag = response.headers["etag"].encode()
+        if any(name == b"if-none-match" and names(value, etag) for name, value in request.scope["headers"]):
+            return Reply(304, [(b"etag", etag), (b"cache-control", self._cache_control)])
+        return response
+
+
+def size_below(root: Path, path: str) -> int | None:
+    """The size of the file at ``path`` that would be answered; None where there is none."""
+    with suppress(OSError):
+        found = file_below(root.resolve(), path)
+        return found.stat().st_size if found is not None else None
+    return None
 
 
 def _artifacts(root: Path, assets: Path | None) -> list[Route]:

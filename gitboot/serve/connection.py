@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gitboot.serve.clients import FORWARDED
+from gitboot.serve.access_control import FORWARDED, OperatorsDoor
 from gitboot.serve.limits import Limits
-from gitboot.serve.operators import OperatorsDoor
 from gitboot.serve.reply import Header, Reply
 
 GONE: Final = "gitboot.gone"  # the ASGI extension by which an application asks whether the client has left

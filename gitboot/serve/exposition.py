@@ -17,12 +17,12 @@ from gitboot import __version__
 from gitboot.observe.refused import WhyNot
 from gitboot.remedies import BMC, REMEDIES
 from gitboot.serve import catalogue
+from gitboot.serve.access_control import Stranger
+from gitboot.serve.answers import Answered, Metrics
 from gitboot.serve.catalogue import Family
-from gitboot.serve.certificate import Certificate
 from gitboot.serve.limits import Limits
-from gitboot.serve.metrics import Answered, Metrics
-from gitboot.serve.operators import Stranger
-from gitboot.serve.recording import Recorder
+from gitboot.serve.recorder import Recorder
+from gitboot.serve.tls import Certificate
 from gitboot.serve.tree import PublishedTree, shown_unknown
 
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels

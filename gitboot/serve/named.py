@@ -24,8 +24,7 @@ from gitboot.render.aliases import (
 )
 from gitboot.render.paths import BOOT, FIRST_SCRIPT, NOCLOUD, ContentType, Kind, identity_of
 from gitboot.render.state import PublishedServer
-from gitboot.serve.answers import Answer, Answers
-from gitboot.serve.metrics import Answered
+from gitboot.serve.answers import Answer, Answered, Answers
 from gitboot.serve.reply import UNCACHED, file_reply
 from gitboot.serve.tree import Located, PublishedTree, Signature, signature
 

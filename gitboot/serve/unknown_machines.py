@@ -10,8 +10,7 @@ from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.components import MOST_BYTES, parse_sent
 from gitboot.observe.undescribed import UnknownMachine, inventoried, network_of, unknown_of
 from gitboot.render.paths import Role
-from gitboot.serve.counting import Census
-from gitboot.serve.giving import Asking
+from gitboot.serve.boot_gate import Asking, Census
 from gitboot.serve.limits import ReadBody
 from gitboot.serve.reply import HEARD, NOT_FOUND, NOT_NOW, TOO_OFTEN, Reply, refused
 from gitboot.serve.tree import PublishedTree, without_document

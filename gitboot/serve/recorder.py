@@ -1,4 +1,4 @@
-"""Records of the fetches that an endpoint answers, and whether fetches can be recorded at present.
+"""Records of the fetches that an endpoint answers, and whether it can record fetches and is ready for machines.
 
 A host that shares its instance's PostgreSQL ledger records the intent to serve a one-time boot in the database before
 the answer, so that all hosts together serve the boot once. While the database does not answer, such a boot is withheld.
@@ -13,21 +13,24 @@ import logging
 import math
 import threading
 import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import Final, TypeVar
 
 from gitboot.observe.elsewhere import SpoolElsewhere, Unrecordable, is_lease
 from gitboot.observe.given import Given, GivenBoots, joined
-from gitboot.observe.observation import Observation
-from gitboot.serve.open_intents import OpenIntents
-from gitboot.serve.repeated_fetches import RepeatedFetches
+from gitboot.observe.observation import Observation, Outcome
+from gitboot.observe.secret_fetches import MOST_ADDRESSES, MOST_FETCHES, OTHERS, network_of, secret_of
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
 from gitboot.render.paths import Role, kind_of
+from gitboot.serve.tree import PublishedTree
+from gitboot.status import Event
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -254,3 +257,198 @@ class ForwardedRecording:
 
 
 Recorder = Recording | ForwardedRecording
+
+
+# Repeated fetches of secrets
+
+
+class _Counted:
+    """The fetches of one secret by one address, as one endpoint has recorded and counted them."""
+
+    __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
+
+    def __init__(self) -> None:
+        self.recorded = 0  # fetches that lines of the spool stand for
+        self.recorded_s = 0.0  # when the last line was written, by a clock that only goes forward
+        self.waiting: Observation | None = None  # the last fetch that no line stands for
+        self.waiting_times = 0
+
+    def taken(self, now_s: float) -> Observation | None:
+        """Return what waits, as one observation; nothing waits then."""
+        waiting, times = self.waiting, self.waiting_times
+        if waiting is None:
+            return None
+        self.waiting, self.waiting_times = None, 0
+        self.recorded, self.recorded_s = self.recorded + times, now_s
+        return replace(waiting, times=times)
+
+
+class RepeatedFetches:
+    """Lets the first fetches of each secret through, and counts the others for one line a minute; from any thread.
+
+    A client that fetches a secret all the time would else fill the spool, which has the fetches of all servers. The
+    count is in memory: an endpoint that is killed loses at most a minute of it, and no address.
+    """
+
+    _EVERY_S: Final = 60.0
+    _MOST: Final = 4096  # secrets
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._secrets: OrderedDict[tuple[str, str, str, bool], dict[str, _Counted]] = OrderedDict()  # last used last
+        self._left: list[Observation] = []  # what waited for a secret that is not known any more
+
+    def take(self, observation: Observation, now_s: float) -> Observation | None:
+        """Return what to record now, with how many fetches it stands for; None: it waits, and was counted."""
+        secret = secret_of(observation.path)
+        if secret is None:
+            return observation
+        with self._lock:
+            counted = self._of(observation, secret)
+            counted.waiting, counted.waiting_times = observation, counted.waiting_times + 1
+            is_due = counted.recorded <= MOST_FETCHES or now_s - counted.recorded_s >= self._EVERY_S
+            return counted.taken(now_s) if is_due else None
+
+    def due(self, now_s: float) -> list[Observation]:
+        """Return what has waited for a minute, to be recorded now."""
+        with self._lock:
+            left, self._left = self._left, []
+            due = (
+                counted.taken(now_s)
+                for addresses in self._secrets.values()
+                for counted in addresses.values()
+                if counted.waiting is not None and now_s - counted.recorded_s >= self._EVERY_S
+            )
+            return [*left, *(each for each in due if each is not None)]
+
+    def rest(self) -> list[Observation]:
+        """Return all that waits, when the endpoint ends."""
+        return self.due(float("inf"))
+
+    def put_back(self, observation: Observation) -> None:
+        """Count what could not be recorded, so that the next fetch by its client is recorded at once with it."""
+        if (secret := secret_of(observation.path)) is None:
+            return
+        with self._lock:
+            counted = self._of(observation, secret)
+            counted.recorded, counted.recorded_s = counted.recorded - observation.times, float("-inf")
+            if observation.times > 1:  # the fetch that could not be recorded was perhaps not answered
+                counted.waiting, counted.waiting_times = observation, counted.waiting_times + observation.times - 1
+
+    def _of(self, observation: Observation, secret: str) -> _Counted:
+        key = observation.server, str(observation.digest), secret, observation.is_evidence
+        addresses = self._secrets.setdefault(key, {})
+        self._secrets.move_to_end(key)
+        if len(self._secrets) > self._MOST:
+            _, oldest = self._secrets.popitem(last=False)
+            self._left += filter(None, (each.taken(0.0) for each in oldest.values()))
+        address = network_of(observation.client)
+        if address not in addresses and len(addresses) >= MOST_ADDRESSES:
+            address = OTHERS
+        return addresses.setdefault(address, _Counted())
+
+
+# Outcomes of intents
+
+_MOST_UNWRITTEN: Final = (
+    4096  # outcomes that wait to be written; an outcome that is dropped stays unknown, which is safe
+)
+
+
+class OpenIntents:
+    """Records the outcome of each intent in a spool, and tries again until it is written; from any thread."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._open: dict[str, Observation] = {}  # by id
+        self._unwritten: deque[Observation] = deque(maxlen=_MOST_UNWRITTEN)  # outcomes whose last write has failed
+
+    def add(self, observation: Observation) -> None:
+        """Note that an observation is recorded and that `conclude` follows, if it is an intent."""
+        if observation.intent is not None:
+            self._open[observation.intent] = observation
+
+    def withhold(self, observation: Observation) -> None:
+        """Record that nothing is served, if the observation is an intent. It may be in the log, or still get there.
+
+        If it is answered all the same, add it: `conclude` follows.
+        """
+        if observation.is_answered_anyway:
+            self.add(observation)
+        elif observation.intent is not None:
+            self._write(replace(observation, outcome=Outcome.WITHHELD))
+
+    def conclude(self, intent: str, outcome: Outcome | None) -> None:
+        """Record what became of an intent that was added; None: that stays unknown. For any other id, do nothing.
+
+        This returns at once. If the process ends before the outcome is written, the outcome stays unknown.
+        """
+        if (intended := self._open.pop(intent, None)) is not None and outcome is not None:
+            self._write(replace(intended, outcome=outcome))
+
+    def write_again(self) -> None:
+        """Try again to write the outcomes whose last write has failed."""
+        for _ in range(len(self._unwritten)):
+            with suppress(IndexError):  # another thread was first
+                self._write(self._unwritten.popleft())
+
+    def _write(self, concluded: Observation) -> None:
+        self._spool.record(concluded).add_done_callback(partial(self._note, concluded))
+
+    def _note(self, concluded: Observation, written: Future[None]) -> None:
+        if written.exception() is not None:
+            self._unwritten.append(concluded)
+
+
+# Whether machines are well answered here, or better sent to another endpoint
+
+_NOTHING: Final = "nothing is published yet"
+
+
+def why_not_ready(tree: PublishedTree, records: Recorder | None) -> str | None:
+    """Why machines are better sent to another endpoint, in words; None: this one gives what there is to give.
+
+    Where no spool is named nobody gives what is made once, and no other endpoint does better.
+    """
+    if not tree.is_ready:
+        return "the tree is prepared for a host that does not act yet" if tree.terms.prepared else _NOTHING
+    if (doubt := tree.clock.doubt) is not None:
+        return f"{doubt}: no boot that writes a disk is given"
+    return _why_not_given(tree, records)
+
+
+def _why_not_given(tree: PublishedTree, records: Recorder | None) -> str | None:
+    """Why another endpoint would give a boot that is made once, and this one does not."""
+    terms = tree.terms
+    if records is None:
+        if terms.giver is None or terms.sends_on:
+            return None
+        return (
+            "this endpoint has no spool, and the Fleet names no endpoint to send machines on to: no boot that is made "
+            "once is given"
+        )
+    if records.withheld is not None:
+        return f"{records.withheld}: no boot that writes a disk is served"
+    if records.failure is not None:
+        return f"nothing can be recorded: {records.failure}: no boot that is made once is given"
+    if terms.giver is not None and (tree.is_foreign or records.giver != terms.giver):
+        return "the tree names another spool than this endpoint's: no boot that is made once is given"
+    if records.forgotten > terms.forgotten:
+        return "the tree is older than what the spool has forgotten: no boot that is made once is given"
+    return None
+
+
+class Turns:
+    """Announces that an endpoint is ready no more, and why, and that it is again."""
+
+    def __init__(self) -> None:
+        self._is_ready = True
+
+    def turn(self, why_not: str | None, at: datetime) -> Event | None:
+        """The event, where there is something new to say."""
+        was_ready, self._is_ready = self._is_ready, why_not is None
+        if self._is_ready is was_ready:
+            return None
+        if why_not is None:
+            return Event(at=at, type="Ready", message="every boot is given that there is to give")
+        return Event(at=at, type="NotReady", message=why_not, warning=True)

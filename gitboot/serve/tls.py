@@ -1,16 +1,21 @@
-"""The certificate that operators are shown: read anew when its files change, kept where they cannot be used."""
+"""TLS for operators: a certificate that is read again when its files change, and a socket that limits handshakes."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+import socket
 import ssl
 from binascii import a2b_base64
+from collections.abc import Callable, MutableSet
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from gitboot.errors import UsageError
+from gitboot.serve.connection import HEAD_S, Connection
+from gitboot.serve.limits import Limits
 from gitboot.serve.tree import Signature, signature
 from gitboot.status import Event
 
@@ -36,10 +41,6 @@ class Certificate:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.sni_callback = self._show
 
-    def check(self) -> None:
-        """Raise `UsageError` where the files cannot be used."""
-        self._take()
-
     def look(self, at: datetime) -> Event | None:
         """Read the files if they are others than before, or could not be used then; the event, if that is news."""
         failure, is_first = self.failure, not self._signatures
@@ -48,7 +49,7 @@ class Certificate:
             return None
         self._signatures = found
         try:
-            self._take()
+            self.check()
             self.failure = None
         except UsageError as error:
             self.failure = str(error)
@@ -60,7 +61,8 @@ class Certificate:
         goes_on = "the one before goes on" if self._shown is not None else "nobody is let in"
         return Event(at=at, type="CertificateKept", message=f"{self.failure}: {goes_on}", warning=True)
 
-    def _take(self) -> None:
+    def check(self) -> None:
+        """Read the files, and show what they have from now on. Raises `UsageError` if they cannot be used."""
         self._shown = _pair(self._file, self._key)
         with suppress(OSError):  # it is gone since then, and looked at again
             self.ends = first_end(self._file.read_bytes())
@@ -144,3 +146,81 @@ def _end(der: bytes, at: int) -> int:
     """Where what follows it begins."""
     begin, length = _content(der, at), der[at + 1]
     return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)
+
+
+# The socket
+
+_PAUSE_S: Final = 0.1  # where the system lets nobody in
+_FAREWELL_S: Final = 5  # for a client to agree that it ends
+
+
+class EncryptedSocket:
+    """Lets clients in at a socket that listens, by a context that shows them a certificate; others may do so as well.
+
+    ``refuse`` is called for each client that breaks off, takes too long, or speaks another language.
+    """
+
+    def __init__(
+        self, listening: socket.socket, context: ssl.SSLContext, limits: Limits, refuse: Callable[[], None]
+    ) -> None:
+        self._listening, self._context, self._limits, self._refuse = listening, context, limits, refuse
+
+    async def let_in(self, make: Callable[[], Connection], connections: MutableSet[Any]) -> None:
+        """Let clients in until this is cancelled; those that are on their way in are among ``connections``, too."""
+        loop = asyncio.get_running_loop()
+        self._listening.setblocking(False)
+        while True:
+            try:
+                client, address = await loop.sock_accept(self._listening)
+            except OSError:  # it has left again, or all files are in use
+                self._limits.all.make_room()
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            asyncio.create_task(self._greet(client, address[0], make(), connections))  # noqa: RUF006 - _Greeting has it
+
+    async def _greet(
+        self, client: socket.socket, address: str, connection: Connection, connections: MutableSet[Any]
+    ) -> None:
+        greeting = _Greeting(connection, self._limits, asyncio.current_task())
+        connections.add(greeting)
+        self._limits.idle.enter(greeting, address)
+        self._limits.all.enter(greeting, address)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: greeting,
+                client,
+                ssl=self._context,
+                ssl_handshake_timeout=HEAD_S,
+                ssl_shutdown_timeout=_FAREWELL_S,
+            )
+        except OSError:
+            self._refuse()
+        finally:
+            connections.discard(greeting)
+            greeting.leave()
+
+
+class _Greeting(asyncio.Protocol):
+    """A client that has connected, and no more: it waits as one does that asks for nothing."""
+
+    def __init__(self, connection: Connection, limits: Limits, task: asyncio.Task[None] | None) -> None:
+        self._connection, self._limits, self._task = connection, limits, task
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's is
+        """Let the connection take its place, now that both have agreed."""
+        self.leave()
+        transport.set_protocol(self._connection)
+        self._connection.connection_made(transport)
+
+    def leave(self) -> None:
+        """Stop counting it."""
+        self._limits.idle.leave(self)
+        self._limits.all.leave(self)
+
+    def give_up(self, *, if_sending: bool = True) -> bool:  # noqa: ARG002 - nothing is sent yet
+        """Close it at once."""
+        return self._task is not None and self._task.cancel()
+
+    def shutdown(self) -> None:
+        """Close it, as uvicorn asks of each connection at its end."""
+        self.give_up()

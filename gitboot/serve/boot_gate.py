@@ -1,13 +1,21 @@
-"""Whether a boot that writes a disk is given to who asks for it; where it is not, what is answered, and why."""
+"""The checks before a boot that writes a disk, or a secret, is served; and the boots that were withheld."""
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import lru_cache
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Final, NamedTuple
 
 from gitboot.age import Keys, Unopened
 from gitboot.model.scalars import (
@@ -18,16 +26,168 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     parse_uuid,
 )
-from gitboot.observe.agents import is_check
+from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.observe.refused import WhyNot
+from gitboot.observe.refused import KEPT, NotGiven, UnnamedProxy, WhyNot
+from gitboot.observe.reports import Report, remove_report, write_report
 from gitboot.render.paths import HOP, Role
 from gitboot.render.state import Need
-from gitboot.serve.counting import Census
-from gitboot.serve.recording import Recorder
-from gitboot.serve.refusals import Refusal, Refusals
+from gitboot.render.terms import Terms
+from gitboot.serve.access_control import LOOPBACK, membership
+from gitboot.serve.recorder import Recorder
 from gitboot.serve.tree import PublishedTree
+
+# Whose fetches count: a machine's, not a person's, a monitor's or this host's own
+
+
+class Census:
+    """Tells by the terms of a tree, as they are published at present, whose fetches count."""
+
+    def __init__(self, tree: PublishedTree) -> None:
+        self._tree = tree
+        self._read(tree.terms)
+
+    def _read(self, terms: Terms) -> None:
+        self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
+
+    def may_boot(self, client: str | None, agent: str, query: Mapping[str, str]) -> bool:
+        """Return whether user data that is asked for by a UUID, before any boot, may be of the machine's own system."""
+        if is_check(agent, query):
+            return False
+        return is_system(agent) or (self._why_not(client) or self._why_not_a_machine(client, agent)) is None
+
+    def why_not(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
+        """Return why a fetch does not count; None: it counts."""
+        if is_check(agent, query):
+            return "it is a check by gitboot"
+        if (why := self._why_not(client)) is not None or role is not Role.ENTRY:
+            return why
+        if self._terms.clients or is_loader(agent):
+            return None
+        if (why := self._why_not_a_machine(client, agent)) is not None or has_identity(query):
+            return why
+        return f"{agent[:40] or 'who asks'} does not say that it is a boot loader, and sends no UUID and serial number"
+
+    def _why_not(self, client: str | None) -> str | None:
+        """Return why no fetch by this address counts."""
+        if self._terms != self._tree.terms:
+            self._read(self._tree.terms)
+        if self._is_monitor(client):
+            return f"{client} lies in provisioning.monitors"
+        if self._terms.clients and not self._boots(client):
+            return f"{client} does not lie in provisioning.clients"
+        return None
+
+    def _why_not_a_machine(self, client: str | None, agent: str) -> str | None:
+        """Return why a request is no machine's. Each client counts as a machine if the Fleet names clients."""
+        if self._terms.clients:
+            return None
+        if is_tool(agent):
+            return f"{agent.split()[0][:40]} is no boot loader"
+        if client is None or _is_own(client):
+            return f"{client or 'who asks'} is this host itself, and no boot loader"
+        return None
+
+
+_is_loopback: Final = membership(LOOPBACK)
+
+
+@lru_cache(maxsize=4096)
+def _is_own(client: str) -> bool:
+    """Whether an address is one of this host's: only those can be bound to."""
+    if _is_loopback(client):
+        return True
+    address = ip_address(client)
+    if address.is_unspecified:
+        return False
+    family = socket.AF_INET6 if isinstance(address, IPv6Address) else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as tried:
+        try:
+            tried.bind((client, 0))
+        except OSError:
+            return False
+    return True
+
+
+# What was withheld
+
+_MOST_REFUSALS: Final = 500  # servers, of each reason
+_MOST_PROXIES: Final = 16
+_PROXY_NOTED_EVERY: Final = timedelta(minutes=10)
+
+
+class Refusal(NamedTuple):
+    """Why a boot is not given."""
+
+    reason: WhyNot
+    words: str
+
+
+class Refusals:
+    """What was refused lately: the last of each server and reason; from any thread."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[WhyNot] = Counter()
+        self._lock = threading.Lock()
+        self._last: dict[WhyNot, OrderedDict[str, NotGiven]] = {reason: OrderedDict() for reason in WhyNot}
+        self._proxies: OrderedDict[str, UnnamedProxy] = OrderedDict()
+
+    def note(self, server: str, refusal: Refusal, client: str, at: datetime) -> None:
+        """Take note that a server's boot was not given."""
+        with self._lock:
+            self.counted[refusal.reason] += 1
+            last = self._last[refusal.reason]
+            times = last.pop(server).times + 1 if server in last else 1
+            last[server] = NotGiven(
+                reason=refusal.reason, server=server, words=refusal.words, client=client, at=at, times=times
+            )
+            if len(last) > _MOST_REFUSALS:
+                last.popitem(last=False)
+
+    def settle(self, server: str) -> None:
+        """Take note that a server's boot was given: what was in its way is no more."""
+        with self._lock:
+            for last in self._last.values():
+                last.pop(server, None)
+
+    def note_proxy(self, address: str, at: datetime) -> None:
+        """Take note of an address that states for whom it asks, and that no setting names as a proxy."""
+        with self._lock:
+            known = self._proxies.get(address)
+            if known is not None and at - known.at < _PROXY_NOTED_EVERY:
+                return
+            self._proxies[address] = UnnamedProxy(address=address, at=at)
+            self._proxies.move_to_end(address)
+            if len(self._proxies) > _MOST_PROXIES:
+                self._proxies.popitem(last=False)
+
+    def since(self, at: datetime) -> Report:
+        """Return what was noted within the last hour, sorted."""
+        with self._lock:
+            found = [each for last in self._last.values() for each in last.values() if each.at > at - KEPT]
+            proxies = sorted(each for each in self._proxies.values() if each.at > at - KEPT)
+        return Report(tuple(sorted(found, key=lambda each: (each.reason, each.server))), tuple(proxies))
+
+
+@contextmanager
+def reporting_to(spool: Path | None, refusals: Refusals) -> Iterator[Callable[[datetime], None]]:
+    """What leaves a report in the spool, where another one is due at an instant; it goes with the endpoint."""
+    name = f"{os.getpid()}-{token_hex(8)}"
+    left = Report()
+
+    def report(at: datetime) -> None:
+        nonlocal left
+        if spool is not None and (now := refusals.since(at)) != left:
+            left = now
+            write_report(spool, name, now)
+
+    yield report
+    if spool is not None:
+        remove_report(spool, name)
+
+
+# Whether a boot is served
 
 _HEADER_LINES: Final = b"#!"
 _ANOTHER_GIVER: Final = Refusal(WhyNot.ANOTHER_GIVER, "another endpoint gives it, by the instance's own spool")
@@ -103,12 +263,12 @@ class Giving:
             if asked.role is not Role.DATA and (why := self._why_not_counted(asked, asking)) is not None:
                 is_refused = asked.role is Role.REPORT and not asking.is_check
                 return Refusal(WhyNot.NOT_COUNTED, why) if is_refused else None
-            is_recorded = await self._recorded(asked, asking)
+            is_recorded = await self.record(asked, asking)
             is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
             return _NOT_RECORDED if is_lost else None
         refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
         if refusal is None and not asked.once:
-            await self._recorded(asked, asking)
+            await self.record(asked, asking)
         if asking.only_looks or asking.is_check or (refusal is not None and is_sent_on(refusal, asked, asking)):
             return refusal
         if refusal is None:
@@ -153,13 +313,9 @@ class Giving:
             return _OLDER_TREE
         if is_done:
             return Refusal(WhyNot.GIVEN, "its installer has reported since")
-        if asking.only_looks or await self._recorded(asked, asking):
+        if asking.only_looks or await self.record(asked, asking):
             return None
         return _NOT_RECORDED
-
-    async def heard(self, asked: Guarded, asking: Asking, log: str | None) -> bool:
-        """Whether the word of an installer stands recorded, with the end of its log where it has failed."""
-        return await self._recorded(asked, asking, log)
 
     def _at_once(self, asked: Guarded, asking: Asking) -> Refusal | None:
         """What speaks against it without asking the spool."""
@@ -191,7 +347,7 @@ class Giving:
         if self._is_another_giver(recorder):
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
-            is_recorded = asking.only_looks or await self._recorded(asked, asking)
+            is_recorded = asking.only_looks or await self.record(asked, asking)
             may_boot = self._census.may_boot(asking.client, asking.agent, asking.query)
             if (given is None or given.first.is_start) and not may_boot:
                 self.conclude(asking, None)  # perhaps it is not the machine: no boot was served, and a tool asks
@@ -200,7 +356,7 @@ class Giving:
             return _OLDER_TREE
         if given is not None and not given.again(asking.at, self._tree.clock.up):
             return Refusal(WhyNot.GIVEN, str(given))
-        if asked.role is Role.OFFER or asking.only_looks or await self._recorded(asked, asking):
+        if asked.role is Role.OFFER or asking.only_looks or await self.record(asked, asking):
             return None
         return _NOT_RECORDED
 
@@ -212,8 +368,8 @@ class Giving:
         """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
         return recorder.forgotten > self._tree.terms.forgotten
 
-    async def _recorded(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
-        """Whether a fetch stands recorded."""
+    async def record(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
+        """Return whether a fetch is recorded, or what an installer reports, with the end of its log if it failed."""
         recorder = self._recorder
         if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
             return False
