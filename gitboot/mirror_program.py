@@ -928,6 +928,13 @@ class Mirror:
         except (Failure, ListProblem) as error:
             warn(f"there is no state, and no list in {self._folder}: {error}")
 
+    def foreign(self) -> Optional[str]:
+        """Return a file that the first copy would delete, if no tree was copied here; None: there is none."""
+        if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
+            return None
+        others = (path for path in paths_in(self._folder) if not self._is_kept(path))
+        return next(others, None)
+
     def _tree(self, root: str, keys: Sequence[bytes]) -> "Tree":
         def fetch(name: str, max_bytes: int) -> Optional[bytes]:
             try:
@@ -950,13 +957,14 @@ class Mirror:
 
         The latest time goes back only if a newer list had expired by then: this clock was ahead, because a publisher
         renews its list long before. Any other list may have waited for this copy, whatever the time is, and a window
-        that has ended stays ended.
+        that has ended stays ended. The ends that are ahead are kept until `replace` has replaced the files.
         """
         state, signed = self._state, tree.signed
+        ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
         is_newer = state.seen is None or signed.seen != state.seen
         was_ahead = is_newer and signed.expires <= state.latest
         state.latest = signed.made if was_ahead else max(state.latest, signed.made)
-        state.seen, state.made, state.endings = signed.seen, signed.made, tree.endings()
+        state.seen, state.made, state.endings = signed.seen, signed.made, {**ahead, **tree.endings()}
         state.save()
 
     def replace(self, tree: "Tree") -> None:
@@ -968,12 +976,14 @@ class Mirror:
         files = tree.files(self._state.digest, now)
         self._note(tree)
         now = self._state.now(self._clock())
-        ended = {path for path, ending in self._state.endings.items() if ending.since <= now}
+        endings = tree.endings()
+        ended = {path for path, ending in endings.items() if ending.since <= now}
         kept = [path for path in paths_in(self._staging) if self._is_kept(path) and path not in files]
         folders = set()  # type: Set[str]
         for path in [*kept, *sorted(files, key=tree.order)]:
             if path not in ended:
                 self._link(path, folders)
+        self._state.endings = endings
         self.end_windows()
         present = {*files, *kept, *ended}
         for path in list(paths_in(self._folder)):
@@ -1160,6 +1170,10 @@ def main(
 def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
     if state.made is None:
         mirror.remember(keys)
+        foreign = mirror.foreign()
+        if foreign is not None:
+            warn(f"{foreign} is in the folder of --to, which has no copied tree: name an empty folder")
+            return 1
     mirror.end_windows()
     state.save()
     try:

@@ -313,6 +313,33 @@ def test_a_list_that_waited_for_its_copy_opens_no_window_again(publisher: Signed
     assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
 
 
+def test_a_window_that_a_commit_took_back_ends_though_its_copy_was_broken_off(
+    publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full before the boot script of the new commit is in its place, and the publisher dies."""
+    host.run(INSIDE)
+    publisher.publish(planned(*ALWAYS, now=INSIDE), INSIDE + SECOND)
+
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(program.Mirror, "_link", full)
+        assert host.run(INSIDE + SECOND) == 1
+    assert host.boots() == WINDOW
+    shutil.rmtree(publisher.boot)
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+
+
+def test_a_folder_of_other_files_is_left_alone(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
+    other = host.served / "index.html"
+    other.write_text("another site")
+    assert host.run(INSIDE) == 1
+    assert "index.html is in the folder of --to" in capsys.readouterr().err
+    assert {path.name for path in host.served.iterdir()} == {"index.html"}
+
+
 @pytest.mark.parametrize("lost", ["state", "digests", "damaged state"])
 def test_a_window_ends_though_the_state_was_lost(publisher: SignedSite, host: MirrorHost, lost: str) -> None:
     host.run(INSIDE)
