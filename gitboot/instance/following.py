@@ -53,6 +53,7 @@ class Followed:
         """``list_keys`` is the folder of the keys that sign the list; None: the list is unsigned."""
         self._target, self._followers, self._list_keys = target, followers, list_keys
         self._signed_list = SignedListState()
+        self._has_published = False  # by this process
 
     @property
     def is_as_left(self) -> bool:
@@ -76,14 +77,18 @@ class Followed:
         """As the target does; the signed list is written before others follow."""
         done = self._target.publish(servers, shared, complete=complete, commit=commit, at=at, parts=parts)
         self._update_list(at)
+        self._has_published = True
         self._followers.publish()
         return done
 
     def renew_list(self, at: datetime) -> SignedListState:
-        """Write the signed list if it is due, or if the keys are others than before; return how it fares."""
+        """Write the signed list if it is due, or if the keys are others than before; return how it fares.
+
+        Nothing follows before something was published: OUTPUT may be older than what the targets have.
+        """
         before = self._signed_list.expires
         self._update_list(at)
-        if self._signed_list.expires != before:
+        if self._signed_list.expires != before and self._has_published:
             self._followers.publish()
         return self._signed_list
 
