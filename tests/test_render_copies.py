@@ -293,6 +293,27 @@ def test_user_data_that_a_machine_asks_for_by_its_uuid_is_the_policys() -> None:
         assert boots_image in files[f"boot{IPXE}"].content.decode(), "a script that asks would boot what finds no data"
 
 
+@pytest.mark.parametrize("settings", ["baseURL: 'http://boot.test'", HTTP])
+def test_user_data_of_a_one_time_boot_is_not_in_a_copy_if_the_policys_boot_asks_for_its_own(settings: str) -> None:
+    by_uuid = "userData: Ignition/3.4, configFrom: SystemUUID"
+    data = "httpBoot: uki, userData: {{format: Ignition/3.4, template: {name}}}"
+    documents = (
+        server("web01", "role: web"),
+        image("live-1", f"{by_uuid}, writesDisk: false", "uki"),
+        image("installer-2", by_uuid, "uki"),
+        profile("live", "live-1", data.format(name="live"), method="UefiHttp"),
+        profile("repair", "installer-2", data.format(name="repair"), method="UefiHttp"),
+        policy("live", boots="live"),
+        maintenance("repair", "20T22:00 21T04:00", "run: 1, networkBoot: Once"),
+    )
+    templates = {name: f'{{"ignition": {{"version": "3.4.0"}}, "x": "{name}"}}' for name in ("live", "repair")}
+    made = planned(fleet(settings, copies=False), *documents, now=START, templates=templates).servers["web01"]
+    assert any("installer-2" in text for text in made.published.contents.values()), "the endpoint has the one-time boot"
+    assert '"x": "live"' in made.files[f"boot/ignition/{uuid_of('web01')}"].content.decode()
+    script = made.files[f"boot{IPXE}"].content.decode()
+    assert "live-1" in script and "gitboot-asked" not in script
+
+
 @pytest.mark.parametrize(
     "settings", [HTTP, HTTPS, f"{HTTPS}, serving: {{ipxeHttps: true}}", f"{HTTP}, serving: {{lateEnds: Accept}}"]
 )

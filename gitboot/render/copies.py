@@ -51,6 +51,10 @@ def asking_scripts(decision: Decision, files: Files, alone: Files) -> dict[str, 
 
 def _without_one_time_boot(decision: Decision, files: Files, alone: Files) -> dict[str, File]:
     found = {**files}
+    # User data at a path that has no token: both boots ask for it there, so a copy has that of the boot in its scripts.
+    data = {path: alone[path] for path in files.keys() & alone.keys() if _is_of(path, Role.DATA)}
+    found |= data
+    asks = all(files[path] == file for path, file in data.items())
     for path in files:
         kind = paths.kind_of(path)
         if kind is None or kind.role not in (Role.ENTRY, Role.OFFER) or kind is paths.PIXIECORE:
@@ -59,7 +63,7 @@ def _without_one_time_boot(decision: Decision, files: Files, alone: Files) -> di
             del found[path]
         else:
             # An iPXE without https fails to ask, and boots the same as if it had not asked.
-            found[path] = _asking(decision, kind, path, other) or other
+            found[path] = (_asking(decision, kind, path, other) if asks else None) or other
     return found
 
 
