@@ -151,6 +151,15 @@ def test_a_window_that_another_follows_at_once_ends_with_a_boot_without_maintena
     assert "flatcar-1" in text and "other-1" not in text and "memtest-7" not in text
 
 
+def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_begun() -> None:
+    disk = profile("disk", "", method="Disk")
+    first, second = (maintenance(*each) for each in (("m1", "20T22:00 20T23:00"), ("m2", "20T23:00 21T01:00")))
+    since, files = ended("20T22:30", disk, first.replace("profile: repair", "profile: disk"))
+    assert (since, "flatcar-1" in (files[ENTRY] or "")) == (at("20T23:00"), True)
+    since, files = ended("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
+    assert (since, "flatcar-1" in (files[ENTRY] or "")) == (at("20T23:00"), True)
+
+
 def test_after_a_window_a_policy_that_installs_is_not_begun_by_a_copy_that_another_window_follows() -> None:
     first, second = maintenance("m1", "20T22:00 20T23:00"), maintenance("m2", "20T23:00 21T01:00")
     documents = (OUTPUTS, *SEED[1:-1], policy("web", often="Once"), first, second)

@@ -350,10 +350,10 @@ def _without_window(
     If another window follows at once, the files are those of a boot without any maintenance: a copy that ends windows
     without a publisher opens none.
     """
-    if len(renderings) == 1 or not renderings[0].is_of_window:
+    if len(renderings) == 1 or renderings[0].maintenance is None:
         return None
     then = renderings[1]
-    if not then.is_of_window or then.plan is None:
+    if then.maintenance is None or then.plan is None:
         return then.in_tree
     instead = fallback(decision, then.plan, absent)
     own = server_files(decisions, decision, instead)
@@ -374,6 +374,11 @@ class _Rendering(NamedTuple):
     common: Digest | None  # the token by which the installer reports, where its plan has no other
     names: PublishedNames
     disk_boot: Digest | None = None  # what names a fetch of a boot of the disk, if a served installation waits for it
+
+    @property
+    def maintenance(self) -> str | None:
+        """The maintenance that decides what boots, the local disk included."""
+        return self.plan.maintenance if self.plan is not None else None
 
     @property
     def is_of_window(self) -> bool:
