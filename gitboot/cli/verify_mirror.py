@@ -57,7 +57,7 @@ _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folde
     "--target",
     "as_target",
     is_flag=True,
-    help="With --tree: the mirror is a target of `gitboot run --target`, or stands before one: without one-time boots.",
+    help="With --tree: the mirror is a bucket, a Git branch, or a cache of one, whose files have times of their own.",
 )
 @click.option(
     "--repair",
