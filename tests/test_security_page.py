@@ -29,6 +29,7 @@ SHOWN_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_resolve_leaks.py::test_t8_each_kind_of_secret_is_found_wherever_it_stands",
         "test_serve_secrets.py::test_nothing_of_a_secret_is_published_but_what_age_made_of_it",
     ),
+    "List all machines": ("test_mirrors.py::test_the_list_of_all_machines_is_for_clients_on_the_mirrors_own_host",),
     "Take a one-time boot": (
         "test_serve_once.py::test_where_clients_are_named_only_they_count",
         "test_instance_installing.py::test_a_step_that_lasts_is_a_condition_that_names_what_was_fetched_when",
