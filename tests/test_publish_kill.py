@@ -26,14 +26,13 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish import directory as directory_module
 from gitboot.publish import disk as disk_module
-from gitboot.publish import durable
+from gitboot.publish import durable, first_publication
 from gitboot.publish import folders as folders_module
-from gitboot.publish import fresh as fresh_module
 from gitboot.publish import modes as modes_module
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
-from gitboot.publish.fresh import FRESH, READY
+from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.index import index_of, parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.modes import OPEN, TreeModes
@@ -282,7 +281,7 @@ def test_finding_m5_a_first_fill_that_is_killed_has_no_first_script_before_the_b
 ) -> None:
     files = fleet_of(b"#!ipxe\n", range(2))
     if stands == "a mount point":
-        monkeypatch.setattr(fresh_module, "_can_be_moved", lambda *_: False)
+        monkeypatch.setattr(first_publication, "_can_be_moved", lambda *_: False)
     for at in count(1, every(1)):
         shutil.rmtree(root, ignore_errors=True)
         (root / stands).mkdir(parents=True)
@@ -355,7 +354,7 @@ def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[O
         patch.setattr(disk_module, "os", os_ := Os(happen))
         patch.setattr(durable, "os", os_)
         patch.setattr(folders_module, "os", os_)
-        patch.setattr(fresh_module, "os", os_)
+        patch.setattr(first_publication, "os", os_)
         patch.setattr(modes_module, "os", os_)
         patch.setattr(durable, "syncfs", os_.syncfs)
         yield os_

@@ -18,14 +18,12 @@ from gitboot.publish.changes import NamedContent, Publication, TreeChanges, deci
 from gitboot.publish.changing import change, discard
 from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
-from gitboot.publish.filling import fill
-from gitboot.publish.fresh import finish
+from gitboot.publish.first_publication import check_room, check_room_for, fill, finish
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
 from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.reindex import Pair
 from gitboot.publish.resuming import Inventory, left_in_index, now_named
-from gitboot.publish.room import check_room, check_room_for
 from gitboot.publish.signed_list import ListAbout, Listings, SignedList, listing_in
 from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of

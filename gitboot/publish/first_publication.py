@@ -1,4 +1,4 @@
-"""A tree where there was none: written where nobody looks for it, then brought to its place as a whole.
+"""The first publication: check the room, write a tree where nobody looks for it, and move it to its place as a whole.
 
 What is written to ``FRESH`` is nobody's, and goes where its publication came to no end. Once the disk has all of it,
 it is renamed to ``READY``; from then on it is the tree, and whoever publishes next brings what is still there to its
@@ -10,19 +10,34 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
+from math import isqrt
+from pathlib import Path
+from random import Random
 from stat import S_IMODE
-from typing import Final
+from typing import Final, NamedTuple
 
+from gitboot.errors import PublishError
 from gitboot.model.scalars import Digest
+from gitboot.phrases import count
+from gitboot.progress import Told, counted
 from gitboot.publish import durable
+from gitboot.publish.amend import amended
+from gitboot.publish.changes import SHARED, Publication
+from gitboot.publish.changing import rendered
 from gitboot.publish.disk import NEW, NO_LINK, Disk
 from gitboot.publish.durable import refused, split
-from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.tree import OWN, check_path
-from gitboot.render.paths import is_content, move_order
+from gitboot.publish.index import index_of
+from gitboot.publish.manifest import MANIFEST, Head, Stamp
+from gitboot.publish.signed_list import Listings, listing_in
+from gitboot.publish.tree import OWN, Tree, check_path
+from gitboot.render.listing import ListedFile
+from gitboot.render.paths import is_content, is_immutable, move_order
+from gitboot.render.state import outline, state_path
 from gitboot.render.tree import Files
 
 FRESH: Final = f"{OWN}/fresh"
@@ -33,6 +48,52 @@ _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _ELSEWHERE: Final = frozenset({errno.EXDEV, errno.EBUSY})  # what is renamed to, or its place, is a mount point's
+_ASKED: Final = 64  # servers, at the least: by their files is estimated what those of more take
+_SURELY: Final = 0.9  # of an estimate: less is not there by accident of who was asked
+_MIB: Final = 2**20
+
+
+class Filled(NamedTuple):
+    """What a tree holds."""
+
+    head: Head
+    content: Mapping[str, tuple[str, ...]]  # what the entries of each server name
+    written: int  # files
+    listings: Listings
+
+
+def fill(disk: Disk, tree: Tree, wanted: Publication, stamp: Stamp, at: datetime, told: Told) -> Filled | None:
+    """Bring a bare tree to what is wanted; None, and nothing is done, where it cannot be moved to its place.
+
+    Raises PublishError.
+    """
+    written = 0
+    digests: dict[str, str | None] = {}
+    identities: dict[str, tuple[str, ...]] = {}
+    listings: dict[str, ListedFile | None] = {}
+    content = {SHARED: tuple(filter(is_content, wanted.no_servers))}
+    with begun(disk, at) as fresh:
+        if fresh is None:
+            return None
+        for server, files in counted(wanted.servers.items(), _but_the_last(told)):
+            if files is not None:
+                state = files[state_path(server)]
+                digests[server], identities[server] = state.sha256, outline(state.content).identities
+                written += fresh.add(files)
+                content[server] = tuple(filter(is_content, files))
+                listings[server] = listing_in(files, server)
+        written += fresh.add(wanted.no_servers)
+        head, manifest = amended(tree, stamp, digests, wanted.shares({}) or None)
+        fresh.write({**rendered(index_of(identities)), **manifest})
+    return Filled(head, content, written, listings)
+
+
+def _but_the_last(told: Told) -> Told:
+    """Who is told of one step more, which is to bring all to its place."""
+    return lambda done, total: told(done, total + 1)
+
+
+# A tree that nobody sees yet
 
 
 @contextmanager
@@ -227,3 +288,97 @@ class Fresh:
             with _opened(folder, self._folder) as fd:
                 self._modes.give_folder(fd)
             self._made.add(folder)
+
+
+# Whether file systems have room for a tree that begins with nothing
+
+
+@dataclass(slots=True)
+class _Need:
+    """What files take of a file system; of many servers, as far as that follows from some."""
+
+    inodes: float = 0
+    size: float = 0  # bytes
+    is_estimate: bool = False
+
+    def check(self, place: Path) -> None:
+        found = os.statvfs(place)
+        is_root = os.geteuid() == 0  # for whom some is kept free
+        free_bytes = (found.f_bfree if is_root else found.f_bavail) * found.f_frsize
+        free = found.f_ffree if is_root else found.f_favail
+        surely, about = (_SURELY, "about ") if self.is_estimate else (1, "")
+        if found.f_files and self.inodes * surely > free:
+            raise PublishError(
+                f"{place}: expected room for {about}{count(round(self.inodes), 'file')}, "
+                f"and its file system has it for {free:,} "
+                "(choose one with more inodes: mkfs.ext4 -N, mount -o nr_inodes of a tmpfs)"
+            )
+        if self.size * surely > free_bytes:
+            has = f"its file system has {free_bytes / _MIB:,.1f} MiB"
+            raise PublishError(
+                f"{place}: expected room for {about}{self.size / _MIB:,.1f} MiB, and {has} (free some space)"
+            )
+
+
+def check_room(root: Path, wanted: Publication) -> None:
+    """Look whether there is room for all files of a publication; raises PublishError with what lacks.
+
+    A folder counts as a file, one of several names as one, and what is written about the tree not at all. A file system
+    that has no limit of files, or says none, has room for them.
+    """
+    _check(root, _taken(wanted))
+
+
+def check_room_for(root: Path, files: Mapping[str, bytes]) -> None:
+    """The same for these files, whose folders may stand."""
+    _check(root, ((path, len(content), 1) for path, content in files.items()))
+
+
+def _check(root: Path, taken: Iterable[tuple[str, int, float]]) -> None:
+    needs: dict[Path, _Need] = {}
+    places = {top: root / top if (root / top).is_mount() else root for top in ("boot", "ops")}
+    for path, size, times in taken:
+        place = places[path.partition("/")[0]]
+        need = needs.setdefault(place, _Need())
+        need.inodes += times
+        need.size += times * size
+        need.is_estimate |= times != 1
+    for place, need in needs.items():
+        need.check(place)
+
+
+def _taken(wanted: Publication) -> Iterator[tuple[str, int, float]]:
+    """Files and folders: path, size in bytes, and for how many such it stands."""
+    names = sorted(wanted.servers)
+    number = min(max(isqrt(2 * len(names)) + 1, _ASKED), len(names))
+    had, sizes = Counter[str](), dict[str, int]()
+    for files in map(wanted.servers.__getitem__, Random(0).sample(names, number)):  # noqa: S311 - guards nothing
+        once = _once(files or {})
+        had.update(once.keys())
+        sizes.update(once)
+    own = len(names) / number if number else 1
+    of_some = _unseen(Counter(times for path, times in had.items() if is_immutable(path)), own)
+    for path, size in sizes.items():
+        yield path, size, (of_some if is_immutable(path) else own) if had[path] == 1 else 1
+    yield from ((path, size, 1) for path, size in _once(wanted.no_servers).items() if path not in sizes)
+
+
+def _unseen(seen: Mapping[int, int], most: float) -> float:
+    """For how many contents each of those stands that one server alone was found to have, at the most for ``most``.
+
+    ``seen`` has how many contents were found at so many servers. Those of one server and those that groups of servers
+    share look alike in a sample; how many there are follows from how many were found once and how many twice: Chao's
+    estimate of 1984.
+    """
+    once, twice = seen.get(1, 0), max(seen.get(2, 0), 1)
+    return min(most, 1 + once / (2 * twice))
+
+
+def _once(files: Files) -> dict[str, int]:
+    """The sizes of some files, of those with the same content one, and of their folders."""
+    firsts = {file.sha256: path for path, file in sorted(files.items(), reverse=True)}
+    found = {path: len(files[path].content) for path in firsts.values()}
+    for path in files:
+        while path := split(path)[0]:
+            found[path] = 0
+    return found
