@@ -52,8 +52,11 @@ def listening(command: list[str], port: int, environment: Mapping[str, str]) -> 
 
 
 def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
-        port: int = listening.getsockname()[1]
+    """Return a port that nobody has, without listening: a process that another thread forks now inherits the socket."""
+    with closing(socket.socket()) as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        port: int = bound.getsockname()[1]
         return port
 
 
