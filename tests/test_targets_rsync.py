@@ -151,7 +151,7 @@ def test_finding_m4_killed_before_or_after_any_rsync_another_host_has_whole_chai
     site.publish(0)
     site.follow()
     rsyncs = Rsyncs(monkeypatch)
-    for at in count(1, every(1)):
+    for at in count(1, every(3)):
         version += 1
         site.publish(version, (0, 1 + version % 2))
         site.begin()
