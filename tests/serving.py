@@ -41,6 +41,7 @@ from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recorder import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
+from gitboot.stoppage import Halt
 from gitboot.timekeeping import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
@@ -110,6 +111,7 @@ def planned(
     templates: Mapping[str, str] = TEMPLATES,
     keys: TokenKeys = NO_KEYS,
     revision: str = "test",
+    stop: Halt = Halt.NONE,
 ) -> Fleet:
     """The fleet of these documents at an instant; of each server that ``records`` has not, nothing was made yet."""
     loaded = repository(*documents, files=templates, revision=revision)
@@ -117,7 +119,7 @@ def planned(
     about = about_all(loaded, decisions)
     known = records or {}
     servers = {
-        name: server_state(decisions, decision, known.get(name, Record()), now, about[name], keys=keys)
+        name: server_state(decisions, decision, known.get(name, Record()), now, about[name], stop, keys=keys)
         for name, decision in decisions.servers.items()
     }
     spec = loaded.fleet.spec

@@ -24,6 +24,7 @@ from gitboot.resolve.decide import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import fallback
 from gitboot.source import open_snapshot
+from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of
 
@@ -205,7 +206,8 @@ def test_the_files_of_a_server_are_exactly_these(scenario: Scenario) -> None:
     files = server_files(decisions, decision, planned)
     if scenario.lies:
         assert planned is not None
-        files = copy_files(decision, planned, files, server_files(decisions, decision, fallback(decision, planned)))
+        alone = server_files(decisions, decision, fallback(decision, planned, Halt.NONE))
+        files = copy_files(decision, planned, Halt.NONE, files, alone)
     folder = GOLDEN / scenario.name
     boot_files = {path.removeprefix("boot/"): file.content for path, file in files.items() if path.startswith("boot/")}
     _compare(folder, boot_files)

@@ -8,16 +8,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 import pytest
 
+from gitboot import mirror_program
+from gitboot.observe.stopped import say
+from gitboot.plan import Record, Run
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.schedule import RenderedState
+from gitboot.stoppage import Halt, Stoppage
 from tests.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.git_servers import free_port, program
 from tests.instance import Instance, Repository, eventually, running
+from tests.list_clients import made_keys
 from tests.mirrors import nginx
 from tests.preloaded import captured
 from tests.rack import BASE_URL, POOL
@@ -190,9 +195,9 @@ def test_finding_m1_a_copy_leaves_a_window_whose_instance_was_killed_and_does_no
     assert found == [{inside}, {"live"}, {"live"}, {"live"}]
 
 
-def in_tree(*documents: str, now: datetime = START) -> dict[str, str | None]:
+def in_tree(*documents: str, now: datetime = START, **more: Any) -> dict[str, str | None]:
     """Return which image each boot script of web01 boots without an answer, by path, after "asks " if it asks first."""
-    found = planned(*documents, now=now).servers["web01"].files
+    found = planned(*documents, now=now, **more).servers["web01"].files
     texts = {path.removeprefix("boot"): each.content.decode() for path, each in found.items() if is_script(path)}
     images = {path: re.findall(r"/(?:assets/)?([a-z]+)-\d/", text) for path, text in texts.items()}
     return {
@@ -246,6 +251,115 @@ def test_a_boot_script_of_a_maintenance_asks_where_its_loader_can(
 ) -> None:
     found = in_tree(fleet(f"{settings}, {OUTPUTS}"), *documents)
     assert tuple(found[path] for path in (IPXE, GRUB, PXELINUX)) == expected
+
+
+# A stop of all boots
+
+
+ONE_RUN: Final = maintenance("repair", "20T22:00 21T04:00", "run: 1, networkBoot: Once")
+MADE: Final = {"web01": Record(runs={"repair": Run(1, at("20T22:05"), at("21T04:00"))})}
+
+
+@pytest.mark.parametrize(
+    "settings", [HTTP, HTTPS, f"{HTTP}, serving: {{lateEnds: Accept}}", "baseURL: 'http://boot.test'"]
+)
+@pytest.mark.parametrize(
+    ("documents", "now"),
+    [
+        (LIVE, START),
+        ((*LIVE, WINDOW), START),
+        ((*LIVE, *TO_DISK), START),
+        ((*LIVE, maintenance("repair", "20T22:00 -")), START),
+        ((*LIVE, TO_DISK[0], maintenance("park", "20T22:00 -", boots="disk")), START),
+        ((*LIVE, ONE_RUN), at("20T22:05")),  # its boot was made, and is given again for a minute
+        ((*LIVE, ONE_RUN), at("20T22:10")),  # its boot was made, and the disk boots until the window ends
+        ((*LIVE[:-1], *INSTALLING, *TO_DISK), START),
+    ],
+)
+def test_while_all_boots_are_stopped_each_boot_script_in_a_copy_boots_the_disk_and_asks_nothing(
+    settings: str, documents: tuple[str, ...], now: datetime
+) -> None:
+    more = {"records": MADE} if ONE_RUN in documents else {}
+    found = in_tree(fleet(f"{settings}, {OUTPUTS}", copies=False), *documents, now=now, stop=Halt.ALL, **more)
+    assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"disk"}
+
+
+def test_while_boots_that_write_disks_are_stopped_a_copy_asks_whether_a_window_has_ended() -> None:
+    for documents in ((*LIVE, WINDOW), (*LIVE, *TO_DISK)):
+        found = in_tree(fleet(f"{HTTP}, {OUTPUTS}"), *documents, stop=Halt.WRITING)
+        assert {found[path] for path in (IPXE, GRUB, PXELINUX)} == {"asks live"}
+
+
+def test_finding_m1_while_all_boots_are_stopped_every_copy_boots_the_disk_also_after_the_window(tmp_path: Path) -> None:
+    """An instance is killed while the stop is in force. nginx, an rsync mirror, and the program of a mirror go on."""
+    now = datetime.now(UTC).replace(microsecond=0)
+    ends = now + timedelta(hours=8)
+    first, second = (
+        " ".join(each.replace(tzinfo=None).isoformat() for each in window)
+        for window in ((now - timedelta(hours=1), ends), (ends, ends + timedelta(hours=1)))
+    )
+    repository = Repository.create(tmp_path / "git")
+    settings = fleet(f"{BASE_URL}, endpoint: 'http://127.0.0.1:{free_port()}', outputs: [ipxe, grub, pxelinux]")
+    documents = (
+        *(settings, *LIVE, server("web02", "role: two"), server("web03", "role: memtest"), TO_DISK[0]),
+        maintenance("park", first, select="{matchLabels: {role: web}}", boots="disk"),
+        maintenance("first", first, select="{matchLabels: {role: two}}", boots="disk"),
+        maintenance("second", second, select="{matchLabels: {role: two}}", boots="disk"),
+        maintenance("repair", first, select="{matchLabels: {role: memtest}}"),
+    )
+    repository.push({"fleet.yaml": "---\n".join(documents)})
+    state, output, keys = tmp_path / "state", tmp_path / "output", made_keys(tmp_path / "keys", now)
+    paths = [path.replace(MAC, dashed_mac(name)) for name in ("web01", "web02", "web03") for path in MAC_LOADERS]
+    before = set[str | None]()
+    with (
+        suppress(_Died),
+        running(repository.bare, tmp_path, records="fresh", environment={"GITBOOT_LIST_KEYS": str(keys)}) as instance,
+        killed_at_end(instance),
+    ):
+        with mirrors(output, tmp_path / "before") as urls:
+            before |= {boots(url, path) for url in urls for path in paths}
+        stopped = captured("stop-installs", "--all-boots", "--reason", "INC-4711", "--state", state)
+        assert stopped.returncode == 0, stopped.stderr
+        entry = output / f"boot/v1/boot/{dashed_mac('web03')}/boot.ipxe"
+        eventually(lambda: "all boots from the network are stopped" in entry.read_text())
+        assert captured("reconcile", "--state", state).returncode == 0  # the stop is published, with a list
+    found: list[set[str | None]] = []
+    with mirrors(output, tmp_path / "copies") as urls:
+        found.append({boots(url, path) for url in urls for path in paths})
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    arguments = ["--from", f"{output}/boot", "--to", str(mirror), "--key", f"{keys}/root.pub"]
+    arguments += ["--state", str(tmp_path / "mirror-state")]
+    with nginx(mirror, output / "ops/serve", tmp_path) as served:
+        for time in (now, ends, ends + timedelta(hours=2)):
+            assert run_at(time, arguments) == 0
+            found.append({boots(served.url, path) for path in paths})
+    assert (before, found) == ({"live"}, [{None}] * 4)
+
+
+def test_a_copy_that_was_made_before_a_stop_of_all_boots_boots_the_disk_by_the_answer_of_the_endpoint(
+    tmp_path: Path,
+) -> None:
+    with site(None) as publisher, publisher.serve() as endpoint:
+        settings = f"baseURL: 'http://boot.test', endpoint: '{endpoint}', {OUTPUTS}"
+        publisher.now = START
+        publisher.publish(planned(fleet(settings), *LIVE, WINDOW, now=START), at=START)
+        with mirrors(publisher.root, tmp_path) as urls:
+            say(publisher.root / "ops", Stoppage("ada", "a flood", everything=True), START)
+            eventually(lambda: "are stopped" in get(f"{endpoint}{ENTRIES[0]}").text)
+            assert {boots(url, path) for url in urls for path in ALL_LOADERS} == {None}
+
+
+MAC_LOADERS: Final = (*ENTRIES, f"/grub.cfg-01-{MAC}", f"/pxelinux.cfg/01-{MAC}")
+
+
+def run_at(now: datetime, arguments: list[str]) -> int:
+    """Run the program of a mirror at a time, and return its exit code."""
+    return mirror_program.main(arguments, clock=lambda: now)
+
+
+def dashed_mac(name: str) -> str:
+    return mac_of(name).replace(":", "-")
 
 
 UKI: Final = (

@@ -15,6 +15,7 @@ from gitboot.render.listing import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.schedule import RenderedState, server_state
 from gitboot.resolve import Decisions
+from gitboot.stoppage import Halt
 from tests import every_path, plain
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, uuid_of
@@ -43,8 +44,10 @@ DISKLESS = (
 FILES = {"t": '{"ignition": {"version": "3.4.0"}, "x": "{{ image.name }}"}'}
 
 
-def rendered(decisions: Decisions, now: datetime, record: Record | None = None) -> RenderedState:
-    return server_state(decisions, decisions.servers["web01"], record, now)
+def rendered(
+    decisions: Decisions, now: datetime, record: Record | None = None, stop: Halt = Halt.NONE
+) -> RenderedState:
+    return server_state(decisions, decisions.servers["web01"], record, now, stop=stop)
 
 
 def listing(found: RenderedState) -> dict[str, Any]:
@@ -111,9 +114,11 @@ def test_outside_a_window_a_copy_has_nothing_to_end() -> None:
     assert (document["ends"], document["contents"]) == (None, {})
 
 
-def ended(now: str, *maintenances: str) -> tuple[datetime, dict[str, str | None]]:
+def ended(
+    now: str, *maintenances: str, stop: Halt = Halt.NONE, record: Record | None = None
+) -> tuple[datetime, dict[str, str | None]]:
     """When a copy ends the window that is open, and the text of each file then."""
-    document = listing(rendered(decided(*DISKLESS, *maintenances), at(now)))
+    document = listing(rendered(decided(*DISKLESS, *maintenances), at(now), record, stop))
     texts, files = document["contents"], document["ends"]["files"]
     for text in texts.values():
         assert text
@@ -158,6 +163,15 @@ def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_begun() 
     assert (since, "flatcar-1" in (files[ENTRY] or "")) == (at("20T23:00"), True)
     since, files = ended("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
     assert (since, "flatcar-1" in (files[ENTRY] or "")) == (at("20T23:00"), True)
+
+
+def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> None:
+    disk, windows = profile("disk", "", method="Disk"), ("20T22:00 20T23:00", "20T23:00 21T01:00")
+    to_disk = [maintenance(f"m{number}", window, boots="disk") for number, window in enumerate(windows)]
+    for maintenances in (to_disk[:1], to_disk, (to_disk[0], maintenance("m1", windows[1]))):
+        since, files = ended("20T22:30", disk, *maintenances, stop=Halt.ALL)
+        assert (since, ENTRY in files) == (at("20T23:00"), True)
+        assert not any("flatcar-1" in text or "memtest-7" in text for text in files.values() if text)
 
 
 def test_after_a_window_a_policy_that_installs_is_not_begun_by_a_copy_that_another_window_follows() -> None:

@@ -12,10 +12,11 @@ from gitboot.render import grub, ipxe, paths, pxelinux
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
 from gitboot.resolve.instant import harmless_boot
+from gitboot.stoppage import Halt
 
 
-def copy_files(decision: Decision, planned: BootPlan | None, files: Files, alone: Files) -> dict[str, File]:
-    """Return the files of a plan as they lie in OUTPUT and in its copies.
+def copy_files(decision: Decision, planned: BootPlan | None, stop: Halt, files: Files, alone: Files) -> dict[str, File]:
+    """Return the files of a plan as they lie in OUTPUT and in its copies, while ``stop`` is in force.
 
     ``files`` are what the endpoint answers for ``planned``. ``alone`` is what the policies alone boot if that writes no
     disk, else the disk.
@@ -27,14 +28,17 @@ def copy_files(decision: Decision, planned: BootPlan | None, files: Files, alone
     is_once = planned is not None and planned.key is not None and planned.writes_disk
     if is_once and not decision.copies.one_time_boots:
         return _without_one_time_boot(decision, files, alone)
-    if planned is not None and may_ask_for_end(decision, planned):
+    if planned is not None and may_ask_for_end(decision, planned, stop):
         return _without_maintenance(decision, planned, files, alone)
     return {**files}
 
 
-def may_ask_for_end(decision: Decision, planned: BootPlan) -> bool:
-    """Return whether a plan is a maintenance's whose end changes the boot, and an endpoint is named."""
-    if planned.maintenance is None or decision.endpoint is None:
+def may_ask_for_end(decision: Decision, planned: BootPlan, stop: Halt) -> bool:
+    """Return whether a plan is a maintenance's whose end changes the boot, and an endpoint is named.
+
+    While all boots from the network are stopped, the disk boots before and after the end.
+    """
+    if planned.maintenance is None or decision.endpoint is None or stop is Halt.ALL:
         return False
     return planned.boot is not None or harmless_boot(decision.policy) is not None
 

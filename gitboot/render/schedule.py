@@ -187,7 +187,7 @@ def planned(
     """
     asked = without_left(decision, left)
     now = plan(asked, at, record, stop=stop, absent=absent)
-    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, absent)
+    later, refresh_at = _bounded(asked, now, tuple(_later(asked, now, at, record, stop, absent)), at, stop, absent)
     if (progress := progress_of(record, at)) is not None and progress.until is not None:
         refresh_at = min(filter(None, (refresh_at, progress.until)))
     state = ServerState(
@@ -222,7 +222,7 @@ def limited_to(
     def limited(plan: BootPlan | None) -> BootPlan | None:
         if plan is None or plan.boot is None or may_offer(plan):
             return plan
-        instead = fallback(state.decision, plan, state.absent)
+        instead = fallback(state.decision, plan, state.stop, state.absent)
         if instead.boot is None and plan.data in tokens:
             return replace(instead, data=plan.data, user_data=plan.user_data)
         return instead
@@ -240,14 +240,14 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     decision, record, about, now = planned.decision, planned.record, planned.about, planned.plan
     names = keys.names(planned.tokens, planned.at)
     renderings = [
-        _rendered(decisions, decision, about, instant, each, names, planned.absent)._replace(
+        _rendered(decisions, planned, instant, each, names)._replace(
             disk_boot=disk_boot_token(decision.uuid, progress_of(record, instant or planned.at))
         )
         for instant, each in ((None, now), *planned.later)
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     unused = tombstones(decisions.outputs, decision, about.idle)
-    after = _without_window(decisions, decision, renderings, names, planned.absent)
+    after = _without_window(decisions, planned, renderings, names)
     announced |= {path: file for path, file in (after or {}).items() if is_content(path)}
     files = {**announced, **renderings[0].in_tree, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
@@ -306,6 +306,7 @@ def _bounded(
     now: BootPlan | None,
     later: tuple[tuple[datetime, BootPlan | None], ...],
     at: datetime,
+    stop: Halt,
     absent: frozenset[BootFile],
 ) -> tuple[tuple[tuple[datetime, BootPlan | None], ...], datetime | None]:
     """What comes next, where a maintenance without an end comes last: it is answered for an hour, and then no more.
@@ -319,7 +320,7 @@ def _bounded(
     until = at - (at - _EPOCH) % _QUARTER + _HOUR
     if opens is not None and opens >= until:  # whoever is alive then will open it
         return later[:-1], opens - _HOUR + _QUARTER
-    unheard = replace(fallback(decision, last, absent), cause=Cause.UNHEARD)
+    unheard = replace(fallback(decision, last, stop, absent), cause=Cause.UNHEARD)
     return (*later, (until, unheard)), until - _HOUR + _QUARTER
 
 
@@ -339,11 +340,7 @@ def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, aft
 
 
 def _without_window(
-    decisions: Decisions,
-    decision: Decision,
-    renderings: list[_Rendering],
-    names: PublishedNames,
-    absent: frozenset[BootFile],
+    decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
 ) -> Files | None:
     """Return the files of a server from the end of the window that is open now; None: no window is open, or it stays.
 
@@ -355,9 +352,9 @@ def _without_window(
     then = renderings[1]
     if then.maintenance is None or then.plan is None:
         return then.in_tree
-    instead = fallback(decision, then.plan, absent)
-    own = server_files(decisions, decision, instead)
-    return names.files(own, _untold(decision, instead, own))
+    instead = fallback(server.decision, then.plan, server.stop, server.absent)
+    own = server_files(decisions, server.decision, instead)
+    return names.files(own, _untold(server.decision, instead, own))
 
 
 class _Rendering(NamedTuple):
@@ -387,32 +384,27 @@ class _Rendering(NamedTuple):
 
 
 def _rendered(
-    decisions: Decisions,
-    decision: Decision,
-    about: About,
-    since: datetime | None,
-    planned: BootPlan | None,
-    names: PublishedNames,
-    absent: frozenset[BootFile],
+    decisions: Decisions, server: ServerState, since: datetime | None, planned: BootPlan | None, names: PublishedNames
 ) -> _Rendering:
+    decision, stop = server.decision, server.stop
     own = server_files(decisions, decision, planned)
     files = names.files(own, _untold(decision, planned, own))
     instead: Mapping[str, File] = {}
     alone: Mapping[str, File] = {}  # what the policies alone boot, in a copy of a maintenance that is not answered
-    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned)):
+    if planned is not None and (planned.writes_disk or may_ask_for_end(decision, planned, stop)):
         # A withheld boot has its script to the disk in each case: the script that asks an endpoint ends in it.
         served = replace(decision, restrict=False) if decision.restrict else decision
-        unplanned = fallback(decision, planned, absent)
+        unplanned = fallback(decision, planned, stop, server.absent)
         if not planned.writes_disk:
             unplanned = replace(unplanned, cause=Cause.POLICIES_ALONE)
         other = server_files(decisions, served, unplanned)
         alone = names.files(other, _untold(decision, planned, other))
     if planned is not None and planned.boot is not None and planned.writes_disk:
         instead = alone
-        if not _ends(planned, planned.boot, about.machine):
+        if not _ends(planned, planned.boot, server.about.machine):
             files.pop(HTTP_BOOT.of(decision.uuid), None)
     base_url = decisions.base_url if decision.base_url == decisions.base_url else None
-    in_tree = copy_files(decision, planned, files, alone)
+    in_tree = copy_files(decision, planned, stop, files, alone)
     in_tree = {path: file for path, file in in_tree.items() if means(path) is not SECRET}
     asking: Mapping[str, File] = {}
     if planned is not None and planned.key is not None and planned.writes_disk:

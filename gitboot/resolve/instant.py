@@ -135,16 +135,18 @@ def _boot_of(decision: Decision, state: _State, told: Digest | None) -> Boot | N
     return state.boot.with_data_in(folder, told_by=(common, told if told is not None else common))
 
 
-def fallback(decision: Decision, planned: BootPlan, absent: Collection[BootFile] = ()) -> BootPlan:
-    """Return what boots instead of ``planned`` where that is withheld, or a maintenance does not apply.
+def fallback(decision: Decision, planned: BootPlan, stop: Halt, absent: Collection[BootFile] = ()) -> BootPlan:
+    """Return what boots instead of ``planned`` if that is withheld, or if a maintenance does not apply.
 
     The policy's Always boot if that writes no disk, which needs no record, and lacks no file; else the local disk.
+    While all boots from the network are stopped, it is the local disk in each case.
     """
-    boot = harmless_boot(decision.policy, absent)
+    is_stopped = stop is Halt.ALL
+    boot = harmless_boot(decision.policy, absent) if not is_stopped else None
     return replace(
         planned,
         phase=Phase.DISK if boot is None else Phase.NETWORK,
-        cause=Cause.INSTEAD,
+        cause=Cause.ALL_STOPPED if is_stopped else Cause.INSTEAD,
         maintenance=planned.maintenance if boot is None else None,
         key=None,
         boot=boot,
