@@ -65,8 +65,9 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
     going = held.known - glance.states.keys()
 
-    def order(server: str) -> tuple[bool, bool, bool, bool, str]:
-        return server == LIST, server in going, server == SHARED, server not in held.known, server
+    def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
+        # Servers of one shard follow one another: each step writes the shards of its servers whole.
+        return server == LIST, server in going, server == SHARED, server not in held.known, number_of(server), server
 
     changed = sorted(differing | going, key=order)
     if not changed and held.head.commit == glance.commit and all(map(tree.stands, held.unlisted)):
