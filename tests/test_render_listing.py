@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.plan import Record
+from gitboot.plan import Record, Run
 from gitboot.render.listing import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.schedule import RenderedState, server_state
@@ -163,6 +163,29 @@ def test_a_maintenance_that_boots_the_disk_is_ended_by_a_copy_and_never_begun() 
     assert (since, "flatcar-1" in (files[ENTRY] or "")) == (at("20T23:00"), True)
     since, files = ended("20T22:30", disk, first, second.replace("profile: repair", "profile: disk"))
     assert (since, "flatcar-1" in (files[ENTRY] or "")) == (at("20T23:00"), True)
+
+
+@pytest.mark.parametrize(
+    ("writes", "now", "since"),
+    [
+        ("false", "20T22:05", "21T04:00"),  # its boot was given, and is given again for a minute
+        ("false", "20T22:10", "21T04:00"),  # the disk boots, and the system may ask for its user data for two hours
+        ("true", "20T22:05", "20T22:06"),  # a boot that writes the disk is taken back after the minute
+        ("true", "20T22:10", "21T04:00"),
+    ],
+)
+def test_a_window_whose_one_boot_was_made_ends_when_it_ends(writes: str, now: str, since: str) -> None:
+    images = (
+        image("flatcar-1", "userData: Ignition/3.4, writesDisk: false"),
+        image("memtest-7", f"userData: Ignition/3.4, writesDisk: {writes}"),
+    )
+    run = maintenance("m1", "20T22:00 21T04:00", "run: 1, networkBoot: Once")
+    made = Record(runs={"m1": Run(1, at("20T22:05"), at("21T04:00"))})
+    decisions = decided(*CONFIGURED[:2], *images, *CONFIGURED[4:], run, files=FILES)
+    document = listing(rendered(decisions, at(now), made))
+    assert datetime.fromisoformat(document["ends"]["since"]) == at(since)
+    entry = document["contents"][document["ends"]["files"][ENTRY][0]]
+    assert "flatcar-1" in entry and "memtest-7" not in entry
 
 
 def test_while_all_boots_are_stopped_a_copy_boots_the_disk_after_a_window() -> None:

@@ -247,8 +247,8 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     ]
     announced = {path: file for each in renderings for path, file in each.files.items() if _is_stored(path)}
     unused = tombstones(decisions.outputs, decision, about.idle)
-    after = _without_window(decisions, planned, renderings, names)
-    announced |= {path: file for path, file in (after or {}).items() if is_content(path)}
+    end = _end_of_window(decisions, planned, renderings, names)
+    announced |= {path: file for path, file in end.after.items() if is_content(path)} if end is not None else {}
     files = {**announced, **renderings[0].in_tree, **unused}
     turns = dict(sorted({**_turns(renderings), **dict(_unturning(unused))}.items()))
     named = _names_of_peers(decisions, decision.server, about, turns)
@@ -262,7 +262,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
         "drift": drift(decision, record),
     }
     said = document(decision, now)
-    files[listing_path(decision.server)] = _listing_file(decision.server, renderings, {**announced, **unused}, after)
+    files[listing_path(decision.server)] = _listing_file(decision.server, renderings, {**announced, **unused}, end)
     if Output.PAGES in decisions.outputs:
         files |= [server_file(facts, said, now, planned.later, about.machine, about.written)]
     published = PublishedServer(
@@ -329,32 +329,42 @@ _HOUR: Final = timedelta(hours=1)
 _QUARTER: Final = timedelta(minutes=15)
 
 
-def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, after: Files | None) -> File:
-    """Return the listing of a server, in which ``after`` are its files after the window that is open now."""
+class _End(NamedTuple):
+    """The end of the window that is open now."""
+
+    since: datetime
+    after: Files  # the files of the server from then on
+
+
+def _listing_file(server: str, renderings: list[_Rendering], lasting: Files, end: _End | None) -> File:
+    """Return the listing of a server, with what a copy changes at the ``end`` of the window that is open now."""
     files = {**versions([(each.since, each.in_tree) for each in renderings]), **versions([(None, lasting)])}
-    end = None
-    if after is not None and (since := renderings[1].since) is not None:
-        end = window_end(since, renderings[0].in_tree, after)
-    listing = Listing(server=server, files=dict(sorted(files.items())), end=end)
+    change = window_end(end.since, renderings[0].in_tree, end.after) if end is not None else None
+    listing = Listing(server=server, files=dict(sorted(files.items())), end=change)
     return File(render_listing(listing), ContentType.JSON)
 
 
-def _without_window(
+def _end_of_window(
     decisions: Decisions, server: ServerState, renderings: list[_Rendering], names: PublishedNames
-) -> Files | None:
-    """Return the files of a server from the end of the window that is open now; None: no window is open, or it stays.
+) -> _End | None:
+    """Return the end of the window that is open now; None: no window is open, or it has no end.
 
     If another window follows at once, the files are those of a boot without any maintenance: a copy that ends windows
-    without a publisher opens none.
+    without a publisher opens none. A copy takes back a one-time boot that writes the disk before the window ends.
     """
-    if len(renderings) == 1 or renderings[0].maintenance is None:
+    now = renderings[0]
+    if now.maintenance is None:
         return None
-    then = renderings[1]
-    if then.maintenance is None or then.plan is None:
-        return then.in_tree
-    instead = fallback(server.decision, then.plan, server.stop, server.absent)
-    own = server_files(decisions, server.decision, instead)
-    return names.files(own, _untold(server.decision, instead, own))
+    for then in renderings[1:]:
+        is_taken_back = now.writes_disk and not then.writes_disk
+        if then.since is None or (then.maintenance == now.maintenance and not is_taken_back):
+            continue
+        if then.maintenance is None or then.plan is None:
+            return _End(then.since, then.in_tree)
+        instead = fallback(server.decision, then.plan, server.stop, server.absent)
+        own = server_files(decisions, server.decision, instead)
+        return _End(then.since, names.files(own, _untold(server.decision, instead, own)))
+    return None
 
 
 class _Rendering(NamedTuple):
@@ -376,6 +386,11 @@ class _Rendering(NamedTuple):
     def maintenance(self) -> str | None:
         """The maintenance that decides what boots, the local disk included."""
         return self.plan.maintenance if self.plan is not None else None
+
+    @property
+    def writes_disk(self) -> bool:
+        """Return whether what boots may write the disk."""
+        return self.plan is not None and self.plan.writes_disk
 
     @property
     def is_of_window(self) -> bool:
