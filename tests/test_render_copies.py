@@ -362,6 +362,16 @@ def dashed_mac(name: str) -> str:
     return mac_of(name).replace(":", "-")
 
 
+@pytest.mark.parametrize(("accepted", "expected"), [("", "live"), (", lateEnds: Accept", None)])
+def test_a_copy_has_no_disk_maintenance_if_its_server_finds_no_boot_script_for_the_disk(
+    accepted: str, expected: str | None
+) -> None:
+    """The endpoint answers such a server 404, which a boot script cannot tell from an endpoint that is down."""
+    settings = f"{HTTP}, unknownServers: NotFound, serving: {{restrict: true{accepted}}}, {OUTPUTS}"
+    found = in_tree(fleet(settings), *LIVE, *TO_DISK)
+    assert {found.get(path) for path in (IPXE, GRUB, PXELINUX)} == {expected}
+
+
 UKI: Final = (
     server("web01", "role: web"),
     image("live-1", "writesDisk: false", "uki"),

@@ -35,6 +35,8 @@ UKI: Final = (
 
 NO_ENDPOINT: Final = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
 NEXT_COPY: Final = "no endpoint is named, so a copy of the boot files ends it only with the next copy"
+RESTRICT: Final = "unknownServers: NotFound, serving: {restrict: true}"
+NO_SCRIPT: Final = "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
 
 
 def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
@@ -90,6 +92,14 @@ def unable(loaders: str, endpoint: str = "https://gitboot.test") -> str:
             (*SEED[1:-1], *LIVE, *TO_DISK),
             [f"Maintenance/park: {NEXT_COPY} (web01)"],
         ),
+        ("the same with an endpoint", HTTP, (*SEED[1:-1], *LIVE, *TO_DISK), []),
+        (
+            "the same without a boot script for the disk",
+            f"{HTTP}, {RESTRICT}",
+            (*SEED[1:-1], *LIVE, *TO_DISK),
+            [f"Maintenance/park: {unable(NO_SCRIPT, 'http://gitboot.test')} (web01)"],
+        ),
+        ("a boot, and then the disk", f"{HTTP}, {RESTRICT}", (*ALWAYS, WINDOW), []),
     ],
 )
 def test_finding_m1_m2_a_fleet_learns_what_its_copies_cannot_do(

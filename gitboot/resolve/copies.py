@@ -67,6 +67,9 @@ def _late_end(fleet: Fleet, decision: Decision, maintenance: MaintenanceDecision
 def _unable(fleet: Fleet, decision: Decision, boot: Boot | None, alone: Boot | None) -> Iterator[str]:
     """Yield the loaders, and other ways to boot, that cannot ask the endpoint whether a maintenance has ended."""
     outputs = frozenset(fleet.spec.outputs)
+    if boot is None and decision.restrict:
+        yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
+        return
     if urlsplit(decision.endpoint or "").scheme == "https":
         if not decision.copies.ipxe_https and outputs & _OF_IPXE:
             yield "iPXE"
