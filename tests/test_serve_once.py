@@ -448,17 +448,17 @@ def test_an_endpoint_that_does_not_give_sends_on_once_and_the_one_that_gives_giv
 BMC = "bmc: {address: 'https://bmc.test', credentials: bmc}"
 
 
-def direct(artifact: str, spec: str = "", config: str = "None") -> Fleet:
+def direct(artifact: str, spec: str = "", config: str = "None", *, settings: str = SEED[0]) -> Fleet:
     """A server whose firmware boots an artifact, once, by what DHCP names to it."""
-    settings = f"configFrom: {config}" + (", userData: Ignition/3.4" if config == "SystemUUID" else "")
+    of_image = f"configFrom: {config}" + (", userData: Ignition/3.4" if config == "SystemUUID" else "")
     data = ", userData: {format: Ignition/3.4, template: t}" if config == "SystemUUID" else ""
     documents = (
         server("web01", "role: web", spec).replace('"}]', f'", addresses: [{ADDRESS}]}}]'),
-        image("flatcar-1", settings, artifact),
+        image("flatcar-1", of_image, artifact),
         profile("web", "flatcar-1", f"httpBoot: {artifact}{data}", method="UefiHttp"),
         policy("web", often="Once", spec="override: Once" if spec else "override: None"),
     )
-    return planned(SEED[0], *documents)
+    return planned(settings, *documents)
 
 
 def asked_by_dhcp(url: str) -> list[int]:
@@ -504,10 +504,12 @@ def test_the_data_of_a_direct_boot_ends_its_offer(here: Site) -> None:
         ("Wget/1.21", None),
         ("Ignition/2.15.0", Outcome.SERVED),
         ("Go-http-client/1.1", Outcome.SERVED),  # Talos
-        ("a system", Outcome.SERVED),
+        ("Cloud-Init/24.1", Outcome.SERVED),
+        ("a system", None),  # or a monitor
+        ("", None),
     ],
 )
-def test_finding_c6_user_data_that_a_tool_asks_for_by_a_uuid_is_no_evidence(
+def test_finding_c6_user_data_that_no_known_system_asks_for_by_a_uuid_is_no_evidence(
     here: Site, agent: str, outcome: Outcome | None
 ) -> None:
     here.publish(direct("uki", config="SystemUUID"))
@@ -520,13 +522,68 @@ def test_finding_c6_user_data_that_a_tool_asks_for_by_a_uuid_is_no_evidence(
     assert {each.outcome for each in found} == {None, outcome}
 
 
-def test_a_tool_by_which_a_system_that_was_booted_asks_for_its_data_is_evidence(here: Site) -> None:
+@pytest.mark.parametrize(
+    ("agent", "client", "counts"),
+    [
+        pytest.param("curl/8.5.0", ADDRESS, True, id="a tool by which the machine asks"),
+        pytest.param("", ADDRESS, True, id="the machine, without a name"),
+        pytest.param("a system", "10.12.0.99", True, id="a system of another address"),
+        pytest.param("curl/8.5.0", "10.12.0.99", False, id="a person who looks"),
+        pytest.param("", "10.12.0.99", False, id="a monitor without a name"),
+    ],
+)
+def test_after_a_boot_was_served_its_user_data_is_evidence_by_the_same_address_or_a_system(
+    here: Site, agent: str, client: str, counts: bool
+) -> None:
     here.publish(direct("uki", config="SystemUUID"))
     with here.serve(trusted_proxies=PROXY) as url:
-        assert GIVEN in get(url + ENTRY).text
-        headers = {"user-agent": "curl/8.5.0", "x-forwarded-for": ADDRESS}
+        assert GIVEN in get(url + ENTRY, headers={**LOADER, "x-forwarded-for": ADDRESS}).text
+        headers = {"user-agent": agent, "x-forwarded-for": client}
         assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
-        assert [each.path for each in here.observed()] == [f"boot{ENTRY}", f"boot/ignition/{UUID}"]
+        found = here.observed()
+        assert (GIVEN in get(url + GRUB).text) is not counts, "the data ends the minute in which the boot is repeated"
+    assert [(each.path, each.is_evidence) for each in found] == [
+        (f"boot{ENTRY}", True),
+        (f"boot/ignition/{UUID}", counts),
+    ]
+
+
+@pytest.mark.parametrize("agent", ["a system", "curl/8.5.0", ""])
+@pytest.mark.parametrize(("client", "counts"), [("10.12.0.13", True), ("10.12.9.1", False), ("10.13.0.1", False)])
+def test_user_data_is_evidence_by_each_client_that_the_fleet_names(
+    here: Site, agent: str, client: str, counts: bool
+) -> None:
+    fleet = "provisioning: {clients: [10.12.0.0/16], monitors: [10.12.9.0/24]}, baseURL: 'http://boot.test'"
+    here.publish(direct("uki", config="SystemUUID", settings=fleet_document(fleet)))
+    headers = {"user-agent": agent, "x-forwarded-for": client}
+    with here.serve(trusted_proxies=PROXY) as url:
+        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+    found = take(here.spool, {}).observations
+    assert (Outcome.SERVED in {each.outcome for each in found}) is counts
+    assert {each.is_evidence for each in found} == {counts}
+
+
+@pytest.mark.parametrize(
+    ("agent", "counts"), [("Ignition/2.15.0", True), ("a system", True), ("curl/8.5.0", False), ("", False)]
+)
+def test_user_data_of_a_maintenance_that_writes_no_disk_is_evidence_by_a_system(
+    here: Site, agent: str, counts: bool
+) -> None:
+    live = (
+        SEED[0],
+        server("web01", "role: web"),
+        image("live-1", "configFrom: SystemUUID, userData: Ignition/3.4, writesDisk: false", "uki"),
+        profile("live", "live-1", "httpBoot: uki, userData: {format: Ignition/3.4, template: t}", method="UefiHttp"),
+        policy("web", boots="live", often="Never"),
+        maintenance("repair", "20T20:00 20T22:00", "networkBoot: Once, override: None", boots="live"),
+    )
+    here.publish(planned(*live))
+    with here.serve(trusted_proxies=PROXY) as url:
+        headers = {"user-agent": agent, "x-forwarded-for": ADDRESS}
+        assert get(f"{url}/ignition/{UUID}", headers=headers).status_code == 200
+    found = take(here.spool, {}).observations
+    assert found != []
+    assert (Outcome.SERVED in {each.outcome for each in found}) is counts
 
 
 def test_the_data_of_a_direct_boot_is_to_be_asked_for_again_while_that_cannot_be_recorded(here: Site) -> None:

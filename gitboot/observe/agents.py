@@ -45,6 +45,11 @@ def is_tool(agent: str) -> bool:
     return _TOOLS.match(agent) is not None
 
 
+def may_be_system(agent: str) -> bool:
+    """Return whether a system asks: a known one, or a client with a name of its own that is no tool."""
+    return is_system(agent) or (agent != "" and not is_tool(agent))
+
+
 def has_identity(query: Mapping[str, str]) -> bool:
     """Return whether a query has what gitboot's first script sends of a machine: its UUID and its serial number.
 

@@ -26,12 +26,12 @@ from gitboot.model.scalars import (
     is_placeholder_uuid,
     parse_uuid,
 )
-from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool
+from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool, may_be_system
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.refused import KEPT, NotGiven, UnnamedProxy, WhyNot
 from gitboot.observe.reports import Report, remove_report, write_report
-from gitboot.render.paths import HOP, Role
+from gitboot.render.paths import HOP, Role, token_in
 from gitboot.render.state import Need
 from gitboot.render.terms import Terms
 from gitboot.serve.access_control import LOOPBACK, membership
@@ -51,11 +51,16 @@ class Census:
     def _read(self, terms: Terms) -> None:
         self._terms, self._is_monitor, self._boots = terms, membership(terms.monitors), membership(terms.clients)
 
-    def may_boot(self, client: str | None, agent: str, query: Mapping[str, str]) -> bool:
-        """Return whether user data that is asked for by a UUID, before any boot, may be of the machine's own system."""
-        if is_check(agent, query):
-            return False
-        return is_system(agent) or (self._why_not(client) or self._why_not_a_machine(client, agent)) is None
+    def is_own_system(self, client: str | None, agent: str, served_to: str | None) -> bool:
+        """Return whether the machine's own system asks for user data by a UUID, which every client can do.
+
+        ``served_to`` is the client to which the boot was served; None: it was not served. ``why_not`` decides about
+        addresses and checks. If the Fleet names clients, each of them counts.
+        """
+        if self._terms.clients or is_system(agent):
+            return True
+        is_same = client is not None and client == served_to and not _is_own(client)
+        return served_to is not None and (may_be_system(agent) or is_same)
 
     def why_not(self, client: str | None, agent: str, query: Mapping[str, str], role: Role) -> str | None:
         """Return why a fetch does not count; None: it counts."""
@@ -200,6 +205,7 @@ def _unrecorded(recorder: Recorder) -> Refusal:
 
 
 _OLDER_TREE: Final = Refusal(WhyNot.OLDER_TREE, "the tree is an older copy, and may not know what was given since")
+_SOMEBODY: Final = ""  # to whom a boot was perhaps served
 _SENT_ON: Final = (WhyNot.ANOTHER_GIVER, WhyNot.NOT_RECORDED)  # by which another endpoint may give it
 
 
@@ -264,6 +270,8 @@ class Giving:
                 is_refused = asked.role is Role.REPORT and not asking.is_check
                 return Refusal(WhyNot.NOT_COUNTED, why) if is_refused else None
             is_recorded = await self.record(asked, asking)
+            if not self._is_own_system(asked, asking, _SOMEBODY):
+                self.conclude(asking, None)
             is_lost = asked.role is Role.REPORT and not is_recorded and not asking.only_looks
             return _NOT_RECORDED if is_lost else None
         refusal = self._at_once(asked, asking) or (await self._made_once(asked, asking) if asked.once else None)
@@ -347,10 +355,12 @@ class Giving:
         if self._is_another_giver(recorder):
             return _ANOTHER_GIVER
         if asked.role is Role.DATA:
-            is_recorded = asking.only_looks or await self.record(asked, asking)
-            may_boot = self._census.may_boot(asking.client, asking.agent, asking.query)
-            if (given is None or given.first.is_start) and not may_boot:
-                self.conclude(asking, None)  # perhaps it is not the machine: no boot was served, and a tool asks
+            served_to = None if given is None or given.first.is_start else given.first.client
+            is_own = self._is_own_system(asked, asking, served_to)
+            is_shown = is_own or served_to is None  # a boot that was served is used up, whoever asks for its data
+            is_recorded = asking.only_looks or await self.record(asked, asking, may_be_evidence=is_shown)
+            if not is_own:
+                self.conclude(asking, None)  # perhaps it is not the machine
             return None if is_recorded or self._why_not_counted(asked, asking) is not None else _NOT_RECORDED
         if self._is_older(recorder):
             return _OLDER_TREE
@@ -368,12 +378,15 @@ class Giving:
         """Whether the tree does not know all that the spool has forgotten, as it was at the last look."""
         return recorder.forgotten > self._tree.terms.forgotten
 
-    async def record(self, asked: Guarded, asking: Asking, log: str | None = None) -> bool:
+    async def record(
+        self, asked: Guarded, asking: Asking, log: str | None = None, *, may_be_evidence: bool = True
+    ) -> bool:
         """Return whether a fetch is recorded, or what an installer reports, with the end of its log if it failed."""
         recorder = self._recorder
         if recorder is None or asked.digest is None or self._tree.is_foreign or asking.only_looks:
             return False
-        is_evidence = asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None
+        is_counted = asked.role is not Role.DATA or self._why_not_counted(asked, asking) is None
+        is_evidence = is_counted and may_be_evidence
         has_outcome = is_evidence and asked.role is not Role.REPORT  # a report is its request, whatever it is answered
         observation = Observation(
             server=asked.server,
@@ -395,6 +408,12 @@ class Giving:
         """Record what became of the intents of a request; None: that stays unknown."""
         while asking.intents and self._recorder is not None:
             self._recorder.intents.conclude(asking.intents.pop(), outcome)
+
+    def _is_own_system(self, asked: Guarded, asking: Asking, served_to: str | None) -> bool:
+        """Return whether the machine's own system asks, if it is for user data. Only the machine has a token."""
+        if asked.role is not Role.DATA or token_in(asked.path) is not None:
+            return True
+        return self._census.is_own_system(asking.client, asking.agent, served_to)
 
     def _why_not_counted(self, asked: Guarded, asking: Asking) -> str | None:
         return self._census.why_not(asking.client, asking.agent, asking.query, asked.role)
