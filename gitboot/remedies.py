@@ -22,7 +22,10 @@ _RUN: Final = "git grep -n 'kind: Maintenance'  # a higher run boots it once mor
 _FETCHES: Final = "gitboot secret fetches SERVERS --state STATE  # then, if they are right: --confirm '…'"
 _ACT: Final = "ledger: LEDGER  # in the Fleet, of its site or of provisioning, where this instance is to act"
 _ADOPT: Final = "gitboot records begin OUTPUT/ops/records --state STATE  # or: adopt"
-_ENDPOINT: Final = "endpoint: http://…  # in the spec of the Fleet; or, with the risk: serving: {oneTimeBoots: Copies}"
+_ENDPOINT: Final = (
+    "endpoint: http://…  # in the spec of the Fleet; or, with the risk: serving: {oneTimeBoots: Copies}, "
+    "once each mirror has the new ops/serve/nginx.conf or Caddyfile"
+)
 
 # By condition and reason. Words in capitals stand for what `remedy` is given.
 REMEDIES: Final[Mapping[str, Mapping[str, str]]] = {

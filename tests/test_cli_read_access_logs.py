@@ -21,6 +21,7 @@ SUMMARY = {
     "apiVersion": "gitboot.dev/v1alpha1",
     "read": 3,
     "observed": 1,
+    "unclear": 0,
     "backwards": 0,
     "unknown": 0,
     "ignored": {"not a GET": 1, "not in the published format": 1},
@@ -55,6 +56,17 @@ def test_evidence_is_spooled_and_all_else_is_counted(log: Path, spool: Path) -> 
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "3 lines read, 1 observed; ignored: 1 not a GET, 1 not in the published format\n"
     assert take(spool, {}).observations == [OBSERVED]
+
+
+def test_fetches_by_clients_that_may_be_machines_are_counted_by_themselves(log: Path, spool: Path) -> None:
+    without_agent = {name: value for name, value in NGINX.items() if name != "agent"}
+    log.write_text(LINE + json.dumps(without_agent) + "\n" + json.dumps({**NGINX, "agent": "curl/8.5.0"}) + "\n")
+    done = observe(log, "--spool", spool)
+    assert (
+        done.stdout
+        == "3 lines read, 1 observed, 1 by clients that may be machines; ignored: 1 by a tool or a monitor\n"
+    )
+    assert [each.is_open_intent for each in take(spool, {}).observations] == [False, True]
 
 
 def test_twice_is_as_once_and_again_only_what_is_new(log: Path, spool: Path) -> None:

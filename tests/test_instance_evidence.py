@@ -269,6 +269,74 @@ def test_a_mirrors_log_tells_by_the_date_which_plan_was_sent(
     assert record is not None and record.provision == number, case
 
 
+def unclear(site: Site, client: str = "10.0.0.7", intent: str = "one") -> None:
+    """A mirror's log has a fetch of web01's boot, and does not show whether a machine sent it."""
+    observation = Observation(server="", path=ENTRY, modified=OLD, client=client, at=site.bench.now, intent=intent)
+    site.bench.observe(observation)
+
+
+UNKNOWN, PENDING, INSTALLED_ONCE = "outcome unknown", "pending", "installed"
+
+
+@pytest.mark.parametrize(
+    ("client", "more", "expected"),
+    [
+        pytest.param("10.0.0.7", "", UNKNOWN, id="a client"),
+        pytest.param("unknown", "", UNKNOWN, id="an unknown address"),
+        pytest.param("10.9.0.5", "", PENDING, id="a monitor"),
+        pytest.param("10.0.0.7", ", clients: [10.0.0.0/24]", INSTALLED_ONCE, id="a client that the Fleet names"),
+        pytest.param("10.0.1.7", ", clients: [10.0.0.0/24]", UNKNOWN, id="a client that the Fleet does not name"),
+    ],
+)
+def test_finding_m2_a_boot_that_a_mirror_may_have_sent_to_a_machine_is_used_up(
+    site: Site, client: str, more: str, expected: str
+) -> None:
+    decide(site, f"Fetched{more}", bmc=False)
+    passes(site)
+    for number in range(2):
+        unclear(site, client, str(number))
+    passes(site)
+    site.bench.wait(minutes=1)
+    plan = passes(site)
+    assert plan is not None
+    causes = {UNKNOWN: Cause.OUTCOME, PENDING: Cause.PENDING, INSTALLED_ONCE: Cause.PROVISIONED}
+    assert plan.cause is causes[expected]
+    assert (provisioned(site) == ["Fetched"]) is (expected == INSTALLED_ONCE)
+    condition = site.bench.condition("BootsProven")
+    assert condition is not None and (condition[1] == "OutcomeUnknown") is (expected == UNKNOWN)
+
+
+def test_what_a_mirror_sent_to_a_machine_settles_what_it_may_have_sent_before(site: Site) -> None:
+    decide(site, "Reported", bmc=False)
+    passes(site)
+    unclear(site)
+    passes(site)
+    observed(site, OLD)  # a loader that names itself
+    passes(site)
+    record = site.bench.record
+    assert record is not None and record.unknown_serves == () and record.attempts != ()
+
+
+def test_finding_c6_a_bmc_rules_out_what_a_mirror_may_have_sent_to_a_machine(site: Site) -> None:
+    decide(site, "Fetched")
+    passes(site, 3)
+    site.bench.wait(seconds=5)
+    unclear(site)
+    passes(site, 3)
+    site.bench.wait(minutes=2)
+    plan = passes(site, 3)
+    assert plan is not None and plan.cause is Cause.PENDING, "the override still stands: another client fetched it"
+
+
+def test_a_mirror_that_may_have_sent_a_maintenance_which_writes_no_disk_has_used_none_up(site: Site) -> None:
+    decide(site, "Fetched", REPAIR, bmc=False, often="Never")
+    passes(site)
+    unclear(site)
+    site.bench.wait(minutes=2)
+    plan = passes(site)
+    assert plan is not None and plan.cause is Cause.MAINTENANCE
+
+
 def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -> None:
     decide(site, "Fetched", bmc=False)
     for number in range(5):

@@ -501,7 +501,8 @@ def test_observe_spools_what_a_mirror_logged_and_once_only(
     spool = tmp_path / "spool"
     first = json.loads(captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json").stdout)
     taken = take(spool, {}).observations
-    assert (first["observed"], first["read"]) == (len(taken), len(mirror.log.read_bytes().splitlines()))
+    assert first["observed"] + first["unclear"] == len(taken)
+    assert first["read"] == len(mirror.log.read_bytes().splitlines())
     assert first["ignored"]["of another path"] >= 1
     assert taken[-1].path == f"boot{ENTRY}"
     second = captured("read-access-logs", mirror.log, "--spool", spool)
@@ -516,7 +517,7 @@ def test_observe_follows_until_it_is_told_to_end(mirror: Mirror, client: httpx.C
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
 
         def written() -> int:
-            return len(take(spool, {}).observations)
+            return sum(not each.is_open_intent for each in take(spool, {}).observations)
 
         assert eventually(lambda: written() > 0)
         before = written()

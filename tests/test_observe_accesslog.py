@@ -142,8 +142,11 @@ def test_what_has_no_version_does_not_count(modified: str) -> None:
 
 
 @pytest.mark.parametrize("client", ["", "unix:", "web01"])
-def test_nobody_in_particular_proves_nothing(client: str) -> None:
-    assert nginx(client=client) == caddy({"remote_ip": client}) == Ignored.CLIENT
+def test_a_boot_that_was_sent_to_an_unknown_address_is_used_up_and_proves_nothing(client: str) -> None:
+    for found in (nginx(client=client), caddy({"remote_ip": client})):
+        assert isinstance(found, Observation) and found.is_open_intent
+        assert (found.path, found.client) == (OBSERVED.path, "unknown")
+    assert nginx(client=client, path=f"/v1/boot/{MAC}/provisioned/{'a' * 64}") == Ignored.CLIENT
 
 
 def test_caddy_names_the_client_behind_a_proxy() -> None:
@@ -185,42 +188,69 @@ IGNITION = f"/ignition/{UUID}"
 WHO = f"uuid={UUID}&serial="  # as the first script asks, of a machine without a serial number
 
 
+EVIDENCE, USED_UP, NOTHING = "evidence", "used up", "nothing"
+
+
+def shown(found: object) -> str:
+    """What a line shows of a boot: that a machine has booted, that perhaps one has, or nothing."""
+    if isinstance(found, Observation):
+        return USED_UP if found.is_open_intent else EVIDENCE
+    assert found is Ignored.AGENT
+    return NOTHING
+
+
 @for_each(
-    ("path", "agent", "query", "counts"),
+    ("path", "agent", "query", "expected"),
     [
-        (ENTRY, IPXE, "", True),
-        (ENTRY, "GRUB 2.06-13+deb12u1", "", True),
-        (ENTRY, "UefiHttpBoot/1.0", "", True),
-        (ENTRY, "Syslinux/6.04", "", True),
-        (ENTRY, "", "", False),
-        (ENTRY, "curl/8.5.0", "", False),
-        (ENTRY, "curl/8.5.0", WHO, False),
-        (ENTRY, "a monitor", "", False),
-        (ENTRY, "a monitor", f"uuid={UUID}", False),
-        (ENTRY, "a monitor", "uuid=&serial=", False),
-        (ENTRY, "", WHO, True),
-        (ENTRY, "my-loader 1", WHO, True),
-        (IGNITION, "Ignition/2.15.0", "", True),
-        (IGNITION, "Go-http-client/1.1", "", True),  # Talos
-        (IGNITION, "a system", "", True),
-        (IGNITION, "curl/8.5.0", "", False),
-        (IGNITION, "", "", False),
-        (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "curl/8.5.0", "", True),
+        (ENTRY, IPXE, "", EVIDENCE),
+        (ENTRY, "GRUB 2.06-13+deb12u1", "", EVIDENCE),
+        (ENTRY, "UefiHttpBoot/1.0", "", EVIDENCE),
+        (ENTRY, "Syslinux/6.04", "", EVIDENCE),
+        (ENTRY, "", "", USED_UP),
+        (ENTRY, "curl/8.5.0", "", NOTHING),
+        (ENTRY, "curl/8.5.0", WHO, NOTHING),
+        (ENTRY, "Go-http-client/1.1", "", NOTHING),
+        (ENTRY, "a monitor", "", USED_UP),
+        (ENTRY, "a monitor", f"uuid={UUID}", USED_UP),
+        (ENTRY, "a monitor", "uuid=&serial=", USED_UP),
+        (ENTRY, "", WHO, EVIDENCE),
+        (ENTRY, "my-loader 1", WHO, EVIDENCE),
+        (IGNITION, "Ignition/2.15.0", "", EVIDENCE),
+        (IGNITION, "Go-http-client/1.1", "", EVIDENCE),  # Talos
+        (IGNITION, "a system", "", EVIDENCE),
+        (IGNITION, "curl/8.5.0", "", NOTHING),
+        (IGNITION, "", "", USED_UP),
+        (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "curl/8.5.0", "", EVIDENCE),
     ],
 )
-def test_finding_m3_evidence_needs_what_a_machine_sends(path: str, agent: str, query: str, counts: bool) -> None:
+def test_finding_m3_evidence_needs_what_a_machine_sends(path: str, agent: str, query: str, expected: str) -> None:
     headers = {"User-Agent": [agent]} if agent else {}
-    found = nginx(path=path, agent=agent, query=query)
-    assert found == caddy({"uri": f"{path}?{query}" if query else path, "headers": headers})
-    assert isinstance(found, Observation) if counts else found is Ignored.AGENT
+    by_nginx = nginx(path=path, agent=agent, query=query)
+    by_caddy = caddy({"uri": f"{path}?{query}" if query else path, "headers": headers})
+    assert shown(by_nginx) == shown(by_caddy) == expected
 
 
-@for_each(("query", "counts"), [("", False), (f"uuid={UUID}", False), (WHO, True), (f"{WHO}4J8VM72", True)])
-def test_finding_m3_a_log_without_agents_is_evidence_of_a_boot_by_its_queries(query: str, counts: bool) -> None:
+@for_each(
+    ("path", "query", "expected"),
+    [
+        (ENTRY, "", USED_UP),
+        (ENTRY, f"uuid={UUID}", USED_UP),
+        (ENTRY, WHO, EVIDENCE),
+        (ENTRY, f"{WHO}4J8VM72", EVIDENCE),
+        (IGNITION, "", USED_UP),
+        (f"/v1/boot/{MAC}/provisioned/{'a' * 64}", "", EVIDENCE),
+    ],
+)
+def test_finding_m2_a_log_without_agents_is_evidence_by_queries_and_tokens_and_uses_boots_up_by_all(
+    path: str, query: str, expected: str
+) -> None:
     """As a mirror writes it that still has the configuration of an earlier gitboot."""
-    line = {name: value for name, value in NGINX.items() if name != "agent"}
-    found = read(json.dumps({**line, "query": query}).encode())
-    assert found == (OBSERVED if counts else Ignored.AGENT)
+    line = json.dumps(
+        {name: value for name, value in {**NGINX, "path": path, "query": query}.items() if name != "agent"}
+    )
+    found = read(line.encode())
+    assert shown(found) == expected
+    assert found == read(line.encode() + b"\n"), "a line that is read again is the same intent"
 
 
 @for_each("path", [ENTRY, IGNITION, f"/v1/boot/{MAC}/provisioned/{'a' * 64}"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from gitboot import mirror_program
+from gitboot.model.scalars import format_instant
 from gitboot.observe.stopped import say
 from gitboot.plan import Record, Run
 from gitboot.render.paths import Role, kind_of
@@ -108,7 +110,49 @@ def test_a_copy_serves_a_one_time_boot_until_its_log_is_read_if_the_fleet_accept
     ):
         assert [installs(mirror.url, ENTRIES[0]) for _ in range(2)] == [True, True]
         assert captured("read-access-logs", mirror.log, "--spool", spool).returncode == 0
-        eventually(lambda: "Fetched" in str(instance.get("/api/v1/servers/web01").json()))
+        assert eventually(lambda: "Fetched" in str(instance.get("/api/v1/servers/web01").json()))
+
+
+@pytest.mark.parametrize(
+    ("agent", "logs_agents", "is_installed", "is_used_up"),
+    [
+        pytest.param("GRUB 2.06", True, True, True, id="a loader"),
+        pytest.param("GRUB 2.06", False, False, True, id="a loader, and the nginx.conf of an earlier version"),
+        pytest.param("", True, False, True, id="a client without a name"),
+        pytest.param("my-loader 1", True, False, True, id="a client that gitboot does not know"),
+        pytest.param("curl/8.5.0", True, False, False, id="a tool"),
+    ],
+)
+def test_finding_m2_a_copy_offers_no_boot_again_that_a_machine_may_have_fetched(
+    tmp_path: Path, agent: str, logs_agents: bool, is_installed: bool, is_used_up: bool
+) -> None:
+    repository = pushed(tmp_path, "serving: {oneTimeBoots: Copies}")
+    output, spool, serve = tmp_path / "output", tmp_path / "state/spool", tmp_path / "serve"
+    for folder in (tmp_path / "nginx", serve):
+        folder.mkdir()
+    with running(repository.bare, tmp_path, records="fresh") as instance:
+        configuration, field = (output / "ops/serve/nginx.conf").read_text(), ',"agent":"$http_user_agent"'
+        assert field in configuration
+        (serve / "nginx.conf").write_text(configuration if logs_agents else configuration.replace(field, ""))
+        with nginx(output / "boot", serve, tmp_path / "nginx") as mirror:
+            assert IMAGE in get(f"{mirror.url}{ENTRIES[1]}", headers={"user-agent": agent}).text
+
+            def read() -> bool:
+                done = captured("read-access-logs", mirror.log, "--spool", spool, "-o", "json")
+                return bool(json.loads(done.stdout)["read"])
+
+            assert eventually(read)
+
+        def offered_later() -> bool:
+            later = format_instant(datetime.now(UTC).replace(microsecond=0) + timedelta(minutes=2))
+            done = captured("boot-script", "web01", "--tree", output, "--at", later)
+            assert done.returncode == 0, done.stderr
+            return IMAGE in done.stdout
+
+        assert captured("reconcile", "--state", tmp_path / "state").returncode == 0
+        assert eventually(lambda: offered_later() is not is_used_up)
+        server = instance.get("/api/v1/servers/web01").json()
+        assert ("Fetched" in str(server)) is is_installed
 
 
 # A maintenance

@@ -43,6 +43,9 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     logs of CloudFront, which say nothing of entries. Whole answers to GETs of boot entries and of installers' reports
     become observations; GETs of boot entries that are not there are noted for `gitboot unknown-machines`; all
     other lines are counted and ignored. Each line is read once, however often this is called, and through rotations.
+
+    If a line does not show whether a machine fetched a boot, the line is counted as unclear. It proves no installation.
+    However, a one-time boot that writes a disk is used up by it, so that no server is installed a second time.
     """
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.logfile import LogFile
@@ -87,8 +90,9 @@ def _passes(stop: Stop | None) -> Iterator[None]:
 
 _OBSERVED: Final = "observed"
 _BACKWARDS: Final = "backwards"
+_UNCLEAR: Final = "unclear"  # boots that a machine or a monitor fetched
 _UNKNOWN: Final = "unknown"  # entries that are not there: of machines that no document describes, say
-_TOLD_APART: Final = (_OBSERVED, _BACKWARDS, _UNKNOWN)
+_TOLD_APART: Final = (_OBSERVED, _UNCLEAR, _BACKWARDS, _UNKNOWN)
 
 
 def _observe(
@@ -116,7 +120,7 @@ def _observe(
             written.append(line_of(found))
         except OSError as error:
             raise UsageError(f"{spool} cannot be written: {error.strerror}") from error
-        outcomes[_OBSERVED] += 1
+        outcomes[_UNCLEAR if found.is_open_intent else _OBSERVED] += 1
         if sent is not None and sent.goes_back(found):
             outcomes[_BACKWARDS] += 1
             message = f"{found.path}: the mirror sent {found.client} an older version than before; it went backwards"
@@ -128,6 +132,7 @@ def _facts(outcomes: Counter[str]) -> dict[str, object]:
     return {
         "read": _read(outcomes),
         "observed": outcomes[_OBSERVED],
+        "unclear": outcomes[_UNCLEAR],
         "unknown": outcomes[_UNKNOWN],
         "backwards": outcomes[_BACKWARDS],
         "ignored": _ignored(outcomes),
@@ -138,7 +143,8 @@ def _as_text(outcomes: Counter[str]) -> str:
     reasons = [f"{count} {reason}" for reason, count in _ignored(outcomes).items()]
     ignored = f"; ignored: {', '.join(reasons)}" if reasons else ""
     unknown = f", {outcomes[_UNKNOWN]} for entries that are not there" if outcomes[_UNKNOWN] else ""
-    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{unknown}{ignored}"
+    unclear = f", {outcomes[_UNCLEAR]} by clients that may be machines" if outcomes[_UNCLEAR] else ""
+    return f"{_read(outcomes)} lines read, {outcomes[_OBSERVED]} observed{unclear}{unknown}{ignored}"
 
 
 def _read(outcomes: Counter[str]) -> int:

@@ -292,6 +292,13 @@ def _of_the_list(found: SignedListState | None, at: datetime) -> Iterator[Condit
 _ROOT_WARNING: Final = timedelta(days=60)  # for a person to bring the root key and the new files together
 
 
+# A log without the User-Agent leaves open who fetched a boot: see `gitboot.observe.accesslog`.
+_NEW_LOGS: Final = (
+    "Before you let copies serve them, install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each "
+    "mirror: the log of an older nginx.conf has no User-Agent, so a fetch by GRUB or PXELINUX proves no installation"
+)
+
+
 def _of_one_time_boots(standing: Standing, at: datetime) -> Iterator[Condition]:
     """Yield whether a copy lacks one-time boots that no endpoint serves in its place."""
     commit, left = standing.commit, standing.knowledge.facts.left_output or frozenset()
@@ -301,13 +308,13 @@ def _of_one_time_boots(standing: Standing, at: datetime) -> Iterator[Condition]:
         message = (
             f"an upgrade took the one-time boots of {count(len(names), 'server')} out of OUTPUT, because no copy "
             f"records a fetch: {some(names, _MOST_NAMED)}; name an endpoint in the Fleet, or let copies serve them by "
-            "spec.serving.oneTimeBoots: Copies"
+            f"spec.serving.oneTimeBoots: Copies. {_NEW_LOGS}"
         )
         yield _condition("OneTimeBootsServed", False, "LeftOutput", message, at)
     elif lacking:
         message = (
             f"{lacking[0].name} has no one-time boots, for {count(lacking[0].withheld, 'server')}: it cannot record a "
-            "fetch, and the Fleet names no endpoint"
+            f"fetch, and the Fleet names no endpoint. {_NEW_LOGS}"
         )
         yield _condition("OneTimeBootsServed", False, "NoEndpoint", message, at)
     elif standing.following:

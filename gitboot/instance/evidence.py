@@ -68,11 +68,11 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
     """Take in what was fetched since the last time, but for what monitors asked for.
 
     A mirror, which knows no server's name, has sent what it has to whoever asked: it was given. An intent without an
-    outcome is no evidence, and uses its boot up.
+    outcome is no evidence, and uses its boot up. The log of a mirror has such an intent if it does not show who asked.
     """
     spec = commit.fleet.provisioning
-    monitors = [ip_network(network) for network in spec.monitors]
-    here = [each for each in fetched if not each.observation.server or not _is_in(each.observation.client, monitors)]
+    monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
+    here = [_by_a_named_client(each, clients) for each in fetched if not _is_by_a_monitor(each.observation, monitors)]
     intended = [fetch for fetch in here if fetch.observation.is_open_intent]
     for fetch in intended:  # the fetch of a secret counts by this line: the secret may be out
         note_fetch(learning, fetch.offer, fetch.observation, at)
@@ -82,10 +82,36 @@ def take(learning: Learning, fetched: Iterable[Fetch], commit: Commit, at: datet
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
         if is_known or (observation.is_open_intent and _may_overwrite(fetch.offer)):
             _take(learning, fetch, commit, spec.evidence, at)
-            if observation.outcome is Outcome.SERVED:
+            if observation.outcome is Outcome.SERVED or _is_sent_by_mirror(observation):
                 record_served(learning, fetch.offer)
-        elif observation.offer is not None:  # it uses a boot up; user data and secrets use none up
+        elif _uses_up(fetch):
             record_intent(learning, fetch.offer, observation, at, is_early=observation.intent not in ids)
+
+
+def _is_by_a_monitor(observation: Observation, monitors: Networks) -> bool:
+    """Return whether a monitor asked, and not a machine. What a mirror sent to a loader there counts all the same."""
+    is_boot_by_mirror = not observation.server and not observation.is_open_intent
+    return not is_boot_by_mirror and _is_in(observation.client, monitors)
+
+
+def _is_sent_by_mirror(observation: Observation) -> bool:
+    """Return whether a mirror has sent a boot, or its user data, to a machine."""
+    return not observation.server and not observation.is_open_intent and not observation.is_report
+
+
+def _by_a_named_client(fetch: Fetch, clients: Networks) -> Fetch:
+    """Return a fetch from a mirror as evidence if the Fleet names its client as a machine, whatever it sends."""
+    observation = fetch.observation
+    if observation.server or not observation.is_open_intent or not _is_in(observation.client, clients):
+        return fetch
+    return replace(fetch, observation=replace(observation, intent=None))
+
+
+def _uses_up(fetch: Fetch) -> bool:
+    """Return whether an intent uses a boot up. Intents of an endpoint for user data and secrets name no offer."""
+    if fetch.observation.server:
+        return fetch.observation.offer is not None
+    return fetch.offer.once and fetch.offer.writes_disk
 
 
 def _may_overwrite(offer: Offer) -> bool:

@@ -7,20 +7,14 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
+from hashlib import sha256
 from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import unquote
 
 from gitboot.model.scalars import Digest
-from gitboot.observe.agents import (
-    has_identity,
-    is_check,
-    is_machine,
-    is_system,
-    is_tool,
-    parse_query,
-)
+from gitboot.observe.agents import has_identity, is_check, is_machine, is_tool, may_be_system, parse_query
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.observe.storelog import LoggedRequest, of_cloudfront, of_cloudfront_json, of_s3
 from gitboot.observe.undescribed import UnknownMachine, unknown_of
@@ -38,11 +32,19 @@ class Ignored(StrEnum):
     VERSION = "sent without a Last-Modified"
     CLIENT = "without the address of a client"
     CHECK = "a check by gitboot"
-    AGENT = "not by a boot loader or an installed system"
+    AGENT = "by a tool or a monitor"
     SIGNED = "with credentials, which no machine has"
 
 
 _EVIDENCE: Final = re.compile(rf"(?:.*/)?({evidence_expression()})")  # a mirror may lie below a path of its own
+
+
+class _Sender(Enum):
+    """Who sent a request, as far as its line shows that."""
+
+    MACHINE = auto()
+    TOOL = auto()
+    UNCLEAR = auto()  # a machine, or a monitor: such a fetch proves nothing, and may have installed a server
 
 
 Told = Observation | UnknownMachine | Ignored  # what a line says
@@ -52,6 +54,10 @@ def read(line: bytes) -> Told:
     """The observation that a line is, who asked by it for an entry that is not there, or why it is neither.
 
     Which version of a path was sent is told by its date; of a log without dates, by the token in a path that has one.
+
+    If nothing shows whether a machine sent the request, the observation is an intent without an outcome (ADR 0071). The
+    mirror has sent the boot, so a one-time boot is used up. However, it is no evidence that a machine has booted. The
+    intent's id is a digest of the line, so that a line that is read twice is one intent.
     """
     request = _parse(line)
     if request is None:
@@ -64,8 +70,8 @@ def read(line: bytes) -> Told:
     query = parse_query(request.query)
     if is_check(request.agent or "", query):
         return Ignored.CHECK
-    is_counted = _is_counted(f"boot/{path[1]}", request.agent, query)
-    if request.status == 404 and (is_counted or request.agent is None):
+    sender = _sender_of(f"boot/{path[1]}", request.agent, query)
+    if request.status == 404 and (sender is _Sender.MACHINE or request.agent is None):
         return _unknown(path[1], request, query) or Ignored.STATUS
     if request.status != 200:
         return Ignored.STATUS
@@ -79,36 +85,54 @@ def read(line: bytes) -> Told:
             modified = int(parsedate_to_datetime(request.modified).timestamp())
     if token is None and modified is None:
         return Ignored.VERSION
-    if not is_counted:
+    if sender is _Sender.TOOL:
         return Ignored.AGENT
     if request.is_signed:
         return Ignored.SIGNED
     try:
         client = str(ip_address(request.client.partition("%")[0]))
     except ValueError:
-        return Ignored.CLIENT
+        if _has_token(f"boot/{path[1]}"):
+            return Ignored.CLIENT
+        client, sender = "unknown", _Sender.UNCLEAR
     try:
         at = instant_of(request.at)
     except ValueError:
         return Ignored.FORMAT
     try:
         digest = Digest(token) if token is not None else None
-        return Observation(server="", path=f"boot/{path[1]}", client=client, at=at, digest=digest, modified=modified)
+        return Observation(
+            server="",
+            path=f"boot/{path[1]}",
+            client=client,
+            at=at,
+            digest=digest,
+            modified=modified,
+            intent=sha256(line.rstrip(b"\r\n")).hexdigest()[:32] if sender is _Sender.UNCLEAR else None,
+        )
     except ValueError:
         return Ignored.VERSION
 
 
-def _is_counted(path: str, agent: str | None, query: Mapping[str, str]) -> bool:
-    """Return whether a request has what a machine sends. ``agent`` is None if the log has no User-Agent.
+def _sender_of(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
+    """Return who sent a request. ``agent`` is None if the log has no User-Agent.
 
     Only the installation has the token in a path. A path without a token is not enough: a cache may send a GET for the
     HEAD of a monitor.
     """
-    if (kind := means(path)) is None:
-        return has_identity(query) if agent is None else is_machine(agent, query)
-    if agent is None or "{token}" in kind.text:
-        return True
-    return is_system(agent) or (agent != "" and not is_tool(agent))
+    if _has_token(path):
+        return _Sender.MACHINE
+    is_script = means(path) is None
+    if agent is None:
+        return _Sender.MACHINE if is_script and has_identity(query) else _Sender.UNCLEAR
+    if is_machine(agent, query) if is_script else may_be_system(agent):
+        return _Sender.MACHINE
+    return _Sender.TOOL if is_tool(agent) else _Sender.UNCLEAR
+
+
+def _has_token(path: str) -> bool:
+    kind = means(path)
+    return kind is not None and "{token}" in kind.text
 
 
 def _unknown(path: str, request: LoggedRequest, query: Mapping[str, str]) -> UnknownMachine | None:
