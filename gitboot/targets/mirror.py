@@ -296,9 +296,8 @@ class WebMirror:
         options: Any = {"deadline_s": self._deadline_s, "rate": self._rate}
         with self._client.stream("GET", url, headers={**headers, "User-Agent": _AGENT}, **options) as answer:
             # S3 answers 403 for an absent object to a reader that may not list the bucket. Each chain of roots ends at
-            # one that is absent, and python-tuf goes by both answers, too.
-            is_absent = self._gives_list or path.endswith(".root.json")
-            if answer.status in (404, 410) or (answer.status == 403 and is_absent):
+            # one that is absent, and python-tuf goes by both answers, too. A reader begins with the timestamp.
+            if answer.status in (404, 410) or (answer.status == 403 and self._gives_list):
                 return None, _said(answer)
             if answer.status == 403:
                 raise HostUnreachable(
