@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import count
+from pathlib import Path
 
 from gitboot.publish.disk import Disk
+from gitboot.targets.claim import Claim
+from gitboot.targets.file_store import FileStore
 from gitboot.targets.follower import FollowedBy
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
+from gitboot.targets.store_target import StoreTarget
 
 _place = Disk.place
 
@@ -30,6 +34,13 @@ def bring_up(target: FollowedBy, tree: FollowedTree) -> int:
         target.apply(step, held, tree)
         held = after(held, step)
     raise AssertionError
+
+
+def followed(store: FileStore, root: Path, *, name: str = "target", ledger: str = "test") -> StoreTarget:
+    """Have a new process bring a target in a store up to the directory at ``root``, and return its target."""
+    target = StoreTarget(name, Claim(name, ledger=ledger, heir_of=lambda: None, writer=f"{ledger}-1"), lambda: store)
+    bring_up(target, FollowedTree(root))
+    return target
 
 
 def killed_after(replaced: int) -> Callable[[Disk, str], None]:

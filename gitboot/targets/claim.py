@@ -24,16 +24,20 @@ class Claim:
         found = store.get(HEAD)
         if found is None:
             return self._begin(store)
-        head = self._parse(found.content)
-        if head.ledger not in (self._ledger, self._heir_of()):
-            raise ForeignTree(
-                f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} (choose another place, or "
-                "take it over with gitboot records begin)"
-            )
+        head = self._own(found.content, "choose another place, or take it over with gitboot records begin")
         if self._stands is not None and head.writer != self._writer:
             raise self._contended(head)
         self._stands = found
         return self.write(store, replace(head, ledger=self._ledger, writer=self._writer))
+
+    def observe(self, store: FileStore, hint: str) -> TargetHead | None:
+        """Return the head that a target has, and write nothing; None if it has none. Raises `ForeignTree`."""
+        self._stands = store.get(HEAD)
+        return self._own(self._stands.content, hint) if self._stands is not None else None
+
+    def is_as_observed(self, found: StoredFile | None) -> bool:
+        """Return whether a head that was read again is the one that this process has observed or written last."""
+        return (found and found.content) == (self._stands and self._stands.content)
 
     def _begin(self, store: FileStore) -> TargetHead:
         head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=self._writer)
@@ -49,7 +53,7 @@ class Claim:
     def check(self, store: FileStore) -> None:
         """See that nobody else has written the head since."""
         found = store.get(HEAD)
-        if found is None or self._stands is None or found.content != self._stands.content:
+        if found is None or not self.is_as_observed(found):
             raise self._contended(self._parse(found.content) if found is not None else None)
 
     def write(self, store: FileStore, head: TargetHead) -> TargetHead:
@@ -62,6 +66,13 @@ class Claim:
             if found is None or found.content != data:
                 raise self._contended(self._parse(found.content) if found is not None else None)
             self._stands = found
+        return head
+
+    def _own(self, content: bytes, hint: str) -> TargetHead:
+        """Return a head of this ledger, or of the one that it goes on from. Raises `ForeignTree`."""
+        head = self._parse(content)
+        if head.ledger not in (self._ledger, self._heir_of()):
+            raise ForeignTree(f"{self._name} belongs to the ledger {head.ledger}, not to {self._ledger} ({hint})")
         return head
 
     def _contended(self, head: TargetHead | None) -> OperatorError:

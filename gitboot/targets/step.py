@@ -62,14 +62,13 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
     last. Content that nothing names any more stays for as long as it stays in the tree, and so does a path that moves
     to another server until that server's turn.
     """
-    differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
     going = held.known - glance.states.keys()
 
     def order(server: str) -> tuple[bool, bool, bool, bool, str, str]:
         # Servers of one shard follow one another: each step writes the shards of its servers whole.
         return server == LIST, server in going, server == SHARED, server not in held.known, number_of(server), server
 
-    changed = sorted(differing | going, key=order)
+    changed = sorted(outdated(glance, held), key=order)
     if not changed and held.head.commit == glance.commit and all(map(tree.stands, held.unlisted)):
         return None
     shards: dict[str, dict[str, Unit]] = {}
@@ -109,6 +108,12 @@ def next_step(tree: FollowedTree, glance: Glance, held: Holding, read_shard: Rea
         doubtful=held.unlisted | placed.keys() | gone,
         unlisted=frozenset(stay),
     )
+
+
+def outdated(glance: Glance, held: Holding) -> set[str]:
+    """Return the servers of which a target holds something else than what is published, or that are gone."""
+    differing = {server for server, state in glance.states.items() if held.states.get(server) != state}
+    return differing | (held.known - glance.states.keys())
 
 
 def _files_of(servers: Collection[str], shards: Mapping[str, Shard], read_shard: ReadShard) -> set[str]:

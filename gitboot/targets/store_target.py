@@ -23,7 +23,7 @@ from gitboot.targets.holding import (
     parse_unlisted,
     render_unlisted,
 )
-from gitboot.targets.published import FollowedTree
+from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep
 
 _SHARDS: Final = "ops/shards/"
@@ -40,6 +40,7 @@ class StoreTarget:
     def __init__(self, name: str, claim: Claim, open_store: Callable[[], FileStore], *, most: int = _MOST) -> None:
         self.most = most
         self._name, self._claim, self._open = name, claim, open_store
+        self._observed: StoredFile | None = None  # `UNLISTED`, as `observe` found it
 
     def load(self) -> Holding:
         """Return what the target holds, and claim it for this process.
@@ -48,6 +49,39 @@ class StoreTarget:
         """
         store = self._open()
         head = self._claim.make(store)
+        found = self._holding(store, head, store.get(UNLISTED))
+        kept = set(map(_shard_path, head.shards.values()))
+        store.remove(path for path in store.names(_SHARDS) if path not in kept)
+        return found
+
+    def observe(self, hint: str) -> Holding | None:
+        """Return what the target holds, and write nothing; None if no process has claimed it.
+
+        ``hint`` says what to do about a target of another ledger. Raises `ForeignTree`, `Overtaken` if a process writes
+        a step meanwhile, `PublishError` and `HostUnreachable`.
+        """
+        store = self._open()
+        head = self._claim.observe(store, hint)
+        self._observed = store.get(UNLISTED)
+        if head is None:
+            return None
+        try:
+            return self._holding(store, head, self._observed)
+        except PublishError:
+            if self.is_as_observed():
+                raise
+            raise Overtaken(f"{self._name}: an instance is writing there") from None
+
+    def is_as_observed(self) -> bool:
+        """Return whether no process has begun, or ended, a step since `observe`."""
+        found: dict[str, StoredFile | None] = {}
+        self._open().get_each((HEAD, UNLISTED), found.__setitem__)
+        before = self._observed and self._observed.content
+        after = (unlisted := found[UNLISTED]) and unlisted.content
+        return before == after and self._claim.is_as_observed(found[HEAD])
+
+    def _holding(self, store: FileStore, head: TargetHead, listed: StoredFile | None) -> Holding:
+        """Return what the target holds by this head and by this list of paths that no shard vouches for."""
         numbers = {_shard_path(digest): number for number, digest in head.shards.items()}
         shards: dict[str, Shard] = {}
         size, counting = 0, threading.Lock()
@@ -62,12 +96,10 @@ class StoreTarget:
             shards[numbers[path]] = self._parsed(content, path)
 
         store.get_each(sorted(numbers), take)
-        found = store.get(UNLISTED)
         try:
-            unlisted = parse_unlisted(found.content) if found is not None else frozenset()
+            unlisted = parse_unlisted(listed.content) if listed is not None else frozenset()
         except ValueError as error:
             raise self._damaged(UNLISTED) from error
-        store.remove(path for path in store.names(_SHARDS) if path not in numbers)
         return held(head, shards.values(), unlisted, gitboot=__version__)
 
     def shard(self, head: TargetHead, number: str) -> Shard:
