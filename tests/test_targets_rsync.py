@@ -22,14 +22,16 @@ from gitboot.targets.address import RsyncAddress, parse_target
 from gitboot.targets.file_store import FileStore
 from gitboot.targets.holding import UNLISTED
 from gitboot.targets.mirror_repair import ALL
+from gitboot.targets.published import FollowedTree
 from gitboot.targets.rsync import RsyncStore
 from tests.credentials import give_credentials
 from tests.git_servers import Relay, SshServer, free_port, listening, program
 from tests.preloaded import captured
 from tests.searching import every
 from tests.serving import ENTRY, eventually
+from tests.target_steps import bring_up, followed
 from tests.test_targets_folder import ENTRIES, Site, assert_no_chain_is_mixed, files_of
-from tests.test_targets_mirror_repair import GONE, edit, publish_signed, repaired
+from tests.test_targets_mirror_repair import GONE, edit, publish_signed, rename_ledger, repaired
 
 _USER, _PASSWORD = "gitboot", "not-to-be-seen"
 
@@ -337,6 +339,26 @@ def test_finding_m6_repair_replaces_what_was_edited_on_another_host(
     assert {f"/{each}" for each in repaired(url, root, ALL)[1]} == wrong
     assert (_verified(folder, root), files_of(folder)) == ([], right)
     assert repaired(url, root, ALL)[1] == {}
+
+
+@pytest.mark.parametrize("scheme", ["rsync", "ssh"])
+def test_finding_m6_another_host_is_repaired_only_from_the_tree_of_its_own_ledger(
+    tmp_path: Path, hosts: dict[str, str], folder: Path, scheme: str
+) -> None:
+    root, theirs = (publish_signed(tmp_path / name).root for name in ("publisher", "theirs"))
+    rename_ledger(theirs)
+    store = OtherHost(tmp_path / "out", folder, hosts[scheme], tmp_path / "own").open_store()
+    target = followed(store, root)
+    before = files_of(folder)
+    edit(folder / f"boot{ENTRY}")
+    spoiled = files_of(folder)
+    give_credentials(tmp_path, "rsync", user=_USER, password=_PASSWORD)
+    url = hosts[scheme] if scheme == "ssh" else f"{hosts[scheme]}?credentials={tmp_path}/rsync"
+    done = captured("verify-mirror", url, "--tree", theirs, "--repair", ALL)
+    assert (done.returncode, "belongs to the ledger test, not to theirs" in done.stderr) == (8, True), done.stderr
+    assert files_of(folder) == spoiled
+    assert repaired(url, root, ALL) == (0, {ENTRY[1:]: "Replaced"}, [])
+    assert (files_of(folder), bring_up(target, FollowedTree(root))) == (before, 0)
 
 
 def _verified(folder: Path, root: Path) -> list[str]:

@@ -25,7 +25,9 @@ from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import SEED, document, image, mac_of, policy, profile, uuid_of
 from tests.instance import Instance, Repository, eventually, git, running
+from tests.preloaded import captured
 from tests.rack import BASE_URL, Rack, typed, until_condition
+from tests.test_targets_mirror_repair import publish_signed
 
 ENTRY = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 BY_UUID = f"ipxe/{uuid_of('web01')}"
@@ -109,6 +111,58 @@ def test_a_branch_a_bucket_and_a_folder_follow_what_is_published(tmp_path: Path,
         assert git(boots, "log", "-1", "--format=%an <%ae>", "boot") == "A <a@example.net>"
         said = f"{instance.status()} {instance.events}"
     assert KEY["aws_secret_access_key"] not in said
+
+
+def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other_ledger(
+    tmp_path: Path, store: Store, keys: Path
+) -> None:
+    """The instance goes on as the target's writer, also if it publishes while the command repairs."""
+    store.reset()
+    repository = Repository.create(tmp_path / "git")
+    repository.push(with_user_data(1))
+    (folder := tmp_path / "mirror").mkdir()
+    output, theirs = tmp_path / "output", publish_signed(tmp_path / "theirs").root
+    bucket = f"s3://boots?endpoint={store.url}&credentials={keys}"
+
+    def repair(mirror: str | Path, tree: Path) -> subprocess.CompletedProcess[str]:
+        return captured("verify-mirror", mirror, "--tree", tree, "--repair", "all")
+
+    def holds_all(number: int) -> bool:
+        published = files_with_times(output)
+        if f"next-{number}".encode() not in published.get(f"boot/{ENTRY}", (b"", 0))[0]:
+            return False
+        in_bucket = contents(store, "boots")
+        return files_with_times(folder) == published and in_bucket == {
+            path: each for path, (each, _) in published.items()
+        }
+
+    with running(
+        repository.bare, tmp_path, *configured(max_reinstalls=9), "--target", str(folder), "--target", bucket
+    ) as instance:
+        eventually(lambda: holds_all(1))
+        for mirror in (folder / "boot", bucket):  # the head says so after the files are there
+            eventually(lambda: repair(mirror, output).returncode == 0)  # noqa: B023 - it ends here
+        right = (folder / "boot" / ENTRY).read_bytes()
+
+        def spoil() -> None:
+            (folder / "boot" / ENTRY).write_bytes(b"#!ipxe\nshell\n")
+            store.put("boots", f"boot/{ENTRY}", b"#!ipxe\nshell\n")
+
+        spoil()
+        for mirror in (folder / "boot", bucket):
+            done = repair(mirror, theirs)
+            assert (done.returncode, "belongs to the ledger" in done.stderr) == (8, True), done.stderr
+        assert (folder / "boot" / ENTRY).read_bytes() == b"#!ipxe\nshell\n"
+        for mirror in (folder / "boot", bucket):
+            done = repair(mirror, output)
+            assert done.returncode == 0, done.stderr
+        assert (folder / "boot" / ENTRY).read_bytes() == right == contents(store, "boots")[f"boot/{ENTRY}"]
+        spoil()
+        repository.push(with_user_data(2))
+        for mirror in (folder / "boot", bucket):
+            assert repair(mirror, output).returncode in (0, 8)
+        eventually(lambda: holds_all(2))
+        until_condition(instance, "TargetsCurrent", status=True, reason="Current")
 
 
 def test_an_instance_that_is_killed_at_any_write_leaves_whole_chains_and_the_next_one_completes_them(

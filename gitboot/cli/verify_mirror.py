@@ -177,10 +177,10 @@ def _repair(
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
     with ExitStack() as stack, growing("files") as (begun, done):
-        store = _store(mirror, stack)
+        store = _store(mirror, tree, stack)
         is_target = as_target or mirror.startswith(_STORES)
-        now = datetime.now(UTC)
-        report = repair(store, tree, paths, now, as_target=is_target, parallel=parallel, begun=begun, done=done)
+        clock = partial(datetime.now, UTC)
+        report = repair(store, tree, paths, clock, as_target=is_target, parallel=parallel, begun=begun, done=done)
     for output in outputs:
         if output.format == "json":
             items = [{"path": each.path, "action": each.action} for each in report.repairs]
@@ -195,9 +195,10 @@ def _repair(
         context.exit(Exit.PARTIAL)
 
 
-def _store(mirror: str, stack: ExitStack) -> MirrorStore:
+def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     """Open the files of a mirror for writing."""
     from gitboot.errors import UsageError
+    from gitboot.render.paths import BOOT
     from gitboot.targets.mirror_repair import FolderStore
 
     if mirror.startswith(_STORES):
@@ -206,7 +207,9 @@ def _store(mirror: str, stack: ExitStack) -> MirrorStore:
         raise UsageError(
             f"{mirror} cannot be repaired: name the folder or the target (s3://…, ssh://…, rsync://…) that it serves"
         )
-    store = FolderStore(_folder(mirror))
+    if (folder := _folder(mirror)).resolve() == (tree / BOOT).resolve():
+        raise UsageError(f"{folder} is the tree itself, to which only its instance writes: name a copy of it")
+    store = FolderStore(folder)
     stack.callback(store.close)
     return store
 
@@ -228,10 +231,10 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
     if isinstance(address, BucketAddress):
         from gitboot.targets.bucket import Bucket  # obstore is an extra
 
-        return BucketStore(Bucket(address, key))
+        return BucketStore(address.name, Bucket(address, key))
     from gitboot.targets.rsync import RsyncStore
 
-    return HostStore(RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
+    return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
 
 
 def _folder(mirror: str) -> Path:

@@ -279,7 +279,7 @@ class SignedList:
             self._is_current = True
             return
         versions = [number for name, number in lies.items() if name not in by_root]
-        least_version = 1 + max([*versions, _version_in(disk.read(LIST_TIMESTAMP))])
+        least_version = 1 + max([*versions, list_version(disk.read(LIST_TIMESTAMP))])
         amended = partial(amend_list, about=about, keys=keys, now=now, least_version=least_version)
         found = None
         if before is not None:
@@ -330,7 +330,7 @@ def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
         raise
 
 
-def _version_in(timestamp: bytes | None) -> int:
+def list_version(timestamp: bytes | None) -> int:
     """Return the version of a timestamp, whoever signed it; 0 if it is none."""
     try:
         version = json.loads(timestamp or b"")["signed"]["version"]

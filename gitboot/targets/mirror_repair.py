@@ -3,29 +3,36 @@
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from itertools import groupby
+from itertools import groupby, islice
 from pathlib import Path
 from stat import S_IMODE
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.mirror_program import SIGNED, TIMESTAMP, FileVersion
-from gitboot.phrases import did_you_mean
+from gitboot.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
+from gitboot.model.scalars import format_instant
+from gitboot.phrases import count, did_you_mean
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.modes import TreeModes
-from gitboot.publish.tree import read_state
-from gitboot.render.paths import BOOT, is_content, kind_of, publication_stage
-from gitboot.targets.file_store import Expected, FileConflict, StoredFile, TargetFile
+from gitboot.publish.signed_list import list_version
+from gitboot.publish.tree import PENDING, read_state
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
+from gitboot.targets.file_store import Expected, FileConflict, FileStore, StoredFile, TargetFile
+from gitboot.targets.folder import TargetFolder
+from gitboot.targets.holding import HEAD
 from gitboot.targets.mirror import FolderMirror, expected
 from gitboot.targets.mirror_comparison import ListedFile, ListReader
+from gitboot.targets.mirror_records import MirrorRecords, tree_head
 from gitboot.targets.mirrored import MirrorFinding
+from gitboot.targets.published import FollowedTree, Overtaken
 
 if TYPE_CHECKING:
     from gitboot.targets.bucket import Bucket
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
 
 ALL: Final = "all"
 _WORLD: Final = 0o666
+_TRIES: Final = 10  # of a repair that something overtakes
+_RETRY_S: Final = 0.5  # until the next try
+_BATCH: Final = 200  # files between two looks at the tree and at the mirror's records, as servers in a target's step
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)  # of a file whose time no mirror has
 
 
@@ -65,6 +75,14 @@ class MirrorStore(Protocol):
     Every method raises `PublishError`, and `HostUnreachable`.
     """
 
+    @property
+    def name(self) -> str:
+        """The name of the mirror in messages."""
+
+    @property
+    def records(self) -> FileStore | None:
+        """Where the records of a target are, if this is one; None: nowhere."""
+
     def names(self) -> Collection[str]:
         """Return the paths of all files."""
 
@@ -72,7 +90,10 @@ class MirrorStore(Protocol):
         """Read files, and call ``take`` with each, perhaps in several threads at a time."""
 
     def replace_each(self, files: Mapping[str, tuple[RightFile, str | None]], /) -> None:
-        """Write whole files, each in the place of the file with this version, or of whatever is there if None."""
+        """Write whole files, each in the place of the file with this version, or of whatever is there if None.
+
+        Raises `Overtaken` if a file has another version by now.
+        """
 
     def remove_each(self, paths: Collection[str], /) -> None:
         """Remove files."""
@@ -87,7 +108,7 @@ class SingleFileStore(ABC):
 
     @abstractmethod
     def replace(self, path: str, file: RightFile, found: str | None) -> None:
-        """Write a whole file in the place of what `read` found. Raises `PublishError`."""
+        """Write a whole file in the place of what `read` found. Raises `Overtaken` and `PublishError`."""
 
     @abstractmethod
     def remove(self, path: str) -> None:
@@ -114,9 +135,22 @@ class FolderStore(SingleFileStore):
         mode = S_IMODE(found.st_mode) & 0o777
         modes = TreeModes(folder=mode, file=mode & _WORLD, group=found.st_gid)
         self._folder, self._disk = folder, Disk(folder, modes)
+        self.name = str(folder)
+        self._target: TargetFolder | None = None
+        # A target is the folder above; a folder of another name is not in one, whatever is beside it.
+        above = folder.resolve().parent
+        may_have_records = os.path.lexists(above / HEAD) or os.access(above, os.R_OK | os.X_OK)
+        if folder.resolve() == above / BOOT and may_have_records:
+            self._target = TargetFolder(above)
+
+    @property
+    def records(self) -> FileStore | None:
+        return self._target
 
     def close(self) -> None:
         self._disk.close()
+        if self._target is not None:
+            self._target.close()
 
     def names(self) -> Collection[str]:
         return FolderMirror(self._folder).names()
@@ -147,8 +181,13 @@ class FolderStore(SingleFileStore):
 class BucketStore(SingleFileStore):
     """A target in a bucket, which an instance may write to at the same time."""
 
-    def __init__(self, bucket: Bucket) -> None:
+    def __init__(self, name: str, bucket: Bucket) -> None:
         self._bucket = bucket
+        self.name = name
+
+    @property
+    def records(self) -> FileStore:
+        return self._bucket
 
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._bucket.names(BOOT)]
@@ -164,7 +203,7 @@ class BucketStore(SingleFileStore):
             else:
                 self._bucket.replace(BOOT + path, file.content, found)
         except FileConflict:
-            raise PublishError(f"{path}: an instance has replaced it meanwhile: run the command again") from None
+            raise Overtaken(f"{self.name}: an instance has replaced {path}") from None
 
     def remove(self, path: str) -> None:
         self._bucket.remove([BOOT + path])
@@ -173,8 +212,13 @@ class BucketStore(SingleFileStore):
 class HostStore:
     """A target on another host that rsync reaches. An instance may write to it at the same time."""
 
-    def __init__(self, store: RsyncStore) -> None:
+    def __init__(self, name: str, store: RsyncStore) -> None:
         self._store = store
+        self.name = name
+
+    @property
+    def records(self) -> FileStore:
+        return self._store
 
     def names(self) -> Collection[str]:
         return [path.removeprefix(BOOT) for path in self._store.names(BOOT)]
@@ -195,7 +239,7 @@ class HostStore:
         self._store.place(sorted(right), read, ())
         sent = {path: Expected(digest_of(file.content), len(file.content)) for path, file in right.items()}
         if wrong := self._store.differing(sent):
-            raise PublishError(f"{wrong[0]} was written, and is read as something else: run the command again")
+            raise Overtaken(f"{self.name}: {wrong[0]} was written, and is read as something else")
 
     def remove_each(self, paths: Collection[str]) -> None:
         self._store.remove(BOOT + path for path in paths)
@@ -214,53 +258,131 @@ def repair(
     store: MirrorStore,
     root: Path,
     paths: Collection[str],
-    now: datetime,
+    clock: Callable[[], datetime],
     *,
     as_target: bool = False,
     parallel: int,
     begun: Callable[[int], None],
     done: Callable[[int], None],
+    retry_s: float = _RETRY_S,
 ) -> RepairReport:
-    """Replace the files of a mirror that are not as the tree at ``root`` has them at ``now``.
+    """Replace the files of a mirror that are not as the tree at ``root`` has them at the time of the ``clock``.
 
     ``paths`` are below boot/; `ALL` stands for all. A target has no one-time boots.
 
     Content is written first, then boot scripts, then the first and unknown scripts, then the signed list. Files that
-    are not published go last, if machines may ask for them or if ``paths`` names them. Raises `PublishError` and
-    `UsageError`.
+    are not published go last, if machines may ask for them or if ``paths`` names them. If the tree is published to, if
+    an instance writes to the mirror, or if a file turns meanwhile, the repair begins again after ``retry_s`` seconds.
+    Raises `ForeignTree` if another ledger publishes to the mirror, `PublishError` and `UsageError`.
     """
-    published = _head(root)
-    files = _published(root, now, parallel)
-    if as_target:
-        files |= _withheld(root)
-    names = frozenset(store.names())
-    chosen = files.keys() | names if ALL in paths else _known(paths, files.keys() | names)
-    wanted = sorted(files.keys() & chosen, key=_order)
-    begun(len(wanted))
-    different: dict[str, str | None] = {}  # by path: the version that is to be replaced
+    repairs: dict[str, RepairAction] = {}
+    for left in reversed(range(_TRIES)):
+        try:
+            attempt = _Attempt(store, root, clock, parallel, as_target=as_target)
+            return attempt.repair(paths, repairs, begun, done)
+        except Overtaken as overtaken:
+            if not left:
+                so_far = f" (repaired so far: {count(len(repairs), 'file')})" if repairs else ""
+                raise PublishError(f"{overtaken}; run the command again{so_far}") from None
+        time.sleep(retry_s)
+    raise AssertionError("unreachable")
 
-    def compare(path: str, found: FoundFile | None) -> None:
-        digest = digest_of(found[0]) if found is not None else None
-        if digest not in {each and each.sha256 for each in files[path].right}:
-            different[path] = found[1] if found is not None else None
-        done(1)
 
-    store.read_each(wanted, compare, parallel=parallel)
-    gone = [path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths)]
-    repairs: list[Repair] = []
-    for _, stage in groupby((path for path in wanted if path in different), key=_stage):
-        right = {path: _right_file(root, files[path]) for path in stage}
-        gone += [path for path, file in right.items() if file is None]
-        placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
-        store.replace_each(placed)
-        repairs += [Repair(path, RepairAction.REPLACED) for path in placed]
-    store.remove_each(gone)
-    repairs += [Repair(path, RepairAction.REMOVED) for path in gone]
-    if repairs and _head(root) != published:
-        raise PublishError(f"{root} was published to meanwhile: run the command again")
-    extra = (path for path in names & chosen if path not in files and path not in gone)
-    left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
-    return RepairReport(files=len(wanted), repairs=tuple(sorted(repairs)), left=left)
+class _Attempt:
+    """A repair from one state of the tree and of the mirror's records, for as long as both stay."""
+
+    def __init__(
+        self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int, *, as_target: bool
+    ) -> None:
+        """Raises `ForeignTree`, `Overtaken`, `PublishError` and `HostUnreachable`."""
+        self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
+        self._published, now = _state_of(root), clock()
+        head = tree_head(self._published.manifest, str(root))
+        if self._published.pending is not None:
+            raise Overtaken(f"{root} is being published, or a publication was cut short (let gitboot publish)")
+        self._records = MirrorRecords(store.name, store.records, head.stamp.ledger)
+        is_target = self._records.observe(FollowedTree(root))
+        if not is_target:
+            self._check_list()
+        self._files = _published(root, now, parallel, digest_of(self._published.manifest or b""))
+        if as_target or is_target:
+            self._files |= _withheld(root)
+        self._now = now
+        self._turns: datetime | None = None  # when the next file turns that is to be repaired
+
+    def repair(
+        self,
+        paths: Collection[str],
+        repairs: dict[str, RepairAction],
+        begun: Callable[[int], None],
+        done: Callable[[int], None],
+    ) -> RepairReport:
+        """Replace and remove what differs, and note in ``repairs`` what was done with each path."""
+        store, files = self._store, self._files
+        names = frozenset(store.names())
+        chosen = files.keys() | names if ALL in paths else _known(paths, files.keys() | names)
+        wanted = sorted(files.keys() & chosen, key=_order)
+        instants = (each.since for path in wanted for each in files[path].versions if each.since is not None)
+        self._turns = min((at for at in instants if at > self._now), default=None)
+        begun(len(wanted))
+        different: dict[str, str | None] = {}  # by path: the version that is to be replaced
+
+        def compare(path: str, found: FoundFile | None) -> None:
+            digest = digest_of(found[0]) if found is not None else None
+            if digest not in {each and each.sha256 for each in files[path].right}:
+                different[path] = found[1] if found is not None else None
+            done(1)
+
+        store.read_each(wanted, compare, parallel=self._parallel)
+        gone = [path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths)]
+        for _, stage in groupby((path for path in wanted if path in different), key=_stage):
+            for some in _batches(stage):
+                right = {path: _right_file(self._root, files[path]) for path in some}
+                gone += [path for path, file in right.items() if file is None]
+                placed = {path: (file, different[path]) for path, file in right.items() if file is not None}
+                self._check()
+                repairs |= dict.fromkeys(placed, RepairAction.REPLACED)
+                store.replace_each(placed)
+        for some in _batches(gone):
+            self._check()
+            repairs |= dict.fromkeys(some, RepairAction.REMOVED)
+            store.remove_each(some)
+        if different or gone:
+            self._check()  # what was written last may be of before
+        extra = (path for path in names & chosen if path not in files and path not in gone)
+        left = tuple(sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path)))
+        return RepairReport(
+            files=len(wanted),
+            repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
+            left=left,
+        )
+
+    def _check(self) -> None:
+        """Raise `Overtaken` if the tree, the mirror's records or the version of a file is another one by now."""
+        if self._turns is not None and self._clock() >= self._turns:
+            raise Overtaken(f"{self._root}: a file has turned at {format_instant(self._turns)}")
+        if _state_of(self._root) != self._published:
+            raise Overtaken(f"{self._root} was published to meanwhile")
+        if not self._records.is_as_observed():
+            raise Overtaken(f"{self._store.name}: an instance is writing there")
+
+    def _check_list(self) -> None:
+        """Raise `PublishError` if the mirror has a newer list than the tree: the tree is a copy of before."""
+        found: list[FoundFile | None] = []
+        self._store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
+        theirs = list_version(found[0][0]) if found[0] is not None else 0
+        if theirs > (ours := list_version(self._published.timestamp)):
+            raise PublishError(
+                f"{self._store.name}: {SIGNED}{TIMESTAMP} has the version {theirs}, and {self._root} has the earlier "
+                f"version {ours} (with --tree, name the OUTPUT that gitboot publishes to now; if somebody has edited "
+                "that file of the mirror, remove it)"
+            )
+
+
+def _batches(paths: Iterable[str]) -> Iterator[list[str]]:
+    left = iter(paths)
+    while batch := list(islice(left, _BATCH)):
+        yield batch
 
 
 def _known(paths: Iterable[str], known: Collection[str]) -> frozenset[str]:
@@ -290,16 +412,31 @@ def _stage(path: str) -> tuple[int, int]:
     return 0, publication_stage(BOOT + path)
 
 
-def _head(root: Path) -> bytes | None:
-    """Return the tree's manifest, which each publication changes; None if it is absent."""
-    try:
-        return (root / MANIFEST).read_bytes()
-    except FileNotFoundError:
-        return None
+class _TreeState(NamedTuple):
+    """What each publication changes of a tree; None: the file is absent."""
+
+    manifest: bytes | None
+    pending: bytes | None  # present while a publication is under way, or was cut short
+    timestamp: bytes | None  # of the signed list
 
 
-def _published(root: Path, now: datetime, parallel: int) -> dict[str, ListedFile]:
-    """Return what a mirror of the tree has to have at ``now``, by path below boot/."""
+def _state_of(root: Path) -> _TreeState:
+    def read(path: str) -> bytes | None:
+        try:
+            return (root / path).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise PublishError(f"{root / path} cannot be read: {error.strerror}") from error
+
+    return _TreeState(*map(read, (MANIFEST, PENDING, LIST_TIMESTAMP)))
+
+
+def _published(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, ListedFile]:
+    """Return what a mirror of the tree has to have at ``now``, by path below boot/.
+
+    ``manifest`` is the digest of the tree's manifest. Raises `Overtaken` if the list is of another one.
+    """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
         return {
@@ -312,8 +449,13 @@ def _published(root: Path, now: datetime, parallel: int) -> dict[str, ListedFile
         signed = reader.read(found)
         files = dict(reader.files(signed, now, found)[0]) if signed is not None else {}
     if found:
+        raise Overtaken(f"{root / BOOT / found[0].path}: {found[0].message} (let gitboot publish)")
+    if signed is not None and signed.manifest != manifest:
+        raise Overtaken(f"{root / BOOT / SIGNED}: the list is of another publication (let gitboot publish)")
+    if signed is not None and signed.made > now + TOLERANCE:
         raise PublishError(
-            f"{root / BOOT / found[0].path}: {found[0].message} (wait until gitboot has published again)"
+            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, and the clock of this host shows "
+            f"{format_instant(now)} (correct the clock: a repair would begin maintenance windows again)"
         )
     for name in boot.names():
         if name.startswith(SIGNED):
@@ -334,23 +476,18 @@ def _withheld(root: Path) -> dict[str, ListedFile]:
 
 
 def _right_file(root: Path, file: ListedFile) -> RightFile | None:
-    """Return what a path has to be; None: it has to be absent. Raises `PublishError`."""
-    texts: Mapping[str, str] | None = None
-    for version in file.right:
-        if version is None or version.sha256 is None:
-            return None
-        try:
-            path = root / BOOT / file.path
-            content, modified = path.read_bytes(), path.stat().st_mtime
-        except OSError:
-            content, modified = b"", 0.0
-        if digest_of(content) == version.sha256:
-            return RightFile(content, datetime.fromtimestamp(int(modified), UTC))
-        if texts is None:
-            state = read_state(root, file.server) if file.server is not None else None
-            texts = {**file.contents, **(state.contents if state is not None else {})}
-        if version.sha256 in texts:
-            return RightFile(texts[version.sha256].encode(), version.since or _EPOCH)
-    raise PublishError(
-        f"{root / BOOT / file.path}: the tree does not have the version of now (let gitboot publish again)"
-    )
+    """Return the version of now of a path; None: it has to be absent. Raises `Overtaken` if the tree lacks it."""
+    version, path = file.right[0], root / BOOT / file.path
+    if version is None or version.sha256 is None:
+        return None
+    try:
+        content, modified = path.read_bytes(), path.stat().st_mtime
+    except OSError:
+        content, modified = b"", 0.0
+    if digest_of(content) == version.sha256:
+        return RightFile(content, datetime.fromtimestamp(int(modified), UTC))
+    state = read_state(root, file.server) if file.server is not None else None
+    texts = {**file.contents, **(state.contents if state is not None else {})}
+    if version.sha256 in texts:
+        return RightFile(texts[version.sha256].encode(), version.since or _EPOCH)
+    raise Overtaken(f"{path}: the tree does not have the version of now (let gitboot publish)")
