@@ -125,6 +125,7 @@ def test_a_mirrors_log_says_the_same(site: Site, tmp_path: Path) -> None:
         "ignored": {"of another path": 1},
         "observed": 0,
         "read": 2,
+        "unclear": 0,
         "unknown": 1,
     }
     [one], _ = taken_in(site)
