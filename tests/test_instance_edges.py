@@ -110,6 +110,22 @@ def test_a_wipe_at_each_boot_that_was_perhaps_served_leaves_unknown_what_is_inst
     assert bench.record is not None and bench.record.overwritten_by == overwritten_by
 
 
+def test_finding_m2_a_wipe_that_a_mirror_may_have_sent_to_a_machine_leaves_unknown_what_is_installed(
+    bench: Bench,
+) -> None:
+    boot(bench, *seed())
+    bench.now = at("20T12:10")
+    bench.decide(*seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Always", boots="bios")))
+    bench.plan()
+    path = f"boot/v1/boot/{mac_of('web01').replace(':', '-')}/grub.cfg"
+    modified = int(bench.now.timestamp())
+    bench.observe(
+        Observation(server="", path=path, modified=modified, client="10.0.0.7", at=bench.now, intent="a line's")
+    )
+    bench.plan()
+    assert bench.record is not None and bench.record.overwritten_by == "wipe"
+
+
 def test_e12_what_a_wipe_leaves_is_known_after_a_restart(tmp_path: Path) -> None:
     documents = seed("provision: 1", maintenance("wipe", "20T12:10 20T14:00", "networkBoot: Once", boots="bios"))
     with Bench(tmp_path) as bench:
