@@ -376,12 +376,12 @@ DAEMON = textwrap.dedent("".join(re.findall(r"^    \[boot\]\n(?:        .+\n)+",
 
 @pytest.fixture
 def source(output: Path, tmp_path: Path) -> Iterator[str]:
-    """The published tree behind an rsync daemon, as the page says."""
+    """The published tree behind an rsync daemon, as the page says, but as the user of the test."""
     port, rsync = free_port(), program("rsync", "rsync")
     (output / "boot/o").mkdir(exist_ok=True)
-    (output / "boot/o").chmod(0o755)  # the daemon is nobody, whatever the umask
     (timestamp := output / "boot/signed/timestamp.json").write_text("{}\n")
-    (tmp_path / "rsyncd.conf").write_text(DAEMON.replace("OUTPUT", str(output)))
+    daemon = DAEMON.replace("uid = gitboot", f"uid = {os.geteuid()}").replace("gid = gitboot", f"gid = {os.getegid()}")
+    (tmp_path / "rsyncd.conf").write_text(daemon.replace("OUTPUT", str(output)))
     command = [rsync, "--daemon", "--no-detach", f"--config={tmp_path}/rsyncd.conf"]
     with listening([*command, "--address=127.0.0.1", f"--port={port}"], port, os.environ):
         yield f"rsync://127.0.0.1:{port}/boot"
