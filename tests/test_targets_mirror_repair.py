@@ -17,6 +17,7 @@ import pytest
 
 from gitboot.errors import ForeignTree, PublishError
 from gitboot.mirror_program import TOLERANCE
+from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.paths import FIRST_SCRIPT
@@ -27,7 +28,7 @@ from gitboot.targets.claim import Claim
 from gitboot.targets.folder import TargetFolder
 from gitboot.targets.mirror import FolderMirror
 from gitboot.targets.mirror_comparison import compare_with_list
-from gitboot.targets.mirror_repair import ALL, FolderStore, RepairReport, RightFile, repair
+from gitboot.targets.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.targets.mirrored import MirrorFault
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.store_target import StoreTarget
@@ -39,6 +40,8 @@ from tests.preloaded import captured
 from tests.serving import ALWAYS, ENTRY, MAC, REPAIR, Site, planned
 from tests.target_steps import TargetKilled, bring_up, followed, killed_after
 from tests.test_targets_mirror import BY_MAC, FIRST, FLEET
+from tests.test_targets_s3 import ENTRY as UNLISTED_ENTRY
+from tests.test_targets_s3 import fleet, split
 
 GONE = "v1/boot/52-54-00-99-99-99/boot.ipxe"  # of a server that is gone
 
@@ -122,6 +125,19 @@ def test_absent_files_come_back_and_boot_scripts_of_nobody_go(copy: Path, output
     assert repaired(copy, output, "left.txt") == (0, {"left.txt": "Removed"}, [])
     shutil.rmtree(copy / "assets")
     assert as_published(copy, output)
+
+
+def test_a_boot_script_that_the_tree_has_is_not_removed_although_its_list_does_not_name_it(tmp_path: Path) -> None:
+    """An earlier version of gitboot published the server, without a listing."""
+    own, shared = split({**fleet(1, (0,)), FIRST_SCRIPT: File(b"#!ipxe\n")})
+    with Directory.open(tmp_path / "output", ledger="test") as directory:
+        directory.publish(own, shared, complete=True, commit="c0ffee", at=_now())
+        directory.update_list(None, _now())
+    copy = shutil.copytree(tmp_path / "output/boot", tmp_path / "boot")
+    edit(copy / FIRST[1:])
+    unlisted = UNLISTED_ENTRY.format(0).removeprefix("boot/")
+    assert repaired(copy, tmp_path / "output", ALL) == (8, {FIRST[1:]: "Replaced"}, [unlisted])
+    assert as_published(copy, tmp_path / "output")
 
 
 def test_a_symlink_in_the_place_of_a_file_is_replaced_and_one_of_a_folder_is_not_followed(
@@ -502,6 +518,28 @@ def test_finding_m6_an_edited_object_is_repaired_in_a_bucket(store: Store, outpu
     store.put("boots", f"site/boot/{GONE}", b"#!ipxe\nshell\n")
     assert repaired(url, output, ALL) == (0, {ENTRY[1:]: "Replaced", GONE: "Removed"}, [])
     assert store.contents("boots") == before
+
+
+def test_an_object_that_is_replaced_after_it_was_compared_is_compared_again(
+    store: Store, output: Path, tmp_path: Path
+) -> None:
+    store.make("replaced")
+    address = parse_target(f"s3://replaced?endpoint={store.url}")
+    assert isinstance(address, BucketAddress)
+    bucket = BucketStore(address.name, Bucket(address, (KEY["aws_access_key_id"], KEY["aws_secret_access_key"])))
+    right, compared, tries = (output / f"boot{ENTRY}").read_bytes(), count(1), list[int]()
+    store.put("replaced", f"boot{ENTRY}", b"#!ipxe\nshell\n")
+
+    def replace_entry(_: int) -> None:
+        if next(compared) == tries[0]:  # all are compared
+            store.put("replaced", f"boot{ENTRY}", right)
+
+    done = repair(bucket, output, [ALL], _now, parallel=1, begun=tries.append, done=replace_entry, retry_s=0)
+    assert len(tries) == 2
+    assert store.contents("replaced") == {
+        f"boot/{path}": content for path, (content, _) in files_of(output / "boot").items()
+    }
+    assert ENTRY[1:] in {each.path for each in done.repairs}
 
 
 def test_finding_m6_a_bucket_that_another_ledger_publishes_to_is_left_as_it_is(

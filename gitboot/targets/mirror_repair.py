@@ -334,7 +334,9 @@ class _Attempt:
             done(1)
 
         store.read_each(wanted, compare, parallel=self._parallel)
-        gone = [path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths)]
+        may_go = (path for path in sorted(names & chosen) if path not in files and _may_be_asked_for(path, paths))
+        # Servers that an earlier version of gitboot published have no listing, and no file of theirs is listed.
+        gone = [path for path in may_go if not os.path.lexists(self._root / BOOT / path)]
         for _, stage in groupby((path for path in wanted if path in different), key=_stage):
             for some in _batches(stage):
                 right = {path: _right_file(self._root, files[path]) for path in some}
