@@ -738,19 +738,23 @@ class State:
                 found = json.loads(file.read().decode("utf-8"))
             self.latest, seen = parse_instant(found["latest"]), found["seen"]
             self.made = parse_instant(found["made"]) if found["made"] else None
-            self.seen = Seen(seen[0], seen[1], seen[2], frozenset(seen[3])) if seen else None
+            if seen:
+                root, timestamp, snapshot = (_count(version, 0) for version in seen[:3])
+                self.seen = Seen(root, timestamp, snapshot, frozenset(map(str, seen[3])))
             self._keys = [str(key) for key in found["keys"]]
             self.endings = {
-                _checked_path(name): Ending(parse_instant(since), text) for name, (since, text) in found["ends"].items()
+                _checked_path(name): Ending(parse_instant(since), _optional_text(text))
+                for name, (since, text) in found["ends"].items()
             }
         except FileNotFoundError:
             pass
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, OSError, RecursionError, TypeError, ValueError) as error:
+            self.made = None  # the list that is served is read instead
             warn(f"{path} is damaged, and is made anew: {error}")
         try:
             with open(self._path + ".digests", "rb") as file:
-                self._known = json.loads(file.read().decode("utf-8"))
-        except (OSError, ValueError):
+                self._known = _checked_digests(json.loads(file.read().decode("utf-8")))
+        except (OSError, RecursionError, ValueError):
             pass
 
     def trust(self, keys: Iterable[bytes]) -> None:
@@ -802,6 +806,19 @@ class State:
             return None
 
 
+def _optional_text(value: Any) -> Optional[str]:
+    if not isinstance(value, (str, type(None))):
+        raise ValueError("expected a text")
+    return value
+
+
+def _checked_digests(value: Any) -> Dict[str, List[Any]]:
+    """Return digests by device and inode: the size, two times, and the digest of each file. Raises ValueError."""
+    if not isinstance(value, dict) or not all(isinstance(each, list) and len(each) == 4 for each in value.values()):
+        raise ValueError("expected digests by file")
+    return value
+
+
 def warn(message: str) -> None:
     sys.stderr.write(f"gitboot-mirror: {message}\n")
 
@@ -846,11 +863,17 @@ class Mirror:
     # The end of a window
 
     def end_windows(self) -> None:
-        """Turn each file whose window has ended. Windows that are ahead are left closed."""
+        """Turn each file whose window has ended. Windows that are ahead are left closed. Raises OSError."""
         now = self._state.now(self._clock())
+        failures = []
         for path, ending in sorted(self._state.endings.items()):
             if ending.since <= now:
-                self._turn(path, ending)
+                try:
+                    self._turn(path, ending)
+                except OSError as error:  # the other windows end all the same
+                    failures.append(error)
+        if failures:
+            raise failures[0]
 
     def _turn(self, path: str, ending: Ending) -> None:
         self._make_folders(path)
@@ -925,7 +948,7 @@ class Mirror:
         """Read the ends of windows from the list that is served, if there is no state any more."""
         try:
             self._note(self._tree(self._folder, keys))
-        except (Failure, ListProblem) as error:
+        except (Failure, ListProblem, OSError) as error:
             warn(f"there is no state, and no list in {self._folder}: {error}")
 
     def foreign(self) -> Optional[str]:
@@ -956,16 +979,17 @@ class Mirror:
         """Remember a list, and the ends of its windows.
 
         The latest time goes back only if a newer list had expired by then: this clock was ahead, because a publisher
-        renews its list long before. Any other list may have waited for this copy, whatever the time is, and a window
-        that has ended stays ended. The ends that are ahead are kept until `replace` has replaced the files.
+        renews its list long before, or the list waited for this copy. So it goes back to no time before an end that has
+        passed: a window that has ended stays ended. The ends that are ahead are kept until `replace` has replaced the
+        files.
         """
         state, signed = self._state, tree.signed
         ahead = {path: ending for path, ending in state.endings.items() if ending.since > state.latest}
+        passed = [ending.since for path, ending in state.endings.items() if path not in ahead]
         is_newer = state.seen is None or signed.seen != state.seen
         was_ahead = is_newer and signed.expires <= state.latest
-        state.latest = signed.made if was_ahead else max(state.latest, signed.made)
+        state.latest = max([signed.made, *passed] if was_ahead else [signed.made, state.latest])
         state.seen, state.made, state.endings = signed.seen, signed.made, {**ahead, **tree.endings()}
-        state.save()
 
     def replace(self, tree: "Tree") -> None:
         """Serve a verified tree: content, boot scripts, scripts for all machines, the list; then what goes.
@@ -975,6 +999,7 @@ class Mirror:
         now = self._state.now(self._clock())
         files = tree.files(self._state.digest, now)
         self._note(tree)
+        self._state.save()
         now = self._state.now(self._clock())
         endings = tree.endings()
         ended = {path for path, ending in endings.items() if ending.since <= now}
@@ -1174,8 +1199,10 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         if foreign is not None:
             warn(f"{foreign} is in the folder of --to, which has no copied tree: name an empty folder")
             return 1
-    mirror.end_windows()
-    state.save()
+    try:
+        mirror.end_windows()
+    finally:
+        state.save()
     try:
         run(mirror, source, keys)
     except (Failure, ListProblem, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -14,7 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -24,7 +25,7 @@ from gitboot.publish.list_root import replace_list_keys
 from gitboot.render.tree import File
 from tests import plain
 from tests.cases import for_each
-from tests.fleets import at
+from tests.fleets import at, maintenance
 from tests.git_servers import free_port, listening
 from tests.git_servers import program as program_of
 from tests.list_clients import SignedSite, listed_server, made_keys
@@ -297,11 +298,31 @@ def test_a_publisher_that_lives_publishes_the_next_window(publisher: SignedSite,
 
 
 def test_a_clock_that_was_ahead_is_corrected_by_the_next_list(publisher: SignedSite, host: MirrorHost) -> None:
+    """The window that it has ended stays ended. A commit that prolongs the window opens it."""
     host.run(datetime(2040, 1, 1, tzinfo=UTC))
     assert host.boots() == ENDED
     publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
     assert host.run(INSIDE + SECOND) == 0
+    assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
+    longer = maintenance("repair", "20T22:00 21T06:00")
+    publisher.publish(planned(*ALWAYS, longer, now=INSIDE), INSIDE + 2 * SECOND)
+    assert host.run(INSIDE + 2 * SECOND) == 0
     assert host.boots() == WINDOW
+    assert host.run(at("21T06:00")) == 0
+    assert host.boots() == ENDED
+
+
+def test_a_list_that_expired_on_its_way_opens_no_window_that_has_ended(publisher: SignedSite, host: MirrorHost) -> None:
+    """A mirror is without its publisher for two days. Then it reaches a list of the window, and its clock goes back."""
+    host.run(INSIDE)
+    publisher.publish(window(added=b"#!ipxe\n"), INSIDE + SECOND)
+    reachable, host.source = host.source, "/nowhere"
+    assert host.run(ENDS + timedelta(days=2)) == 1
+    assert host.boots() == ENDED
+    host.source = reachable
+    for now in (INSIDE + SECOND, datetime(1970, 1, 1, tzinfo=UTC), INSIDE + 2 * SECOND):
+        assert host.run(now) == 0
+        assert (host.boots("/added"), host.boots()) == (b"#!ipxe\n", ENDED)
 
 
 def test_a_list_that_waited_for_its_copy_opens_no_window_again(publisher: SignedSite, host: MirrorHost) -> None:
@@ -340,16 +361,67 @@ def test_a_folder_of_other_files_is_left_alone(host: MirrorHost, capsys: pytest.
     assert {path.name for path in host.served.iterdir()} == {"index.html"}
 
 
-@pytest.mark.parametrize("lost", ["state", "digests", "damaged state"])
+# What a state file may have become.
+DAMAGED_STATES: Final[dict[str, Callable[[dict[str, Any]], str]]] = {
+    "no JSON": lambda _: "{",
+    "nested without end": lambda _: "[" * 100_000,
+    "nothing": lambda _: "{}",
+    "a list": lambda _: "[]",
+    "a time without a zone": lambda state: json.dumps({**state, "latest": "2026-01-20T23:00:00"}),
+    "ends that are no texts": lambda state: json.dumps(
+        {**state, "ends": {path: [since, 7] for path, (since, _) in state["ends"].items()}}
+    ),
+    "an end outside the folder": lambda state: json.dumps({**state, "ends": {"../outside": [state["latest"], ""]}}),
+    "ends as a list": lambda state: json.dumps({**state, "ends": []}),
+    "versions that are texts": lambda state: json.dumps({**state, "seen": ["1", "2", "3", []]}),
+    "too few versions": lambda state: json.dumps({**state, "seen": [1]}),
+    "keys that are a number": lambda state: json.dumps({**state, "keys": 7}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_STATES)
+def test_a_window_ends_though_the_state_is_damaged(
+    publisher: SignedSite, host: MirrorHost, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The list that is served names the end, too."""
+    host.run(INSIDE)
+    host.state.write_text(DAMAGED_STATES[damage](json.loads(host.state.read_text())))
+    shutil.rmtree(publisher.boot)
+    assert host.run(ENDS) == 1
+    assert "is damaged, and is made anew" in capsys.readouterr().err
+    assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(AFTER, BY_MAC))
+    assert not (host.served.parent / "outside").exists()
+
+
+@pytest.mark.parametrize("lost", ["state", "digests", "damaged digests", "unreadable state"])
 def test_a_window_ends_though_the_state_was_lost(publisher: SignedSite, host: MirrorHost, lost: str) -> None:
     host.run(INSIDE)
-    if lost == "damaged state":
-        host.state.write_bytes(b"{}")
+    if lost == "damaged digests":
+        Path(f"{host.state}.digests").write_text('{"1:2": 7}')
+    elif lost == "unreadable state":
+        host.state.unlink()
+        host.state.mkdir()
     else:
         Path(f"{host.state}{'.digests' if lost == 'digests' else ''}").unlink()
     shutil.rmtree(publisher.boot)
     assert host.run(ENDS) == 1
     assert host.boots() == ENDED
+
+
+def test_a_window_ends_though_another_file_cannot_be_replaced(
+    publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.run(INSIDE)
+    turned = program.Mirror._turn
+
+    def failing(mirror: program.Mirror, path: str, ending: program.Ending) -> None:
+        if f"/{path}" == BY_MAC:
+            raise OSError("the file cannot be replaced")
+        turned(mirror, path, ending)
+
+    monkeypatch.setattr(program.Mirror, "_turn", failing)
+    assert host.run(ENDS) == 1
+    assert (host.boots(), host.boots(BY_MAC)) == (ENDED, script(INSIDE, BY_MAC))
 
 
 CLOCK_IN_FILE: Final = """
