@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -34,6 +35,7 @@ from gitboot.render.listing import ListedFile, listing_path, render
 from gitboot.render.tree import File, Files
 from gitboot.targets.mirror import FolderMirror
 from gitboot.targets.mirror_comparison import compare_with_list
+from tests.git_servers import program
 from tests.list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
 from tests.searching import every, examples
 from tests.test_publish_kill import happening, killing
@@ -45,6 +47,10 @@ SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n"), "ops/serve/nginx.conf": Fi
 
 def server(name: str, version: int = 1) -> dict[str, File]:
     return listed_server(name, {f"boot/v1/boot/{name}/boot.ipxe": File(f"#!ipxe\n# {version} of {name}\n".encode())})
+
+
+def openssl(*arguments: str) -> bytes:
+    return subprocess.run([program("openssl", "openssl"), *arguments], check=True, capture_output=True).stdout
 
 
 def digest(file: File) -> str:
@@ -199,6 +205,55 @@ def test_a_publisher_builds_on_no_bin_that_somebody_changed(tmp_path: Path, keys
     assert len(after) == 256
     listed = {name for each in after for name in each["signed"]["targets"]}
     assert listed == {"servers/web01.json", "servers/web02.json", "servers/web03.json", "shared.json"}
+
+
+def _changed(data: bytes, change: Callable[[Any], object]) -> bytes:
+    document = json.loads(data)
+    change(document["signed"])
+    return json.dumps(document).encode()
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda _: b"",
+    "no JSON": lambda _: b"{",
+    "a list": lambda _: b"[]",
+    "nested without end": lambda _: b"[" * 100_000,
+    "a list that is signed": lambda _: b'{"signatures": [], "signed": []}',
+    "a version that is a text": lambda data: _changed(data, lambda signed: signed.update(version="1")),
+    "a version that is far away": lambda data: _changed(data, lambda signed: signed.update(version=10**30)),
+    "a time without a zone": lambda data: _changed(data, lambda signed: signed.update(expires="2126-01-01T00:00:00")),
+    "no time": lambda data: _changed(data, lambda signed: signed.update(expires=None)),
+    "files as a list": lambda data: _changed(data, lambda signed: signed.update(meta=[], targets=[])),
+    "files without a version": lambda data: _changed(
+        data, lambda signed: signed.update(meta={key: {} for key in signed.get("meta", {})}, targets={"x": {}})
+    ),
+    "a manifest that is a list": lambda data: _changed(data, lambda signed: signed.update(gitboot={"manifest": []})),
+}
+
+
+@pytest.mark.parametrize("kind", ["timestamp", "snapshot", "bin"])
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("is_signed", [True, False])
+def test_a_list_that_is_damaged_is_made_anew_and_no_version_goes_back(
+    tmp_path: Path, keys: Path, damage: str, kind: str, is_signed: bool
+) -> None:
+    """A process that begins finds it. A client that has read the list before accepts the new one."""
+    signing, folder, version = read_list_keys(keys) if is_signed else None, tmp_path / "out" / SIGNED, NOW.timestamp()
+    with published(tmp_path / "out") as first:
+        first.update_list(signing, NOW)
+    if is_signed:
+        client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache").refresh()
+    file = {"bin": bin_of("servers/web02.json")}.get(kind, kind)
+    path = folder / ("timestamp.json" if kind == "timestamp" else f"{version:.0f}.{file}.json")
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    with published(tmp_path / "out") as second:
+        publish(second, {"web02": server("web02", 2)}, None, NOW + HOUR)
+        second.update_list(signing, NOW)
+    if is_signed:
+        reader = client(folder, (keys / "1.root.json").read_bytes(), tmp_path / "cache")
+        assert all(target(reader, f"servers/{name}.json") for name in ("web01", "web02", "web03"))
+    after = json.loads((folder / "timestamp.json").read_bytes())["signed"]
+    assert after["version"] > version and after["meta"]["snapshot.json"]["version"] > version
 
 
 @pytest.mark.parametrize("lost", ["the list", "the timestamp", "nothing"])
@@ -483,6 +538,33 @@ def test_a_key_that_others_may_read_or_that_is_no_key_is_refused(keys: Path) -> 
 @pytest.mark.parametrize("missing", ["publication.key", "1.root.json", "1.targets.json"])
 def test_a_folder_of_keys_that_lacks_a_file_is_refused(keys: Path, missing: str) -> None:
     (keys / missing).unlink()
+    with pytest.raises(KeyUnreadable):
+        read_list_keys(keys)
+
+
+# What a file of the folder may have become, each as its content.
+DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
+    "a key of another kind": ("publication.key", openssl("genpkey", "-algorithm", "RSA")),
+    "a key of a kind that nobody knows": (
+        "publication.key",
+        b"-----BEGIN PRIVATE KEY-----\nMBACAQAwBQYDKgMEBAQCBAA=\n-----END PRIVATE KEY-----\n",
+    ),
+    "a root that is a list": ("1.root.json", b"[]"),
+    "a root that is nested without end": ("1.root.json", b"[" * 100_000),
+    "a root that expires without a zone": ("1.root.json", b""),
+    "a root far away": ("99999999999999999999.root.json", b"{}"),
+    "delegations that are a list": ("1.targets.json", b'{"signed": {"delegations": []}}'),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED_KEYS)
+def test_a_folder_of_keys_with_a_damaged_file_is_refused(keys: Path, damage: str) -> None:
+    name, content = DAMAGED_KEYS[damage]
+    if damage.endswith("without a zone"):
+        found = json.loads((keys / name).read_bytes())
+        found["signed"]["expires"] = found["signed"]["expires"].rstrip("Z")
+        content = json.dumps(found).encode()
+    (keys / name).write_bytes(content)
     with pytest.raises(KeyUnreadable):
         read_list_keys(keys)
 

@@ -76,6 +76,7 @@ def read_list_keys(folder: Path) -> ListKeys:
         KeyNotInRoot: The newest metadata of the root key does not name the publication key.
     """
     try:
+        from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
@@ -85,7 +86,7 @@ def read_list_keys(folder: Path) -> ListKeys:
         key = load_pem_private_key(read_private(file), password=None)
     except UsageError as error:
         raise KeyUnreadable(str(error)) from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise KeyUnreadable(
             f"{file} is not a PEM file with a private key; copy it again from the host of the root key"
         ) from None
@@ -93,19 +94,20 @@ def read_list_keys(folder: Path) -> ListKeys:
         raise KeyUnreadable(f"{file} is not an Ed25519 key; make one with gitboot secret keygen --signed-list")
     keyid = _keyid(key.public_key().public_bytes_raw())
     roots, targets = numbered(folder, ROOTS), numbered(folder, TARGETS)
-    if not roots or not targets or sorted(roots) != list(range(1, max(roots) + 1)):
+    if not roots or not targets or max(roots) != len(roots):
         raise KeyUnreadable(
             f"{folder} lacks root.json or targets.json files; copy all of them from the host of the root key"
         )
     newest, delegation = max(roots), max(targets)
-    names = (f"{delegation}.targets.json", *(f"{number}.root.json" for number in sorted(roots)))
     root, delegating = roots[newest], targets[delegation]
     try:
         signed = json.loads(root)["signed"]
         trusted = [set(signed["roles"][role]["keyids"]) for role in ("snapshot", "timestamp")]
         trusted.append(set(json.loads(delegating)["signed"]["delegations"]["succinct_roles"]["keyids"]))
         expires = datetime.fromisoformat(signed["expires"])
-    except (ValueError, KeyError, TypeError):
+        if expires.tzinfo is None:
+            raise ValueError("a time without a zone")
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise KeyUnreadable(
             f"{folder} has root.json or targets.json files that are no TUF metadata; copy them again"
         ) from None
@@ -118,7 +120,10 @@ def read_list_keys(folder: Path) -> ListKeys:
         keyid=keyid,
         root_expires=expires,
         targets_version=delegation,
-        metadata={name: (folder / name).read_bytes() for name in names},
+        metadata={
+            f"{delegation}.targets.json": delegating,
+            **{f"{number}.root.json": data for number, data in sorted(roots.items())},
+        },
         _key=key,
     )
 

@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar
+
+import msgspec
 
 from gitboot.canonical import canonical
 from gitboot.errors import PublishError
@@ -53,6 +55,50 @@ _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|serv
 
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
+
+
+# Metadata as it is read back: what of it the next list is made from
+
+_Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
+_Read = TypeVar("_Read")
+
+
+class _Hashes(msgspec.Struct):
+    sha256: str
+
+
+class _VersionRead(msgspec.Struct):
+    version: _Version
+
+
+class _FileRead(msgspec.Struct):
+    version: _Version
+    hashes: _Hashes
+
+
+class _TargetRead(msgspec.Struct):
+    hashes: _Hashes
+    length: int
+
+
+class _MadeRead(msgspec.Struct):
+    manifest: str
+
+
+class _TimestampRead(msgspec.Struct):
+    version: _Version
+    expires: Annotated[datetime, msgspec.Meta(tz=True)]
+    gitboot: _MadeRead
+    meta: dict[str, _FileRead]
+
+
+class _SnapshotRead(msgspec.Struct):
+    meta: dict[str, _VersionRead]
+
+
+class _BinRead(msgspec.Struct):
+    version: _Version
+    targets: dict[str, _TargetRead]
 
 
 class _Unusable(ValueError):
@@ -198,8 +244,8 @@ def _signed(signed: Mapping[str, Any], keys: ListKeys | None) -> bytes:
     return canonical({"signatures": signatures, "signed": signed}) + b"\n"
 
 
-def _checked(data: bytes | None, keys: ListKeys | None) -> dict[str, Any]:
-    """Return what metadata says. Raises `_Unusable` if it is not the metadata of this key."""
+def _checked(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _Read:
+    """Return what metadata says. Raises `_Unusable` if it is not metadata of this kind and of this key."""
     try:
         document = json.loads(data or b"")
         signed, signatures = document["signed"], document["signatures"]
@@ -209,10 +255,9 @@ def _checked(data: bytes | None, keys: ListKeys | None) -> dict[str, Any]:
                 raise _Unusable("another key")
         elif signatures:
             raise _Unusable("it is signed")
-    except (KeyError, TypeError, ValueError) as error:
+        return msgspec.convert(signed, kind)
+    except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise _Unusable(str(error)) from error
-    found: dict[str, Any] = signed
-    return found
 
 
 def listing_in(files: Files | None, server: str) -> ListedFile | None:
@@ -334,7 +379,7 @@ def list_version(timestamp: bytes | None) -> int:
     """Return the version of a timestamp, whoever signed it; 0 if it is none."""
     try:
         version = json.loads(timestamp or b"")["signed"]["version"]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError):
         return 0
     return version if isinstance(version, int) and 0 < version <= _MOST else 0
 
@@ -342,37 +387,32 @@ def list_version(timestamp: bytes | None) -> int:
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
     """Return the list that lies in the tree, if it is one by these keys."""
     try:
-        timestamp = _checked(disk.read(LIST_TIMESTAMP), keys)
-        named = timestamp["meta"]["snapshot.json"]
-        data = disk.read(f"{SIGNED}{named['version']}.snapshot.json")
-        if digest_of(data or b"") != named["hashes"]["sha256"]:
+        timestamp = _checked(disk.read(LIST_TIMESTAMP), keys, _TimestampRead)
+        named = timestamp.meta["snapshot.json"]
+        data = disk.read(f"{SIGNED}{named.version}.snapshot.json") or b""
+        if digest_of(data) != named.hashes.sha256:
             return None
-        meta = {name.removesuffix(".json"): each["version"] for name, each in _checked(data, keys)["meta"].items()}
-        targets = meta.pop("targets", None)
-        return ListState(
-            version=timestamp["version"],
-            snapshot=_Named(named["version"], named["hashes"]["sha256"], len(data or b"")),
-            expires=datetime.fromisoformat(timestamp["expires"]),
-            manifest=timestamp["gitboot"]["manifest"],
-            keyid=keys.keyid if keys is not None else None,
-            targets=targets,
-            bins=meta,
-        )
-    except (KeyError, TypeError, ValueError):
+        snapshot = _checked(data, keys, _SnapshotRead)
+    except (KeyError, _Unusable):
         return None
+    bins = {name.removesuffix(".json"): each.version for name, each in snapshot.meta.items()}
+    return ListState(
+        version=timestamp.version,
+        snapshot=_Named(named.version, named.hashes.sha256, len(data)),
+        expires=timestamp.expires,
+        manifest=timestamp.gitboot.manifest,
+        keyid=keys.keyid if keys is not None else None,
+        targets=bins.pop("targets", None),
+        bins=bins,
+    )
 
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
     """Return the targets of a bin. Raises `_Unusable` if it is not what was written."""
-    signed = _checked(disk.read(f"{SIGNED}{version}.{name}.json"), keys)
-    try:
-        if signed["version"] != version:
-            raise _Unusable("another version")
-        return {
-            target: ListedFile(each["hashes"]["sha256"], each["length"]) for target, each in signed["targets"].items()
-        }
-    except (KeyError, TypeError, AttributeError) as error:
-        raise _Unusable(str(error)) from error
+    found = _checked(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinRead)
+    if found.version != version:
+        raise _Unusable("another version")
+    return {target: ListedFile(each.hashes.sha256, each.length) for target, each in found.targets.items()}
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
