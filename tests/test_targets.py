@@ -14,7 +14,10 @@ import pytest
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
+from gitboot.instance.following import Followed
 from gitboot.publish.directory import Directory
+from gitboot.publish.signed_list import VALID
+from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.tree import File
@@ -381,6 +384,28 @@ def test_e38_a_tree_that_was_put_back_is_not_followed_before_it_is_published_ane
         followers.publish()
         followers.wait(60)
     assert [step.head.commit for step in shelf.steps] == ["beef"]
+
+
+def test_e38_a_list_that_is_renewed_in_a_tree_that_was_put_back_is_not_followed(tmp_path: Path) -> None:
+    """A host that resumes the work of before renews the list of its OUTPUT, which may be older than the targets."""
+    with Directory.open(tmp_path / "out", ledger="ours") as directory:
+        directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
+        before = directory.inventory()
+    shelf, servers = Shelf(most=99), split(fleet(2))
+    with (
+        Followers([one := follower(tmp_path / "out", shelf)]).running() as followers,
+        Directory.open(tmp_path / "out", ledger="ours") as directory,
+    ):
+        assert directory.resume(before) == frozenset()
+        followed = Followed(directory, followers)
+        assert followed.renew_list(AT).expires == AT + VALID
+        assert not one.wait(0.2)
+        assert shelf.loads == 0
+        followed.publish(*servers, complete=True, commit="beef", at=AT + DAY, parts=AS_IT_WAS)
+        followers.wait(60)
+        assert followed.renew_list(AT + 2 * DAY).expires == AT + 2 * DAY + VALID
+        followers.wait(60)
+    assert [step.head.commit for step in shelf.steps] == ["beef", "beef"]
 
 
 def test_what_another_process_has_taken_over_is_left_alone(tmp_path: Path) -> None:
