@@ -263,8 +263,11 @@ class Relay:
                 threading.Thread(target=self._pump, args=(server, client, self.passes), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, passes: int | bytes) -> None:
+        is_held_up = False
+        with suppress(OSError):  # a reset ends a connection, too
+            is_held_up = _passed(source, target, passes, self._count)
         with suppress(OSError):
-            if not _passed(source, target, passes, self._count):
+            if not is_held_up:
                 target.shutdown(socket.SHUT_RDWR)
                 return
             self.stalled.set()
