@@ -36,7 +36,7 @@ BY_UUID = f"ipxe/{uuid_of('web01')}"
 @pytest.fixture(scope="module")
 def store() -> Iterator[Store]:
     with s3_server() as found:
-        for bucket in ("boots", "killed", "strange", "dies", "waits", "asked", "turns"):
+        for bucket in ("boots", "killed", "strange", "dies", "waits", "asked", "turns", "repaired"):
             found.make(bucket)
         yield found
 
@@ -122,7 +122,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
     repository.push(with_user_data(1))
     (folder := tmp_path / "mirror").mkdir()
     output, theirs = tmp_path / "output", publish_signed(tmp_path / "theirs").root
-    bucket = f"s3://boots?endpoint={store.url}&credentials={keys}"
+    bucket = f"s3://repaired?endpoint={store.url}&credentials={keys}"
 
     def repair(mirror: str | Path, tree: Path) -> subprocess.CompletedProcess[str]:
         return captured("verify-mirror", mirror, "--tree", tree, "--repair", "all")
@@ -131,7 +131,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         published = files_with_times(output)
         if f"next-{number}".encode() not in published.get(f"boot/{ENTRY}", (b"", 0))[0]:
             return False
-        in_bucket = contents(store, "boots")
+        in_bucket = contents(store, "repaired")
         return files_with_times(folder) == published and in_bucket == {
             path: each for path, (each, _) in published.items()
         }
@@ -146,7 +146,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
 
         def spoil() -> None:
             (folder / "boot" / ENTRY).write_bytes(b"#!ipxe\nshell\n")
-            store.put("boots", f"boot/{ENTRY}", b"#!ipxe\nshell\n")
+            store.put("repaired", f"boot/{ENTRY}", b"#!ipxe\nshell\n")
 
         spoil()
         for mirror in (folder / "boot", bucket):
@@ -156,7 +156,7 @@ def test_finding_m6_a_target_is_repaired_while_its_instance_runs_and_by_no_other
         for mirror in (folder / "boot", bucket):
             done = repair(mirror, output)
             assert done.returncode == 0, done.stderr
-        assert (folder / "boot" / ENTRY).read_bytes() == right == contents(store, "boots")[f"boot/{ENTRY}"]
+        assert (folder / "boot" / ENTRY).read_bytes() == right == contents(store, "repaired")[f"boot/{ENTRY}"]
         spoil()
         repository.push(with_user_data(2))
         for mirror in (folder / "boot", bucket):
