@@ -1176,20 +1176,42 @@ def main(
         if os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep):
             parser.error(f"{what}: name a file outside DIR, which is copied from elsewhere and served")
     try:
-        keys = []
-        for name in options.key:
-            with open(name) as file:
-                keys += parse_keys(file.read())
         with open(options.state + ".lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             state = State(options.state)
+            mirror = Mirror(folder, state, clock, options.keep)
+            try:
+                keys = _read_keys(options.key)
+            except (OSError, ValueError):  # the ends that are remembered were verified
+                _end_windows(mirror, state)
+                raise
             state.trust(keys)
-            return _run_once(Mirror(folder, state, clock, options.keep), state, options.source, keys)
+            return _run_once(mirror, state, options.source, keys)
     except BlockingIOError:
         warn(f"another process runs with {options.state}")
     except (OSError, ValueError) as error:
         warn(str(error))
     return 1
+
+
+def _read_keys(names: Iterable[str]) -> List[bytes]:
+    """Return the public keys in these files. Raises OSError and ValueError."""
+    keys = []  # type: List[bytes]
+    for name in names:
+        with open(name) as file:
+            try:
+                keys += parse_keys(file.read())
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+    return keys
+
+
+def _end_windows(mirror: Mirror, state: State) -> None:
+    """End windows, and remember the time whatever happens. Raises OSError."""
+    try:
+        mirror.end_windows()
+    finally:
+        state.save()
 
 
 def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) -> int:
@@ -1199,15 +1221,11 @@ def _run_once(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]) 
         if foreign is not None:
             warn(f"{foreign} is in the folder of --to, which has no copied tree: name an empty folder")
             return 1
-    try:
-        mirror.end_windows()
-    finally:
-        state.save()
+    _end_windows(mirror, state)
     try:
         run(mirror, source, keys)
     except (Failure, ListProblem, OSError) as error:
-        mirror.end_windows()
-        state.save()
+        _end_windows(mirror, state)
         warn(f"the mirror stays as it is, but for windows that end: {error}")
         return 1
     if state.made is not None and state.latest - state.made > timedelta(days=1):

@@ -408,6 +408,24 @@ def test_a_window_ends_though_the_state_was_lost(publisher: SignedSite, host: Mi
     assert host.boots() == ENDED
 
 
+@pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
+def test_a_window_ends_though_no_public_key_can_be_read(
+    host: MirrorHost, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The ends that are remembered were verified when they came."""
+    host.run(INSIDE)
+    if damage == "damaged":
+        host.key.write_bytes(b"\xff-----BEGIN")
+    else:
+        host.key.unlink()
+        if damage == "a folder":
+            host.key.mkdir()
+    assert host.run(ENDS) == 1
+    assert host.boots() == ENDED
+    shown = capsys.readouterr().err
+    assert shown.startswith("gitboot-mirror: ") and str(host.key) in shown
+
+
 def test_a_window_ends_though_another_file_cannot_be_replaced(
     publisher: SignedSite, host: MirrorHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
