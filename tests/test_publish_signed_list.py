@@ -553,6 +553,8 @@ DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
     "a root that is nested without end": ("1.root.json", b"[" * 100_000),
     "a root that expires without a zone": ("1.root.json", b""),
     "a root far away": ("99999999999999999999.root.json", b"{}"),
+    "a root of another version": ("2.root.json", b'{"signed": {"version": 1}}'),
+    "targets of another version": ("2.targets.json", b""),
     "delegations that are a list": ("1.targets.json", b'{"signed": {"delegations": []}}'),
 }
 
@@ -560,6 +562,8 @@ DAMAGED_KEYS: dict[str, tuple[str, bytes]] = {
 @pytest.mark.parametrize("damage", DAMAGED_KEYS)
 def test_a_folder_of_keys_with_a_damaged_file_is_refused(keys: Path, damage: str) -> None:
     name, content = DAMAGED_KEYS[damage]
+    if damage == "targets of another version":
+        content = (keys / "1.targets.json").read_bytes()
     if damage.endswith("without a zone"):
         found = json.loads((keys / name).read_bytes())
         found["signed"]["expires"] = found["signed"]["expires"].rstrip("Z")

@@ -101,6 +101,9 @@ def read_list_keys(folder: Path) -> ListKeys:
     newest, delegation = max(roots), max(targets)
     root, delegating = roots[newest], targets[delegation]
     try:
+        for number, data in [*roots.items(), (delegation, delegating)]:
+            if json.loads(data)["signed"]["version"] != number:
+                raise ValueError("a name that has another version")
         signed = json.loads(root)["signed"]
         trusted = [set(signed["roles"][role]["keyids"]) for role in ("snapshot", "timestamp")]
         trusted.append(set(json.loads(delegating)["signed"]["delegations"]["succinct_roles"]["keyids"]))
