@@ -132,4 +132,4 @@ def _fleet(outputs: str, more: str) -> str:
         if by != "gitboot"
     )
     spec = f"baseURL: '{BASE_URLS['gitboot']}', sites: [{sites}], outputs: [{outputs}]"
-    return document("Fleet", "boots", f"{spec}, serving: {{oneTimeBoots: Copies}}, provisioning: {{evidence: Reported}}{more}")
+    return document("Fleet", "boots", f"{spec}, provisioning: {{evidence: Reported}}{more}")

@@ -104,7 +104,8 @@ def published(
     """Push the fleet, run gitboot, mirror its tree, answer DHCP and TFTP as it says."""
     known = {guest.name: guest for guest in guests}
     repository = Repository.create(folder / "git")
-    repository.push(files(known.values(), images, outputs=outputs, more=more))
+    copied = ", serving: {oneTimeBoots: Copies}"  # so that mirrors without an endpoint offer what is made once
+    repository.push(files(known.values(), images, outputs=outputs, more=copied + more))
     boot = folder / "output" / "boot"
     images.place(boot / "assets")
     with ExitStack() as stack:
