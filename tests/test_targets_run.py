@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -70,9 +71,16 @@ def assert_no_chain_is_mixed(seen: dict[str, bytes]) -> None:
 
 
 def files_with_times(root: Path) -> dict[str, tuple[bytes, int]]:
-    """The content and the modification time, in seconds, of each file for machines, by path."""
-    found = (each for each in root.glob("boot/**/*") if each.is_file())
-    return {str(each.relative_to(root)): (each.read_bytes(), int(each.stat().st_mtime)) for each in found}
+    """The content and the modification time, in seconds, of each file for machines, by path.
+
+    A file that another process replaces or removes meanwhile is left out.
+    """
+    found: dict[str, tuple[bytes, int]] = {}
+    for folder, _, names in os.walk(root / "boot"):
+        for each in (Path(folder, name) for name in names):
+            with suppress(FileNotFoundError):
+                found[str(each.relative_to(root))] = each.read_bytes(), int(each.stat().st_mtime)
+    return found
 
 
 def contents(store: Store, bucket: str) -> dict[str, bytes]:
