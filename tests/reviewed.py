@@ -13,7 +13,7 @@ from gitboot.diff.guard import Limits
 from gitboot.load import Revision
 from gitboot.resolve.decide import decide
 from gitboot.review import Review, review
-from tests.fleets import document, fleet, image, policy, profile, repository, server, snapshot
+from tests.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
 
 Files = Mapping[str, str | None]  # by path; None removes one
 
@@ -63,7 +63,7 @@ def compared(new: Files, old: Files = FLEET) -> Changes:
 
 def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
     """What a reviewer sees of it."""
-    deciding = Deciding(None)
+    deciding = Deciding(None, at("20T12:00"))
     sides = (
         side(named, replace(snapshot(files=files), revision=Revision(digit * 40)), deciding)[0]
         for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))

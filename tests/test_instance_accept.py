@@ -511,3 +511,65 @@ def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
         found = parts.reconciler.standing.attempt.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
         assert reached or "is not in gitboot's own clone" in str(parts.reconciler.standing.attempt.trouble)
+
+
+# What depends on the time
+
+
+def windows(second: str) -> tuple[str, ...]:
+    """Two maintenances of web00 with one priority; the first ends ten minutes after noon."""
+    return (
+        image("memtest-7", "writesDisk: false"),
+        profile("repair", "memtest-7"),
+        maintenance("a", "20T11:00 20T12:10", select="{servers: [web00]}"),
+        maintenance("b", second, select="{servers: [web00]}"),
+    )
+
+
+@pytest.fixture
+def unlimited(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with in_process(tmp_path, repository.bare) as parts:
+        turn(parts)
+        yield parts
+
+
+def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_is_over(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts = unlimited
+    before, due = applied(parts), NOON + timedelta(minutes=10)
+    commit = repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
+    (problem,) = parts.reconciler.status.problems
+    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z; Maintenance/a is in" in problem.message
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == due
+    assert parts.reconciler.reconcile(due - timedelta(seconds=1)) == due
+    assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
+    assert [event.type for event in parts.events].count("Refused") == 1
+    parts.reconciler.reconcile(due)
+    assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+    assert parts.reconciler.status.problems == ()
+
+
+def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_goes_on_after_a_restart(
+    tmp_path: Path, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
+    for number in range(2):
+        with in_process(tmp_path, repository.bare) as parts:
+            turn(parts, number)
+            assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+            parts.reconciler.reconcile(NOON - timedelta(minutes=15))  # the clock goes back: what is accepted goes on
+            assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+
+
+def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts = unlimited
+    repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    turn(parts, 1)
+    fixed = repository.push(documents("flatcar-1", *windows("20T12:10 20T14:00")))
+    turn(parts, 2)
+    assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))

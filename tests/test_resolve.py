@@ -10,6 +10,8 @@ from gitboot.errors import InvalidRepository
 from gitboot.plan import Cause, InstallAttempt, Phase, Record, Run, Seen, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
+from gitboot.resolve.decide import decide
+from gitboot.resolve.reading import read
 from tests.cases import for_each
 from tests.fleets import (
     SEED,
@@ -24,7 +26,9 @@ from tests.fleets import (
     planned,
     policy,
     profile,
+    repository,
     server,
+    snapshot,
     uuid_of,
 )
 
@@ -119,6 +123,43 @@ def test_r2_overlapping_maintenances_of_one_priority_are_an_error(case: str, sec
     web02 = server("web02", "role: web")
     first = maintenance("a", "20T22:00 21T04:00", select="{servers: [web01]}")
     assert codes(*SEED, web02, first, second) == expected, case
+
+
+@for_each(
+    ("first", "second", "overlap", "is_over_at"),
+    [
+        ("20T22:00 21T04:00", "21T03:00 22T00:00", "from 2026-11-21T03:00:00Z until 2026-11-21T04:00:00Z", "21T04:00"),
+        ("20T22:00 21T04:00", "20T10:00 21T05:00", "from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z", "21T04:00"),
+        ("- 21T04:00", "- 21T05:00", "until 2026-11-21T04:00:00Z", "21T04:00"),
+        ("20T22:00 -", "21T03:00 -", "from 2026-11-21T03:00:00Z", None),
+        ("", "", "at all times", None),
+    ],
+)
+def test_finding_r11_an_overlap_is_named_and_counts_until_it_is_over(
+    first: str, second: str, overlap: str, is_over_at: str | None
+) -> None:
+    files = {"windows/b.yaml": maintenance("b", second), "windows/a.yaml": maintenance("a", first)}
+    found = repository(*SEED, files=files)
+    ahead, last = at("2020-01-01T00:00:00"), at("2090-01-01T00:00:00")
+    if is_over_at is not None:
+        assert decide(found, at(is_over_at)).warnings == decide(found, last).warnings == ()
+        last = at(is_over_at) - timedelta(seconds=1)
+    for instant in (ahead, last):
+        with pytest.raises(InvalidRepository) as raised:
+            decide(found, instant)
+        (problem,) = raised.value.problems
+        assert (problem.code, problem.path) == ("GB2012", "windows/b.yaml")
+        message = f"have one priority, and overlap {overlap}; Maintenance/a is in windows/a.yaml (web01)"
+        assert problem.message == f"Maintenance/a and Maintenance/b {message}"
+
+
+def test_finding_r11_an_overlap_is_told_beside_what_else_is_wrong() -> None:
+    windows = (maintenance("a", "20T22:00 21T04:00"), maintenance("b", "21T03:00 22T00:00"))
+    for other, code in ((policy("other", "All"), "GB2011"), ("kind: Nothing\n", "GB1021")):
+        with pytest.raises(InvalidRepository) as raised:
+            read(snapshot(*SEED, *windows, other))
+        for instant, expected in (("21T03:59", {code, "GB2012"}), ("21T04:00", {code})):
+            assert {each.code for each in raised.value.at(at(instant)).problems} == expected
 
 
 def test_r2_no_policy_field_applies_under_a_maintenance() -> None:

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import click
 from gitboot.caches import key_at
 from gitboot.cli.bounded import workers
 from gitboot.cli.inputs import kept, stated
+from gitboot.errors import InvalidRepository
 from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
 from gitboot.evaluate.shelf import WORTH, Shelf
 from gitboot.load import Revision, Snapshot
@@ -28,10 +30,10 @@ from gitboot.source.worktree import WorkFiles
 
 
 class Deciding:
-    """Decides snapshots of the fleet at ``path``; without one nothing is kept."""
+    """Decides snapshots of the fleet at ``path``, and judges them at an instant; without a path nothing is kept."""
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | None, now: datetime) -> None:
+        self._path, self.now = path, now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that holds together
         self._shelf: Shelf | None = None
@@ -48,14 +50,17 @@ class Deciding:
         files, place = snapshot.blobs, self._place(snapshot)
         if place is not None and isinstance(files, WorkFiles):
             recall(files, place.marks, place.key)
-        found = self._evaluator.evaluate(snapshot.revision, self._last)
+        try:
+            found = self._evaluator.evaluate(snapshot.revision, self._last)
+        except InvalidRepository as error:
+            raise error.at(self.now) from None
         self._last = snapshot.revision
         if self._shelf is not None:
             self._shelf.put(self._evaluator)
         if place is not None and isinstance(files, WorkFiles):
             keep(files, place.marks, place.key, self._begun_ns)
         if not is_base:
-            check_acceptable(found.head.decided.decisions, found.head.decided.repository.fleet.spec)
+            check_acceptable(found.head.decided.decisions, found.head.decided.repository.fleet.spec, self.now)
         return found
 
     def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:

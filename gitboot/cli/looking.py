@@ -18,7 +18,7 @@ from gitboot.assets.verifying import look_at_all
 from gitboot.cli.bar import progress
 from gitboot.cli.bounded import evaluating
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import document
+from gitboot.cli.inputs import document, now
 from gitboot.cli.table import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.facts import facts
@@ -41,7 +41,7 @@ def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisi
         snapshot = open_snapshot(path, rev)
         begun(len(snapshot.blobs))
         decided = read_decisions(snapshot)
-        check_acceptable(decided.decisions, decided.repository.fleet.spec)
+        check_acceptable(decided.decisions, decided.repository.fleet.spec, now())
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:

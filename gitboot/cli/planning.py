@@ -100,7 +100,7 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
     with evaluating() as begun:
-        decided = Deciding(path).decide(open_snapshot(path, rev), begun).head.decided
+        decided = Deciding(path, at).decide(open_snapshot(path, rev), begun).head.decided
         repository, decisions = decided.repository, decided.decisions
     return Planned(
         repository=repository,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,14 +48,20 @@ class Compared:
 
 
 def compared(
-    path: Path, range: str, *, merge: bool, accepted: str | None = None, trust: TrustSettings = NO_KEYS
+    path: Path,
+    range: str,
+    *,
+    merge: bool,
+    at: datetime,
+    accepted: str | None = None,
+    trust: TrustSettings = NO_KEYS,
 ) -> Compared:
     """Both sides of ``range``; one that is invalid has its problems instead of decisions.
 
-    Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are not are a problem of HEAD; what
-    a merge would make is signed by nobody yet.
+    HEAD is judged at an instant. Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are
+    not are a problem of HEAD; what a merge would make is signed by nobody yet.
     """
-    deciding = Deciding(path)  # what both sides have in common is decided once
+    deciding = Deciding(path, at)  # what both sides have in common is decided once
     base, dots, head = range.partition("..")
     names = "accepted" if accepted is not None else base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
@@ -149,5 +156,5 @@ def side(
         revision=snapshot.revision,
         decisions=decided.decisions,
         repository=decided.repository,
-        problems=decided.decisions.warnings,
+        problems=decided.decisions.problems_at(deciding.now),
     ), found

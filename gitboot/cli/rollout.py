@@ -194,7 +194,7 @@ class _Fleet:
         from gitboot.cli.deciding import Deciding
         from gitboot.source import open_snapshot
 
-        deciding, snapshot = Deciding(path), open_snapshot(path, rev)
+        deciding, snapshot = Deciding(path, now()), open_snapshot(path, rev)
 
         def decide(snapshot: Snapshot) -> Decided:
             return deciding.decide(snapshot, begun).head.decided

@@ -35,7 +35,8 @@ def command(
     """Check the fleet repository at PATH: every problem at once, with its place and its hint.
 
     PATH is a directory, a Git work tree or a bare repository. The exit code is 3 where there are errors;
-    warnings alone leave it 0. --at is the instant by which deadlines of pins and holds are judged.
+    warnings alone leave it 0. --at is the instant at which overlaps of maintenances, deadlines of pins and holds, and
+    certificates are judged.
     `gitboot explain CODE` says more about a problem. No registry is asked, unless a document names an image by its tag:
     then those of --registries are, for the digests to write.
     """
@@ -46,13 +47,14 @@ def command(
     from gitboot.resolve.optouts import overdue
     from gitboot.source import open_snapshot
 
+    now = at or this_second()
     problems: tuple[Problem, ...]
     summary = ""
     try:
         with evaluating() as begun:
-            head = Deciding(path).decide(open_snapshot(path, rev), begun).head
-            repository, warnings = head.decided.repository, head.decided.decisions.warnings
-        problems = tuple(sorted((*warnings, *overdue(repository, at or this_second(), head.pinned))))
+            head = Deciding(path, now).decide(open_snapshot(path, rev), begun).head
+            repository, warnings = head.decided.repository, head.decided.decisions.problems_at(now)
+        problems = tuple(sorted((*warnings, *overdue(repository, now, head.pinned))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:

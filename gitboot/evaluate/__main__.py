@@ -107,7 +107,8 @@ def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering
             answering.send(answer)
         return True
     except InvalidRepository as error:
-        answering.send(wire.Refused(error.problems, error.fleet if isinstance(error.fleet, FleetSpec) else None))
+        fleet = error.fleet if isinstance(error.fleet, FleetSpec) else None
+        answering.send(wire.Refused(error.problems, error.dated, fleet))
     except SourceError as error:
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)

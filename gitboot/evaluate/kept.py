@@ -8,6 +8,7 @@ one by one when they are looked at, and read then, too; all else is few, and kep
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from functools import lru_cache
 from operator import itemgetter
 from typing import Final, TypeVar, cast
@@ -30,6 +31,7 @@ from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Architecture, Server
 from gitboot.plan import Boot, Decision
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import pools
@@ -55,6 +57,9 @@ class _Finding(msgspec.Struct, frozen=True, array_like=True):
     severity: Severity
     is_shared: bool
     most_named: int
+    beside: Id | None
+    since: datetime | None
+    until: datetime | None
 
 
 class _Made(msgspec.Struct, frozen=True, array_like=True):
@@ -76,6 +81,7 @@ class _Few(msgspec.Struct, frozen=True, array_like=True):
     unknown: dict[Architecture, Boot] | None
     unknown_findings: list[tuple[str, _Finding]]
     warnings: tuple[Problem, ...]
+    dated: tuple[DatedProblem, ...]
     labels: tuple[str, ...]  # of servers
     pinned: dict[str, OptOut]  # by server
 
@@ -98,6 +104,7 @@ def sections_of(basis: Basis) -> tuple[dict[str, bytes], Tables]:
                 unknown=dict(unknown.boots) if unknown.boots is not None else None,
                 unknown_findings=[(which, _kept(finding)) for which, finding in unknown.findings],
                 warnings=decisions.warnings,
+                dated=decisions.dated,
                 labels=tuple(sorted(register.labels)),
                 pinned=dict(basis.foundation.pinned),
             )
@@ -227,6 +234,7 @@ def _decided(kept: Sections, few: _Few, repository: FleetRepository, made: Encod
             unknown=unknown.boots,
             unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
             warnings=few.warnings,
+            dated=few.dated,
         ),
         of=Derived(made, lambda name: made[name].of),
         flawed={name: tuple(map(_finding, findings)) for name, findings in few.found.items()},
@@ -284,13 +292,13 @@ def _kept(finding: DecisionFinding) -> _Finding:
             template = path, line
         case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
             pass
-    rest = finding.severity, finding.is_shared, finding.most_named
+    rest = finding.severity, finding.is_shared, finding.most_named, finding.beside, finding.since, finding.until
     return _Finding(finding.code, finding.message, finding.hint, resource, field, template, *rest)
 
 
 def _finding(kept: _Finding) -> DecisionFinding:
     place = kept.template or (kept.resource or Id("", ""), kept.field)
-    rest = kept.severity, kept.is_shared, kept.most_named
+    rest = kept.severity, kept.is_shared, kept.most_named, kept.beside, kept.since, kept.until
     return DecisionFinding(kept.code, kept.message, kept.hint, place, *rest)
 
 

@@ -20,6 +20,7 @@ from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
+from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
@@ -77,6 +78,7 @@ class FleetPart(msgspec.Struct, frozen=True, kw_only=True):
     unknown: dict[Architecture, Boot] | None
     unknown_not_found: bool
     warnings: tuple[Problem, ...]
+    dated: tuple[DatedProblem, ...]
     opt_outs: tuple[OptOut, ...]
     minimum_versions: dict[str, MinimumVersion]
     shown: bytes | None  # what the page shows of streams and windows, as JSON; None: it is not published
@@ -100,6 +102,7 @@ def fleet_part(
         unknown=dict(decisions.unknown) if decisions.unknown is not None else None,
         unknown_not_found=decisions.unknown_not_found,
         warnings=decisions.warnings,
+        dated=decisions.dated,
         opt_outs=opt_outs,
         minimum_versions=minimum_versions,
         shown=shown,
@@ -125,6 +128,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
     """A commit that does not hold together."""
 
     problems: tuple[Problem, ...]
+    dated: tuple[DatedProblem, ...]
     fleet: FleetSpec | None = None  # what that says anyway; None: it is not well formed
 
 

@@ -336,6 +336,7 @@ def _read(kept: Sections) -> _Read:
             unknown=said.unknown,
             unknown_not_found=said.unknown_not_found,
             warnings=said.warnings,
+            dated=said.dated,
         ),
         machines=table("machines", _machines),
         sites=table("sites", _texts),

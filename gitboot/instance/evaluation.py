@@ -155,8 +155,8 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
                     moves=result.moves,
                     no_site=result.no_site,
                 )
-            case wire.Refused(problems=problems, fleet=fleet):
-                raise InvalidRepository(problems, fleet=fleet)
+            case wire.Refused(problems=problems, dated=dated, fleet=fleet):
+                raise InvalidRepository(problems, fleet=fleet, dated=dated)
             case wire.Unreadable(message=message, is_corrupt=is_corrupt):
                 raise CorruptClone(message) if is_corrupt else SourceError(message)
     raise EOFError
@@ -266,6 +266,7 @@ def _nothing(result: wire.CommitEnd) -> Commit:
         unknown=None,
         unknown_not_found=said.unknown_not_found,
         warnings=(),
+        dated=(),
     )
     return Commit(
         revision=Revision(""),
@@ -289,6 +290,7 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
         unknown=said.unknown,
         unknown_not_found=said.unknown_not_found,
         warnings=said.warnings,
+        dated=said.dated,
     )
     return replace(
         commit,

@@ -291,7 +291,7 @@ def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
 
 
 def _fleetwide(decisions: Decisions) -> Decisions:
-    return replace(decisions, revision="", servers={}, networks={}, warnings=())
+    return replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
 
 
 def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:

@@ -234,7 +234,7 @@ class Reconciler:
             Condition(type="Reconciling", status=False, reason="StageHangs", message=message, since=at, remedy=hint)
         )
 
-    def has_asked(self, fetched: Fetched | None) -> bool:
+    def has_asked(self, fetched: Fetched | None, at: datetime) -> bool:
         """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
 
         How it was ``fetched`` is news where that failed before.
@@ -242,7 +242,7 @@ class Reconciler:
         before = self.standing
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
             return False
-        return self._accepting.has_asked(before.attempt, before.knowledge)
+        return self._accepting.has_asked(before.attempt, before.knowledge, at)
 
     def _collect(self, *, wait_all: bool) -> None:
         """Take in what came of jobs at BMCs since the last time, or with ``wait_all`` of all of them."""

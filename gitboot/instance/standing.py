@@ -235,6 +235,7 @@ class Standing:
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
             retry_at if (retry_at := self.attempt.retry_at) is not None and retry_at > at else None,
+            until if (until := self.attempt.problems_until) is not None and until > at else None,
             min((due for each in self.plans.begun.values() if (due := self._is_due(each)) > at), default=None),
             min(
                 (due for _, run in self.plans.given.values() if (due := run.at + self.longest_step) > at), default=None

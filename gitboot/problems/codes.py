@@ -324,8 +324,8 @@ class Code(StrEnum):
     MAINTENANCE_TIE = (
         "GB2012",
         "Two maintenances of one priority overlap on one server",
-        "It would be chance which one wins while both are active (rule R2). Past overlaps count as well.",
-        "Raise the priority of one, move its window, or remove the one that is over.",
+        "It would be chance which one wins while both are active (rule R2). An overlap counts until it is over.",
+        "Raise the priority of one, or move its window.",
     )
     SKEW = (
         "GB2013",

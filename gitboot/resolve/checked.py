@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from datetime import datetime
 from itertools import combinations
 from typing import Final
 
@@ -11,7 +12,7 @@ from gitboot.load.identities import identities
 from gitboot.model.fleet import Evidence, Fleet, Site
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
-from gitboot.model.scalars import shown, version_key
+from gitboot.model.scalars import format_instant, shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.phrases import some
 from gitboot.plan import Boot, MaintenanceDecision
@@ -165,15 +166,22 @@ def check_end(boot: Boot | None, window: Window, maintenance: Id) -> Iterator[De
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """A tie at any instant is an error now, whenever that instant is."""
+    """Yield each tie of two maintenances, which holds until their overlap is over, also if that lies ahead."""
     for one, other in combinations(maintenances, 2):
-        if one.priority == other.priority and one.overlaps(other):
+        if one.priority == other.priority and (both := one.overlap(other)) is not None:
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} overlap with one priority",
-                "raise the priority of one, move its window, or remove the one that is over",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have one priority, and overlap {_when(*both)}",
+                Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
+                beside=Id("Maintenance", one.name),
+                until=both[1],
             )
+
+
+def _when(start: datetime | None, end: datetime | None) -> str:
+    bounds = (("from", start), ("until", end))
+    return " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None) or "at all times"
 
 
 def declared(fleet: Fleet, server: Server) -> int | DecisionFinding | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -16,6 +17,7 @@ from gitboot.model.selectors import selects
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
 from gitboot.plan import Boot, CopyTerms, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import longest
 from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
@@ -114,17 +116,26 @@ class Decided:
 GOES_ON: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 
 
-def decide(repository: FleetRepository) -> Decisions:
-    """The decision for every server; raise `InvalidRepository` with all that speaks against the commit."""
-    decisions = decide_all(repository).decisions
-    check_acceptable(decisions, repository.fleet.spec)
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
+    """The decision for every server; raise `InvalidRepository` with all that speaks against the commit.
+
+    By default overlaps count whenever they are, because none is over at the beginning of time.
+    """
+    try:
+        decisions = decide_all(repository).decisions
+    except InvalidRepository as error:
+        raise error.at(now) from None
+    check_acceptable(decisions, repository.fleet.spec, now)
     return decisions
 
 
 def decide_all(repository: FleetRepository, apply: Apply = one_by_one) -> Decided:
     """Return the decisions of a commit that may have been accepted before, with what each was made of.
 
-    Raises `InvalidRepository` for errors that are not of `GOES_ON`.
+    Raises `InvalidRepository` for errors that are not of `GOES_ON`, and that do not depend on the time.
     """
     return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers, apply)
 
@@ -155,9 +166,11 @@ def _decided(
     )
     found = [(name, finding) for name, each in flawed.items() for finding in each]
     located_problems, placed = located(repository, (*found, *unknown.findings), before.placed if before else {})
-    problems = first([*deciding.problems, *located_problems])
+    lasting = [each.problem for each in located_problems if each.since is each.until is None]
+    dated = longest(each for each in located_problems if each.since is not None or each.until is not None)
+    problems = first([*deciding.problems, *lasting])
     if any(problem.severity is Severity.ERROR and problem.code not in GOES_ON for problem in problems):
-        raise InvalidRepository(problems)
+        raise InvalidRepository(problems, dated=dated)
     fleet = repository.fleet.spec
     return Decided(
         repository=repository,
@@ -172,6 +185,7 @@ def _decided(
             unknown=unknown.boots,
             unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
             warnings=problems,
+            dated=dated,
         ),
         of=_with(before.of if before else None, now.of, gone),
         flawed=flawed,
