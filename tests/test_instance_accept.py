@@ -14,10 +14,12 @@ from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Attempt
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import requests
+from gitboot.problems.problem import Severity
 from gitboot.status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, git
+from tests.redfish.certificates import authority_until
 
 NOON = at("20T12:00")
 STORES = ("flatcar-1", "flatcar-2")
@@ -573,3 +575,22 @@ def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
     fixed = repository.push(documents("flatcar-1", *windows("20T12:10 20T14:00")))
     turn(parts, 2)
     assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))
+
+
+def test_finding_r15_the_warning_of_an_authority_begins_while_the_instance_runs(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts, end = unlimited, NOON + timedelta(minutes=10)
+    bmc = "bmc: {address: 'https://10.1.0.1', credentials: a, tls: {ca: ca.pem}}"
+    files = documents("flatcar-1", server("db00", spec=f"lifecycle: Parked, {bmc}")) | {"ca.pem": authority_until(end)}
+    commit = repository.push(files)
+    turn(parts, 1)
+    assert (applied(parts), parts.reconciler.status.problems) == (commit, ())
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == end
+    parts.reconciler.reconcile(end)
+    (problem,) = parts.reconciler.status.problems
+    assert (problem.code, problem.severity) == ("GB2027", Severity.WARNING)
+    assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+    repository.push(files | {"ca.pem": authority_until(end + timedelta(days=1))})
+    turn(parts, 601)
+    assert parts.reconciler.status.problems == ()

@@ -418,6 +418,13 @@ class Code(StrEnum):
         "Write spec.endpoint with an http URL, serving.ipxeHttps: true if every iPXE has https, or serving.lateEnds: "
         "Accept. Without an endpoint, the program of `gitboot verify-mirror --write-program` ends windows at a mirror.",
     )
+    EXPIRED_AUTHORITY = (
+        "GB2027",
+        "A certificate authority for BMCs that has expired",
+        "gitboot verifies the certificate of a BMC by the file that spec.bmc.tls.ca names. If every certificate in the "
+        "file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
+        "Write the new certificate of the authority into the file.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",

@@ -137,6 +137,14 @@ def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[Deci
         yield DecisionFinding(Code.UUID_NEEDED, message, hint, place)
 
 
+def check_authority(server: Server, ends: datetime | None) -> Iterator[DecisionFinding]:
+    """Yield that the authority by which gitboot verifies the BMC of a server has expired, from its end on."""
+    bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
+    if bmc is not None and bmc.tls.ca is not None and bmc.tls.verify and ends is not None:
+        message = f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed"
+        yield DecisionFinding(code, message, code.hint, (bmc.tls.ca, 1), Severity.WARNING, since=ends)
+
+
 def check_site(repository: FleetRepository, server: Server, sites: Collection[Site]) -> Iterator[DecisionFinding]:
     """A server of no site, or of several, where each has an instance of its own."""
     if not repository.fleet.spec.has_instances_by_site or len(sites) == 1:

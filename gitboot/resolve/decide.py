@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
+from gitboot.certificates import certificate_ends
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
 from gitboot.load.merged import merged
@@ -22,6 +23,7 @@ from gitboot.problems.first import first
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.checked import (
+    check_authority,
     check_end,
     check_every_boot,
     check_identities,
@@ -268,6 +270,7 @@ class _Deciding:
         self._has_fleet = Id("Fleet", repository.fleet.metadata.name) in repository.origins
         self.makes = Makes(repository)
         self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
+        self._ends: dict[str, datetime | None] = {}  # of authorities for BMCs, by path
         self._found: list[DecisionFinding] = []  # of the server at hand
         self._of: dict[Id, None] = {}  # what its decision is made of, each once
         self._named: dict[str, tuple[Id, ...]] = {}  # by profile, with what it names
@@ -297,6 +300,7 @@ class _Deciding:
             maintenances = tuple(self._maintenance(server, each) for each in self._maintenances.of(server))
             self._found.extend(check_overlaps(maintenances))
         self._found.extend(check_identities(server))
+        self._found.extend(check_authority(server, self._end_of_authority(server)))
         site, local_disk = self.site(server), self.makes.local_disk(server)
         self._found.extend(self.makes.unpublished(server))
         self._found.extend(check_site(self.repository, server, self._sites.of(server)))
@@ -324,6 +328,16 @@ class _Deciding:
         if self._has_fleet:
             self._found.extend(check_copies(self.repository.fleet, decision))
         return decision
+
+    def _end_of_authority(self, server: Server) -> datetime | None:
+        """Return when the last certificate ends by which the BMC of a server is verified; None: no file has one."""
+        ca = server.spec.bmc.tls.ca if server.spec.bmc is not None else None
+        if ca is None:
+            return None
+        self._uses(Id("file", ca))
+        if ca not in self._ends:
+            self._ends[ca] = max(certificate_ends(self.repository.files[ca]), default=None)
+        return self._ends[ca]
 
     def _copies(self, endpoint: str | None) -> CopyTerms:
         """Return what the Fleet lets copies of the boot files serve of a server with this endpoint."""
