@@ -287,6 +287,10 @@ class _Faults:
             self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
 
     def note_syntax(self, error: MarkedYAMLError) -> None:
+        if marker := _CONFLICT.search(self.source):
+            message = f"a conflict marker of Git: {marker[0][:7].decode()}"
+            self.note(self.place_of_byte(marker.start()), Code.NOT_YAML, message, _RESOLVE)
+            return
         problem, context = error.problem or "", error.context or ""
         began: Any = error.context_mark
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
@@ -468,6 +472,9 @@ def _is_absent(event: Any) -> bool:
 _SPREAD = "spread its documents over several files"
 _TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
 _NEST_LESS: Final = "nest less"
+# git-merge(1), "How conflicts are presented".
+_CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
+_RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= and >>>>>>>"
 _NO_TAGS = "remove it; put text that begins with '!' in quotes"
 _QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
 # What libyaml notices only behind the place where its author has to look.

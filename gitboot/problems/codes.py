@@ -429,7 +429,8 @@ class Code(StrEnum):
         "GB2101",
         "A template that cannot be read",
         "Its Jinja2 syntax is wrong.",
-        "Correct the line that the message names.",
+        "Correct the line that the message names. Write text that is not meant for Jinja2 between {% raw %} and "
+        "{% endraw %}.",
     )
     TEMPLATE_FAILED = (
         "GB2102",
