@@ -421,9 +421,23 @@ class Code(StrEnum):
     EXPIRED_AUTHORITY = (
         "GB2027",
         "A certificate authority for BMCs that has expired",
-        "gitboot verifies the certificate of a BMC by the file that spec.bmc.tls.ca names. If every certificate in the "
-        "file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
+        "To verify the certificate of a BMC, gitboot uses the file that spec.bmc.tls.ca names. If every certificate in "
+        "the file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
         "Write the new certificate of the authority into the file.",
+    )
+    KUBELET_LABEL = (
+        "GB2028",
+        "A node label that kubelet rejects",
+        "In the namespaces kubernetes.io and k8s.io, kubelet accepts labels of kubelet.kubernetes.io and "
+        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. With any other label in "
+        "--node-labels kubelet does not start.",
+        "Write a label of a domain of your own, or let a controller set the label once the node is registered.",
+    )
+    PLACEHOLDER_DIGEST = (
+        "GB2029",
+        "A digest that stands in for another",
+        "No file has this digest, so whoever verifies the file rejects it. `gitboot init` writes such digests.",
+        "Write what `sha256sum` prints for each file.",
     )
     TEMPLATE_SYNTAX = (
         "GB2101",

@@ -41,6 +41,7 @@ from gitboot.resolve.checked import (
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
 from gitboot.resolve.copies import check_copies
 from gitboot.resolve.decisions import Decisions, check_acceptable
+from gitboot.resolve.document_warnings import placeholder_digests, rejected_labels
 from gitboot.resolve.families import left_out
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
 from gitboot.resolve.hardware import NOT_FOUND, Makes
@@ -262,8 +263,8 @@ class _Deciding:
             self.pools = known
         else:
             self.pools, self.problems = pools(repository)
-        if not only_servers:
-            self.problems += [*not_yet(repository), *left_out(repository)]
+        self.problems += [*not_yet(repository), *left_out(repository)]
+        self.problems += [*rejected_labels(repository), *placeholder_digests(repository)]
         policies = ((pool, repository.policies[pool.name].spec.select) for pool in self.pools.values())
         self._policies, self._sites = Selecting(policies), sites(repository)
         # Whether a document says what the Fleet is: it may be missing.
