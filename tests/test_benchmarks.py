@@ -28,10 +28,6 @@ from benchmarks.repository import Repository
 from benchmarks.row import Figure
 from benchmarks.rows import ROWS
 from benchmarks.running import Edit, every_server, one_server, pool
-from benchmarks.simulation import simulated
-from gitboot.bmc.crew import MOST_OF_SITE
-from gitboot.instance.standby import LOOK_S
-from gitboot.ledger.lease import SECONDS
 from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
 from gitboot.resolve.decide import decide
 from tests.git_servers import Relay
@@ -152,16 +148,6 @@ def test_a_row_of_copies_has_what_was_counted_and_no_times_where_none_were_measu
     assert line(1000, copied) == "| folder | first copy | 1,000 | 8,678 files | 5.9 MB | 5.73 s | 1.70 s | 45 MiB |"
     renewed = Figures("signed list", "renewal", Traffic(1, 680), "file", UNTIMED)
     assert line(40, renewed) == "| signed list | renewal | 40 | 1 file | 680 B |  |  |  |"
-
-
-def test_simulated_sites_set_each_override_once_and_take_over_within_a_lease_and_a_look() -> None:
-    seen = simulated(8, 8000, 2, dies_every_days=0.1)
-    assert len(seen.set_after) == 800
-    assert seen.set_twice == 0
-    assert len(seen.taken_over_after) > 1
-    assert max(seen.taken_over_after) <= SECONDS + LOOK_S
-    assert 0 < seen.most_at_once <= MOST_OF_SITE
-    assert simulated(8, 8000, 2, dies_every_days=0.1) == seen, "of the same seed"
 
 
 def test_a_program_that_fails_says_why() -> None:
