@@ -8,6 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from benchmarks.gitboot_version import NOW
+
 _EXAMPLE: Final = Path(__file__).resolve().parent.parent / "example-repo"
 _OWN: Final = {"servers", "maintenances", "policies", "README.md", "fleet.yaml", ".github", ".gitlab-ci.yml"}
 
@@ -60,6 +62,7 @@ class Fleet:
     seed: int = 1
     rack_files: bool = False  # a file for each rack, instead of one for each server
     bmcs: bool = True
+    spec: str = NOW.fleet_spec  # lines of the Fleet document
 
     def files(self) -> Iterator[tuple[str, bytes]]:
         """All files, in the order of their paths but for the shared ones, which come first; nothing is held."""
@@ -114,13 +117,17 @@ class Fleet:
             for site in sites
         )
         spec = "spec:\n  baseURL: http://boot.example.net\n  unknownServers: {profile: discovery}\n"
-        # Simulated machines fetch their boots from the tree.
-        spec += "  serving: {oneTimeBoots: Copies, lateEnds: Accept}\n"
+        spec += self.spec
         spec += "  outputs: [ipxe, grub]\n  provisioning: {evidence: Fetched, monitors: [10.9.0.0/24]}\n  sites:\n"
         return _HEAD.format(kind="Fleet", name="bench") + spec + "".join(lines)
 
 
 _LABELS: Final = (("accelerator: gpu", 0.05), ("health: memory-suspect", 0.002))
+
+
+def mac_of(number: int) -> str:
+    """Return the address of a server's first interface, as it is spelt in paths."""
+    return f"24-6e-96-{number >> 16 & 255:02x}-{number >> 8 & 255:02x}-{number & 255:02x}"
 
 
 def name_of(number: int) -> str:

@@ -1,60 +1,74 @@
-"""What passes from the death of the host that acts until the one that stands by has published."""
+"""A standby takes over: the seconds from the death of the active instance until the standby serves the fleet."""
 
 from __future__ import annotations
 
+import shutil
 import signal
+import time
 from contextlib import ExitStack
+from typing import Final
 
-from benchmarks.cost import Cost, between, median
+from benchmarks.cost import Cost, between
+from benchmarks.endpoint import boot_script, free_port, is_served, some_servers
+from benchmarks.instance import Instance
 from benchmarks.place import Place
 from benchmarks.row import CannotRun, Figure
-from benchmarks.running import Instance
-from gitboot.instance.bookmark import WORTH
-from gitboot.ledger.lease import SECONDS
 from tests.postgresqls import postgresql, programs
 
+LEASE_S: Final = 15.0  # until a standby may take over from an instance that has died
+_PREPARED_S: Final = 6.0  # without work: the standby has finished its preparations
+_SERVERS: Final = 20  # whose boot scripts the standby has to serve
 
-def take_over(place: Place) -> Figure:
-    """Two instances with a ledger in a PostgreSQL, of which whoever acts is killed, again and again.
 
-    What one takes that has never acted is in the note, and in no median: once with the tree that it has made beside
-    standing by, once with none as yet.
+def measure(place: Place) -> Figure:
+    """Kill the active instance once a standby, which has never been active, has finished its preparations.
+
+    The wall time includes the lease. The standby of one round is the active instance of the next.
     """
     if programs() is None:
-        raise CannotRun("needs postgresql: scripts/install-packages benchmarks/packages.txt")
+        raise CannotRun("PostgreSQL is missing: scripts/install-packages benchmarks/packages.txt")
+    rounds = []
     with ExitStack() as stack:
         ledger = stack.enter_context(postgresql()).address()
-        one, two, third = (
-            Instance(place.folder / name, place.repository, place.fleet, "--ledger", ledger.url)
-            for name in ("one", "two", "third")
-        )
-        for each in (one, two, third):
-            stack.callback(each.end, signal.SIGKILL)
-        one.begin()
-        one.start()
-        one.published()
-        costs: list[Cost] = []
-        for _ in range(place.rounds + 2):  # each acts for the first time in one of them
-            two.start()
-            two.stands_by()
-            if place.servers >= WORTH and not costs:
-                two.has_prepared()
-            for each in (one, two):
-                each.settle()
-            costs.append(_taken_over(one, two))
-            one, two = two, one
-        third.start()
-        third.stands_by()
-        unprepared = _taken_over(one, third)
-    note = (
-        f"of which {SECONDS:.0f} s are the lease; {costs[0].wall_s:.1f} s for a host that has never acted, "
-        f"{unprepared.wall_s:.1f} s where it has made no tree yet"
-    )
-    return Figure(cost=median(costs[2:]), note=note)
+        folder = stack.enter_context(place.own_folder("take-over"))
+
+        def new_instance(name: str) -> tuple[Instance, int]:
+            port = free_port()
+            options = ("--ledger", ledger.url, "--listen", f"127.0.0.1:{port}")
+            instance = Instance(folder / name, place.repository, place.fleet, place.gitboot, *options)
+            stack.callback(instance.end, signal.SIGKILL)
+            return instance, port
+
+        active, _ = new_instance("0")
+        active.begin()
+        active.start()
+        active.wait_until_published(None)
+        active.wait_until_idle()
+        for number in range(1, place.rounds + 1):
+            standby, port = new_instance(str(number))
+            standby.start()
+            standby.wait_until_standby()
+            standby.wait_until_idle(_PREPARED_S)
+            rounds.append(_take_over(place, active, standby, port))
+            active = standby
+            active.wait_until_idle()
+            shutil.rmtree(folder / str(number - 1))
+    return Figure(rounds=rounds, note=f"of which {LEASE_S:.0f} s at most are the lease")
 
 
-def _taken_over(acting: Instance, other: Instance) -> Cost:
-    """What the other one, which stands by, takes from the death of the one that acts."""
-    before = other.spent()
-    acting.end(signal.SIGKILL)
-    return between(before, other.published())
+def _take_over(place: Place, active: Instance, standby: Instance, port: int) -> Cost:
+    waiting = [boot_script(number) for number in some_servers(place.fleet, _SERVERS)]
+
+    def serves_all() -> bool:
+        while waiting and is_served(port, waiting[-1]):
+            waiting.pop()
+        return not waiting
+
+    before = standby.spent()
+    began = time.perf_counter()
+    active.end(signal.SIGKILL)
+    standby.wait_until(serves_all)
+    took_s = time.perf_counter() - began
+    standby.wait_until_published(None)
+    cost = between(before, standby.spent())
+    return Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib)
