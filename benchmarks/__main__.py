@@ -35,6 +35,7 @@ def main() -> int:
     if chosen.page is not None:
         write_page(read_run(chosen.page))
         return 0
+    os.environ.pop("PYTHONPATH", None)  # with it, another Python could import the gitboot of this checkout
     versions = [find_gitboot(name="now"), *map(find_gitboot, chosen.python)]
     run = Run(
         date=datetime.now(UTC).date().isoformat(),
@@ -145,7 +146,7 @@ _FAILED: Final = "failed: "
 
 
 def _measure_row(row: Row, place: Place, end: float) -> Result:
-    """Measure a row. Whatever its fault is, the other rows go on."""
+    """Measure a row. If the row fails, the result has the error, and the other rows go on."""
     gc.collect()
     failed = Result(row=row.name, version=place.gitboot.name, servers=place.servers, beside={})
     try:

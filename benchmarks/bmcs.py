@@ -85,8 +85,8 @@ def _set_all(place: Place, folder: Path, port: int) -> Cost:
     began = time.perf_counter()
     try:
         instance.start()
-        instance.wait_until(lambda: _confirmed(port, folder) == place.servers)
-        cost = instance.spent()
+        instance.wait_until(lambda: _count_confirmed(port, folder) == place.servers)
+        cost = instance.cost_so_far()
     finally:
         instance.end()
     return Cost(cpu_s=cost.cpu_s, wall_s=cost.wall_s - began, memory_mib=cost.memory_mib)
@@ -109,7 +109,7 @@ def _name_ledger(repository: Repository, fleet: bytes, instance: Instance) -> No
     repository.commit([("fleet.yaml", named)])
 
 
-def _confirmed(port: int, folder: Path) -> int:
+def _count_confirmed(port: int, folder: Path) -> int:
     """Return at how many BMCs an override was set and read again."""
     time.sleep(_POLL_S)
     tls = ssl.create_default_context(cafile=folder / "ca.pem")

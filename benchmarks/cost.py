@@ -114,14 +114,14 @@ def last_words(printed: bytes) -> str:
     return printed.decode(errors="replace").strip()[-_LAST_BYTES:] or "it printed nothing"
 
 
-def spent(pid: int) -> Cost:
+def cost_so_far(pid: int) -> Cost:
     """Return what a process and its descendants have cost since their start. The wall time is a clock reading."""
     family = [pid, *_descendants(pid)]
     return Cost(cpu_s=sum(map(_cpu_s, family)), wall_s=time.perf_counter(), memory_mib=_sorted(map(_peak_mib, family)))
 
 
 def between(before: Cost, after: Cost) -> Cost:
-    """Return what was spent between two results of `spent`."""
+    """Return what was spent between two results of `cost_so_far`."""
     return Cost(cpu_s=after.cpu_s - before.cpu_s, wall_s=after.wall_s - before.wall_s, memory_mib=after.memory_mib)
 
 

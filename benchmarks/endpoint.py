@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final
 
-from benchmarks.cost import Cost, between, last_words, spent
+from benchmarks.cost import Cost, between, cost_so_far, last_words
 from benchmarks.fleet import Fleet, mac_of
 from benchmarks.instance import Instance, edit_every_server
 from benchmarks.place import Place
@@ -122,9 +122,9 @@ def measure_requests(place: Place) -> Figure:
 def _per_request(port: int, pid: int, chosen: list[int]) -> Cost:
     dice = random.Random(1)
     asyncio.run(_fetch(port, chosen))
-    before = spent(pid)
+    before = cost_so_far(pid)
     asyncio.run(_fetch(port, [dice.choice(chosen) for _ in range(_REQUESTS)]))
-    return between(before, spent(pid)) / _REQUESTS
+    return between(before, cost_so_far(pid)) / _REQUESTS
 
 
 async def _fetch(port: int, numbers: list[int]) -> None:
@@ -226,6 +226,6 @@ def measure_start(place: Place) -> Figure:
         for _ in range(place.rounds):
             port = free_port()
             with _serving(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, took_s):
-                cost = spent(pid)
+                cost = cost_so_far(pid)
                 rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib))
     return Figure(rounds=rounds)

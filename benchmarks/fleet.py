@@ -1,4 +1,4 @@
-"""Believable fleets of any size, made of a seed: sites, racks, pools that inherit, rollouts, pins, three NICs each."""
+"""Realistic fleets of any size from a seed: sites, racks, pools that inherit, rollouts, pins, three NICs each."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _PIN: Final = "  pin: {image: flatcar-4230.2.4, reason: DISK-113}\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """A fleet as its files; the same seed gives the same, and the first servers of a larger one."""
+    """A fleet as files. The same seed gives the same fleet, and the first servers of a larger fleet."""
 
     servers: int
     seed: int = 1
@@ -65,7 +65,7 @@ class Fleet:
     spec: str = NOW.fleet_spec  # lines of the Fleet document
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """All files, in the order of their paths but for the shared ones, which come first; nothing is held."""
+        """Yield all files: first the shared ones, then those of the servers, both in the order of their paths."""
         yield from sorted(self.shared().items())
         if not self.rack_files:
             yield from ((self.path(number), self.server(number)) for number in range(self.servers))
@@ -75,7 +75,7 @@ class Fleet:
             yield f"{_rack_path(first)}.yaml", b"---\n".join(map(self.server, rack))
 
     def shared(self) -> dict[str, bytes]:
-        """What is no server: the example's images, profiles and templates, and policies of our own."""
+        """Return the files without servers: images, profiles and templates of the example, and generated policies."""
         found = {
             path.relative_to(_EXAMPLE).as_posix(): path.read_bytes()
             for path in sorted(_EXAMPLE.rglob("*"))
@@ -85,11 +85,11 @@ class Fleet:
         return found | {path: text.encode() for path, text in own.items()}
 
     def path(self, number: int) -> str:
-        """The file of a server, where each has one."""
+        """Return the path of a server's file in a fleet without `rack_files`."""
         return f"{_rack_path(number)}/{name_of(number)}.yaml"
 
     def server(self, number: int) -> bytes:
-        """The document of a server."""
+        """Return the document of a server."""
         dice = Random(self.seed << 32 | number)
         (role,) = dice.choices([name for name, _ in (*_ROLES, *_OTHERS)], [share for _, share in (*_ROLES, *_OTHERS)])
         more = "".join(f", {label}" for label, share in _LABELS if dice.random() < share)

@@ -11,7 +11,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spelling:
-    """What differs between versions."""
+    """The commands and documents of a version that differ from other versions."""
 
     version: str  # the command that prints the version
     settings_in_file: bool  # else the limits of guards are options of `gitboot run`

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cost import Cost, between, last_words, measure_command, resident_mib, spent
+from benchmarks.cost import Cost, between, cost_so_far, last_words, measure_command, resident_mib
 from benchmarks.fleet import Fleet
 from benchmarks.gitboot_version import Gitboot
 from benchmarks.repository import Repository
@@ -64,7 +64,7 @@ class Instance:
         try:
             self.start(*options)
             self.wait_until_published(None)
-            cost = self.spent()
+            cost = self.cost_so_far()
             yield Cost(cpu_s=cost.cpu_s, wall_s=cost.wall_s - began, memory_mib=cost.memory_mib)
         finally:
             self.end()
@@ -87,9 +87,9 @@ class Instance:
         assert self._process is not None
         return self._process.pid
 
-    def spent(self) -> Cost:
+    def cost_so_far(self) -> Cost:
         """Return what the instance has cost since its start."""
-        return spent(self.pid)
+        return cost_so_far(self.pid)
 
     def resident_mib(self) -> tuple[float, ...]:
         """Return the memory of each of its processes now."""
@@ -118,10 +118,10 @@ class Instance:
 
     def wait_until_idle(self, quiet_s: float = 2.0) -> None:
         """Wait until the processes of the instance use less than 1 % of a processor for this time."""
-        before, now = -1.0, self.spent().cpu_s
+        before, now = -1.0, self.cost_so_far().cpu_s
         while now - before > quiet_s * _IDLE:
             time.sleep(quiet_s)
-            before, now = now, self.spent().cpu_s
+            before, now = now, self.cost_so_far().cpu_s
 
     def status(self) -> dict[str, Any]:
         """Return the status file, or an empty dictionary before the instance has written one."""
@@ -144,13 +144,13 @@ class Instance:
         costs = []
         for _ in range(rounds + 1):
             self._commits += 1
-            before = self.spent()
+            before = self.cost_so_far()
             revision = self._repository.commit(edit(self._fleet, self._commits))
             began = time.perf_counter()
             self.wait_until_published(revision)
             took_s = time.perf_counter() - began
             time.sleep(_QUIET_S)
-            cost = between(before, self.spent())
+            cost = between(before, self.cost_so_far())
             costs.append(Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib))
         return costs[1:]  # the first one does work that later ones find done
 

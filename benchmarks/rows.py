@@ -30,7 +30,7 @@ _FILE_BYTES: Final = 1500
 # The instance
 
 
-def _first_pass(place: Place) -> Figure:
+def _measure_first_pass(place: Place) -> Figure:
     """The floor parses the same documents, and writes as many files of the same sizes."""
     rounds = place.first_passes
     copy, listed = place.folder / "copy", place.folder / "written"
@@ -78,7 +78,7 @@ def _list_written(output: Path, copy: Path, listed: Path) -> _Made:
     return _Made(files=len(first), folders=folders, size_bytes=(blocks * 512) + folders * 4096)
 
 
-def _restart(place: Place) -> Figure:
+def _measure_restart(place: Place) -> Figure:
     """The floor reads every object of the repository."""
     instance, costs = place.stop_instance(), []
     for _ in range(place.rounds + 1):  # the first start learns that all servers are installed
@@ -89,7 +89,7 @@ def _restart(place: Place) -> Figure:
     return Figure(rounds=costs[1:], beside={"Git reads every object": measure_command(everything, rounds=place.rounds)})
 
 
-def _readme(place: Place) -> Figure:
+def _measure_readme(place: Place) -> Figure:
     rounds = place.instance.measure_commits(edit_readme, place.rounds)
     return Figure(rounds=rounds, beside={"libgit2 compares the two trees": _compare_trees(place)})
 
@@ -106,14 +106,14 @@ def _compare_trees(place: Place) -> list[Cost]:
     return costs
 
 
-def _one_server(place: Place) -> Figure:
+def _measure_one_server(place: Place) -> Figure:
     rounds = place.instance.measure_commits(edit_one_server, place.rounds)
     return Figure(
         rounds=rounds, beside={f"{_FILES_ONE} files are replaced durably, in C": _replace_files(place, _FILES_ONE)}
     )
 
 
-def _policy(place: Place) -> Figure:
+def _measure_policy(place: Place) -> Figure:
     role = f"role: {POOL}".encode()
     changed = sum(role in place.fleet.server(number) for number in range(place.servers))
     rounds = place.instance.measure_commits(edit_policy, place.rounds)
@@ -134,7 +134,7 @@ def _replace_files(place: Place, files: int) -> list[Cost]:
         return [cost / times for cost in measure_command(command, rounds=place.rounds)]
 
 
-def _memory(place: Place) -> Figure:
+def _measure_memory(place: Place) -> Figure:
     """The instance rests after commits."""
     place.instance.measure_commits(edit_readme, 1)
     place.instance.wait_until_idle()
@@ -144,23 +144,23 @@ def _memory(place: Place) -> Figure:
 # Commands
 
 
-def _validate(place: Place) -> Figure:
+def _measure_validate(place: Place) -> Figure:
     """Each round begins without a cache."""
     cache = place.folder / "cache"
-    return _command(place, "validate", ".", prepare=lambda: shutil.rmtree(cache, ignore_errors=True))
+    return _measure_command(place, "validate", ".", prepare=lambda: shutil.rmtree(cache, ignore_errors=True))
 
 
-def _validate_again(place: Place) -> Figure:
-    return _cached_command(place, "validate", ".")
+def _measure_validate_again(place: Place) -> Figure:
+    return _measure_with_cache(place, "validate", ".")
 
 
-def _diff(place: Place) -> Figure:
-    with _uncommitted_change(place):
-        return _cached_command(place, "diff", "HEAD..WORKTREE")
+def _measure_diff(place: Place) -> Figure:
+    with _change_one_server(place):
+        return _measure_with_cache(place, "diff", "HEAD..WORKTREE")
 
 
 @contextmanager
-def _uncommitted_change(place: Place) -> Iterator[None]:
+def _change_one_server(place: Place) -> Iterator[None]:
     """Change one server in the checkout, and do not commit."""
     path = place.checkout / place.fleet.path(0)
     before = path.read_bytes()
@@ -171,17 +171,17 @@ def _uncommitted_change(place: Place) -> Iterator[None]:
         path.write_bytes(before)
 
 
-def _explain(place: Place) -> Figure:
-    return _cached_command(place, "explain", name_of(0))
+def _measure_explain(place: Place) -> Figure:
+    return _measure_with_cache(place, "explain", name_of(0))
 
 
-def _cached_command(place: Place, *arguments: str) -> Figure:
+def _measure_with_cache(place: Place, *arguments: str) -> Figure:
     """Measure a command after a round that only fills the cache."""
     measure_command(place.gitboot.command(*arguments), rounds=1, **_surroundings(place))
-    return _command(place, *arguments)
+    return _measure_command(place, *arguments)
 
 
-def _command(place: Place, *arguments: str, **options: Any) -> Figure:
+def _measure_command(place: Place, *arguments: str, **options: Any) -> Figure:
     version = place.gitboot.spelling.version
     return Figure(
         rounds=measure_command(
@@ -201,23 +201,28 @@ def _surroundings(place: Place) -> dict[str, Any]:
 # Another program
 
 
-def _cobbler(place: Place) -> Figure:
+def _measure_cobbler(place: Place) -> Figure:
     synced = [cobbler.sync(place) for _ in range(place.rounds)]
     return Figure(rounds=place.first_passes, beside={"`cobbler sync` writes as many systems": synced})
 
 
 ROWS: Final = (
-    Row(name="first-pass", title="The first pass into an empty OUTPUT", measure=_first_pass),
-    Row(name="restart", title="A restart, nothing changed", measure=_restart),
+    Row(name="first-pass", title="The first pass into an empty OUTPUT", measure=_measure_first_pass),
+    Row(name="restart", title="A restart, nothing changed", measure=_measure_restart),
     Row(name="take-over", title="A standby takes over", measure=take_over.measure),
-    Row(name="readme", title="A commit changes a README", measure=_readme),
-    Row(name="one-server", title="A commit changes one server", measure=_one_server),
-    Row(name="policy", title="A commit changes the policy of one server in forty", measure=_policy, smallest=1000),
-    Row(name="memory", title="An instance at rest", measure=_memory),
-    Row(name="validate", title="`gitboot validate`, no cache", measure=_validate),
-    Row(name="validate-again", title="`gitboot validate`, again", measure=_validate_again),
-    Row(name="diff", title="`gitboot diff`, one server changed", measure=_diff),
-    Row(name="explain", title="`gitboot explain SERVER`", measure=_explain),
+    Row(name="readme", title="A commit changes a README", measure=_measure_readme),
+    Row(name="one-server", title="A commit changes one server", measure=_measure_one_server),
+    Row(
+        name="policy",
+        title="A commit changes the policy of one server in forty",
+        measure=_measure_policy,
+        smallest=1000,
+    ),
+    Row(name="memory", title="An instance at rest", measure=_measure_memory),
+    Row(name="validate", title="`gitboot validate`, no cache", measure=_measure_validate),
+    Row(name="validate-again", title="`gitboot validate`, again", measure=_measure_validate_again),
+    Row(name="diff", title="`gitboot diff`, one server changed", measure=_measure_diff),
+    Row(name="explain", title="`gitboot explain SERVER`", measure=_measure_explain),
     Row(name="requests", title="A boot script", measure=endpoint.measure_requests),
     Row(
         name="latency",
@@ -228,5 +233,5 @@ ROWS: Final = (
     ),
     Row(name="endpoint-start", title="The start of `gitboot serve`", measure=endpoint.measure_start),
     Row(name="bmcs", title="An override for each BMC", measure=bmcs.measure, largest=10_000),
-    Row(name="cobbler", title="The first pass of 1,000 servers", measure=_cobbler, sizes=(1000,)),
+    Row(name="cobbler", title="The first pass of 1,000 servers", measure=_measure_cobbler, sizes=(1000,)),
 )

@@ -64,11 +64,11 @@ def _take_over(place: Place, active: Instance, standby: Instance, port: int) -> 
             waiting.pop()
         return not waiting
 
-    before = standby.spent()
+    before = standby.cost_so_far()
     began = time.perf_counter()
     active.end(signal.SIGKILL)
     standby.wait_until(serves_all)
     took_s = time.perf_counter() - began
     standby.wait_until_published(None)
-    cost = between(before, standby.spent())
+    cost = between(before, standby.cost_so_far())
     return Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib)

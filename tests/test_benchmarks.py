@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from benchmarks.__main__ import LARGEST, main, measure
-from benchmarks.cost import Cost, measure_command, median, resident_mib, spent
+from benchmarks.cost import Cost, cost_so_far, measure_command, median, resident_mib
 from benchmarks.endpoint import some_servers
 from benchmarks.fleet import RACK, Fleet, mac_of, name_of
 from benchmarks.flows.__main__ import FLOWS
@@ -340,7 +340,7 @@ def test_the_memory_of_each_process_counts() -> None:
     with subprocess.Popen(["sh", "-c", "cat; true"], stdin=subprocess.PIPE) as shell:
         while len(resident_mib(shell.pid)) < 2:
             time.sleep(0.01)
-        found = spent(shell.pid)
+        found = cost_so_far(shell.pid)
         assert len(found.memory_mib) == 2  # the shell and cat
         assert list(found.memory_mib) == sorted(found.memory_mib, reverse=True)
         shell.communicate()
