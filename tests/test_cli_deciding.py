@@ -107,7 +107,7 @@ def test_history_is_the_same_with_what_was_kept_and_where_that_is_damaged(
 
 def anew(cache: Path, *options: str) -> Done:
     """The history of a server, of which no earlier look at it is known."""
-    (cache / "gitboot" / "history.sqlite").unlink(missing_ok=True)
+    (cache / "gitboot" / "cache.sqlite").unlink(missing_ok=True)
     return typed("history", "web01", *options)
 
 

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
 from gitboot.audit.lineage import Lineage
-from gitboot.audit.steps import Steps
 from gitboot.diff import compare
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
@@ -367,7 +370,14 @@ def test_a_server_has_the_history_that_whole_commits_tell(
     evaluator = Evaluator(history.snapshot)
     if draw.random() < 0.5 and isinstance(evaluated(evaluator, draw.choice(commits).commit.revision, None), CommitPair):
         evaluator = begun_again(evaluator, history)
-    with Steps.open(None) as some, Steps.open(None) as all_of_them:
+    servers = sorted({name_of(each) for fleet in (first, other) for each in fleet.of("Server")})
+    with (
+        TemporaryDirectory() as folder,
+        DiskCache(Path(folder, "steps.sqlite"), pytest.fail) as some,
+        DiskCache(Path(folder, "wholes.sqlite"), pytest.fail) as all_of_them,
+    ):
         by_steps, by_wholes = Lineage(commits, some, evaluator.evaluate), Lineage(commits, all_of_them, whole)
-        for server in sorted({name_of(each) for fleet in (first, other) for each in fleet.of("Server")}):
-            assert list(by_steps.of(server)) == list(by_wholes.of(server))
+        found = {server: list(by_steps.of(server)) for server in servers}
+        assert found == {server: list(by_wholes.of(server)) for server in servers}
+        cached = Lineage(commits, some, lambda *_: pytest.fail("a commit was evaluated again"))
+        assert {server: list(cached.of(server)) for server in servers} == found

@@ -6,10 +6,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gitboot.audit.effects import ServerEffect, effects
-from gitboot.audit.steps import Found, Steps
+from gitboot.audit.effects import EffectKind, ServerEffect, effects
+from gitboot.disk_cache import CacheTable, DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate.evaluator import CommitPair, Foundation
+from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more
@@ -44,10 +45,17 @@ class Evaluate(Protocol):
 
 
 class Lineage:
-    """What a repository's commits, the newest first, changed; each step between two of them is remembered."""
+    """What a repository's commits, the newest first, changed.
 
-    def __init__(self, commits: Sequence[Step], steps: Steps, evaluate: Evaluate) -> None:
-        self._commits, self._steps, self._evaluate = commits, steps, evaluate
+    The cache has the problem of each tree, and the effects of each step between two trees. Git names a tree by its
+    content, so these results never go out of date.
+    """
+
+    def __init__(self, commits: Sequence[Step], cache: DiskCache, evaluate: Evaluate) -> None:
+        self._commits, self._evaluate = commits, evaluate
+        self._problems = CacheTable[str | None](cache, "history-problem", str | None)  # None: the tree is valid
+        self._changed = CacheTable[dict[SystemUuid, str]](cache, "history-changed", dict[SystemUuid, str])
+        self._effects = CacheTable[ServerEffect](cache, "history-effect", ServerEffect)
         self._pair: CommitPair | None = None  # the last that was evaluated
 
     def of(self, server: str) -> Iterator[Changed | Skipped]:
@@ -77,18 +85,32 @@ class Lineage:
             if step.tree != (parent.tree if parent else None):
                 yield step
 
-    def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> Found | None:
-        """What the step from ``old`` to ``new`` changed for the server."""
-        before, after = _tree(old), _tree(new)
-        while (known := self._steps.effect(before, after, server)) is None:
-            self._steps.keep(before, after, self._effects(old, new))
-        return known[0]
+    def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
+        """Return what the step from ``old`` to ``new`` changed for the server."""
+        step = (_tree(old), _tree(new))
+        key = encode(step)
+        names = self._changed.get_many([key]).get(key)
+        if names is not None:
+            if (uuid := _uuid_of(server, names)) is None:
+                return None
+            key_of_effect = encode((*step, uuid))
+            if (effect := self._effects.get_many([key_of_effect]).get(key_of_effect)) is not None:
+                return uuid, effect
+        found = self._effects_of(old, new)
+        names = {uuid: found[uuid].server for uuid in sorted(found, key=lambda uuid: _order(uuid, found[uuid]))}
+        self._effects.insert_many({encode((*step, uuid)): effect for uuid, effect in found.items()})
+        self._changed.insert_many({key: names})
+        uuid = _uuid_of(server, names)
+        return (uuid, found[uuid]) if uuid is not None else None
 
     def _problem(self, step: Step, newer: Step | None) -> str | None:
-        """What is wrong with a commit; None where it is valid. ``newer`` is a valid one, which it resembles."""
-        while (known := self._steps.problem(_tree(step))) is None:
-            self._steps.keep_problem(_tree(step), self._found_wrong(step, newer))
-        return known[0]
+        """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
+        key = encode(_tree(step))
+        known = self._problems.get_many([key])
+        if key not in known:
+            known = {key: self._found_wrong(step, newer)}
+            self._problems.insert_many(known)
+        return known[key]
 
     def _found_wrong(self, step: Step, newer: Step | None) -> str | None:
         try:
@@ -98,7 +120,7 @@ class Lineage:
             return " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
         return None
 
-    def _effects(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
+    def _effects_of(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
         """What a step changed, for every server."""
         if old is None or old.tree is None or new.tree is None:
             return effects(self._whole(old), self._whole(new))
@@ -126,6 +148,21 @@ class Lineage:
 def _decisions(commit: Foundation, servers: Collection[str]) -> Mapping[str, Decision]:
     known = commit.decided.decisions.servers
     return {name: known[name] for name in servers if name in known}
+
+
+def _order(uuid: SystemUuid, effect: ServerEffect) -> tuple[bool, SystemUuid]:
+    """Return the place of a server among those that a step changed: removed servers come last."""
+    return effect.kind is EffectKind.REMOVED, uuid
+
+
+def _uuid_of(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
+    """Return the UUID of the server that has this UUID, or else this name; of two with the name, the first.
+
+    A name is thereby the name after the step. If no server has the name then, it is that of a removed server.
+    """
+    if server in names:
+        return SystemUuid(server)
+    return next((uuid for uuid, name in names.items() if name == server), None)
 
 
 def _tree(step: Step | None) -> str:

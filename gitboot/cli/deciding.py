@@ -77,9 +77,9 @@ class Deciding:
 
 
 class DecidingHistory:
-    """Decides commits of the history of the fleet at ``path`` beside each other."""
+    """Decides commits of the history of the fleet at ``path`` beside each other; without a path nothing is kept."""
 
-    def __init__(self, path: Path, history: History, begun: Callable[[int], None]) -> None:
+    def __init__(self, path: Path | None, history: History, begun: Callable[[int], None]) -> None:
         self._path = path
         self._shelf: Shelf | None = None
         self._evaluator = Evaluator(history.snapshot, begun=begun, kept=self._kept, workers=workers())
@@ -92,7 +92,7 @@ class DecidingHistory:
         return found
 
     def _kept(self, snapshot: Snapshot) -> Basis | None:
-        place = _place(self._path, snapshot)
+        place = _place(self._path, snapshot) if self._path is not None else None
         self._shelf = place.shelf() if place is not None else None
         return self._shelf.take(snapshot.read) if self._shelf is not None else None
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -19,6 +19,9 @@ from gitboot.files import write_output_file
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.phrases import some
 from gitboot.terminal import escaped_lines, unstyled, write_verbatim
+
+if TYPE_CHECKING:
+    from gitboot.disk_cache import DiskCache
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -233,6 +236,25 @@ def document(**items: Any) -> str:
     from gitboot.model.envelope import API_VERSION
 
     return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
+
+
+no_cache_option = click.option(
+    "--no-cache", is_flag=True, help="Neither read nor write the cache of this user: compute everything anew."
+)
+
+
+def open_cache(*, no_cache: bool) -> DiskCache:
+    """Return the cache of this user. With ``no_cache``, without a home or on a network file system it stays empty.
+
+    The locks of SQLite, and how long they may take, depend on the server of a network file system.
+    """
+    from gitboot.disk_cache import DiskCache
+    from gitboot.storage import is_on_network
+
+    path = None if no_cache else kept("cache.sqlite")
+    if path is not None and is_on_network(path):
+        path = None
+    return DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
 
 
 def kept(name: str) -> Path | None:
