@@ -143,7 +143,7 @@ class DiskCache:
                     if code in _REFUSED:
                         self._say("is not used", error)
                         return None
-                    self._say("was damaged, and gitboot makes it anew", error)
+                    self._say("is made anew", error)
                     self._remove()
             return None
 
@@ -163,7 +163,7 @@ class DiskCache:
         """Return a connection to the file that is at the path now. Raises OSError, `sqlite3.Error`."""
         if self._path is None:
             return None
-        if self._connection is not None and self._is_current(self._path):
+        if self._connection is not None and self._fault(self._path) is None:
             return self._connection
         self.close()
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -172,24 +172,31 @@ class DiskCache:
         flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         for _ in range(2):  # the second time after a file that is no good is gone
             self._fd = os.open(self._path, flags, 0o600)
-            if self._is_current(self._path) and os.fstat(self._fd).st_size <= 2 * self._max_bytes:
+            if (fault := self._fault(self._path)) is None:
                 self._connection = _connect(self._path, self._busy_ms)
                 return self._connection
+            self._say("is made anew", fault)
             self._remove()
         raise OSError(errno.EPERM, "gitboot cannot replace it")
 
-    def _is_current(self, path: Path) -> bool:
-        """Whether the open file is at the path, private, and without a WAL. Raises OSError if others control it."""
+    def _fault(self, path: Path) -> str | None:
+        """Return why the open file must not be used any more. Raises OSError if it must not be replaced either."""
         try:
             folder, there, here = path.parent.stat(), path.lstat(), os.fstat(self._fd)
             journal = os.pread(self._fd, 2, _JOURNAL_AT) if stat.S_ISREG(here.st_mode) else b""
-        except OSError:
-            return False
-        if (refusal := _refusal(folder, here)) is not None:
-            raise OSError(errno.EPERM, refusal)
-        # Either of these is enough for SQLite to use a WAL.
-        has_wal = journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal")
-        return os.path.samestat(there, here) and not here.st_mode & 0o077 and not has_wal
+        except OSError as error:
+            return error.strerror
+        if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
+            raise OSError(errno.EPERM, "its folder belongs to another user, or everybody may write there")
+        if not stat.S_ISREG(here.st_mode):
+            raise OSError(errno.EPERM, "it is not a regular file; remove it")
+        if not os.path.samestat(there, here):
+            return "another file is in its place"
+        if here.st_uid != os.geteuid() or here.st_mode & 0o077:
+            return "it belongs to another user, or other users may read or write it"
+        if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):  # either is enough for SQLite
+            return "it has a write-ahead log"
+        return "it is too large" if here.st_size > 2 * self._max_bytes else None
 
     def _remove(self) -> None:
         self.close()
@@ -238,15 +245,6 @@ class CacheTable(Generic[T]):
 
 def _checksum(entry: bytes, value: bytes) -> bytes:
     return blake2b(value, digest_size=16, key=entry).digest()
-
-
-def _refusal(folder: os.stat_result, file: os.stat_result) -> str | None:
-    """Return why a file is left alone: somebody else may have put it there."""
-    if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
-        return "its folder belongs to another user, or everybody may write there"
-    if not stat.S_ISREG(file.st_mode):
-        return "it is not a regular file; remove it"
-    return None if file.st_uid == os.geteuid() else "it belongs to another user; remove it"
 
 
 def _connect(path: Path, busy_ms: int) -> sqlite3.Connection:
