@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import rmtree
@@ -515,24 +515,37 @@ def test_a_file_that_another_process_has_locked_is_done_without(filled: Path) ->
 def test_a_wal_whose_index_is_cut_kills_no_process(filled: Path, how: str) -> None:
     """SQLite maps the -shm file of a WAL, and a process that reads a mapped file behind its end gets SIGBUS."""
     wal, index = (filled.with_name(f"cache.sqlite-{each}") for each in ("wal", "shm"))
-    reader = run("while input(): print(len(cache.get_many('kind', ROWS)), flush=True)", filled)
-    with reader, closing(sqlite3.connect(filled)) as other:
-        assert lookup(reader) == len(ROWS)
+    with (
+        run("while input(): print(len(cache.get_many('kind', ROWS)), flush=True)", filled) as reader,
+        ExitStack() as stack,
+    ):
+        assert answer(reader) == f"{len(ROWS)}\n"
         if how == "by its file":
             wal.write_bytes(b"garbage" * 100)
         else:
-            other.execute("PRAGMA journal_mode = WAL")
-            other.execute("UPDATE entry SET used = used + 1")
-            other.commit()
-        lookup(reader)
+            asked = "PRAGMA journal_mode = WAL; UPDATE entry SET used = used + 1"
+            script = f"import sqlite3; other = sqlite3.connect(sys.argv[1]); other.executescript({asked!r})\n"
+            script += "print(input(), flush=True); input()"
+            other = stack.enter_context(run(script, filled))
+            stack.callback(other.kill)
+            answer(other)
+        answer(reader)
         if index.exists():
             os.truncate(index, 0)
-        lookup(reader)
+        assert answer(reader), "it has died"
         reader.communicate("\n")
     assert reader.returncode == 0
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", ROWS)
     assert (kept(filled), wal.exists(), index.exists()) == (ROWS, False, False)
+
+
+def answer(process: subprocess.Popen[str]) -> str:
+    """Let another process go on, and return the line that it prints; empty if it has ended."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    return process.stdout.readline()
 
 
 def test_a_header_that_asks_for_a_wal_gets_none(filled: Path) -> None:
@@ -542,13 +555,3 @@ def test_a_header_that_asks_for_a_wal_gets_none(filled: Path) -> None:
         cache.insert_many("kind", ROWS)
         assert list(filled.parent.iterdir()) == [filled]
     assert said == [f"the cache {filled} is made anew: it has a write-ahead log"]
-
-
-def lookup(reader: subprocess.Popen[str]) -> int:
-    """Let another process look up; return how much it has found."""
-    assert reader.stdin is not None and reader.stdout is not None
-    reader.stdin.write("go on\n")
-    reader.stdin.flush()
-    answer = reader.stdout.readline()
-    assert answer, f"it has ended with {reader.wait()}"
-    return int(answer)
