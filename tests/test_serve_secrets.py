@@ -173,7 +173,7 @@ def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
     from gitboot.resolve.affected import _for_all
 
     fleets = [
-        repository(*documents(of_fleet=each), files=sealed.files).fleet.spec
+        repository(*documents(of_fleet=each), files=sealed.files).fleet
         for each in ("", "endpoint: 'http://other.test'", f"{REPORTED[:-1]}, attempts: 2}}")
     ]
     assert len({repr(_for_all(each)) for each in fleets}) == 3

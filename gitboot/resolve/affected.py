@@ -10,7 +10,7 @@ from gitboot.load import FleetRepository, Id
 from gitboot.load.multimap import Multimap
 from gitboot.load.register import Register
 from gitboot.load.successor import Delta
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, FleetSpec, Output
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, Output
 from gitboot.model.image import ImageStream
 from gitboot.resolve.choice import choose_image, pools
 from gitboot.resolve.copies import LOADER_OUTPUTS
@@ -26,7 +26,7 @@ def affected(
 
     ``register`` is the one of ``repository``, ``reach`` that of what was decided ``before``.
     """
-    if _for_all(before.repository.fleet.spec) != _for_all(repository.fleet.spec):
+    if _for_all(before.repository.fleet) != _for_all(repository.fleet):
         return frozenset(before.repository.servers.keys() | repository.servers.keys())
     reached: list[Iterable[str]] = [delta.servers]
     for key in (*delta.resources, *(Id("file", path) for path in delta.files)):
@@ -59,15 +59,16 @@ def struck(reach: Reach, of: Mapping[str, tuple[Id, ...]], servers: Iterable[str
             reach.discard(resource, name)
 
 
-def _for_all(fleet: FleetSpec) -> tuple[object, ...]:
-    """What of the Fleet goes into each server's decision."""
+def _for_all(document: Fleet) -> tuple[object, ...]:
+    """Return what each server's decision and findings have of the Fleet. Findings name the document."""
+    fleet = document.spec
     stopped, provisioning = fleet.stopped is not None, fleet.provisioning
     counts, mirrors = (provisioning.evidence, provisioning.attempts), Output.MIRROR in fleet.outputs
     urls = fleet.base_url, fleet.endpoint, fleet.sites, mirrors
     loaders = fleet.hardware, *(output in fleet.outputs for output in (Output.IPXE, Output.GRUB))
     unknown = fleet.unknown_servers == UNKNOWN_NOT_FOUND
     asking = fleet.serving, LOADER_OUTPUTS.intersection(fleet.outputs)  # findings about copies name the loaders
-    return urls, loaders, asking, unknown, counts, fleet.require_policy, stopped
+    return document.metadata.name, urls, loaders, asking, unknown, counts, fleet.require_policy, stopped
 
 
 def _selectors(name: str, *both: Mapping[str, Any]) -> list[Any]:
