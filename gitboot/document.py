@@ -134,6 +134,33 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     return layout.lines.place(at.start)
 
 
+def value_lines(data: bytes, index: int) -> dict[Path, int]:
+    """Return the line of each value of a document, by its path. An absent value has the line of its key."""
+    layout = _layout(data, index)
+    return {path: layout.lines.place(spot.start).line for path, spot in _spots((), layout.root)}
+
+
+def _spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
+    yield path, spot
+    if isinstance(spot.items, dict):
+        for key, (_, below) in spot.items.items():
+            yield from _spots((*path, key), below)
+    else:
+        for number, below in enumerate(spot.items or ()):
+            yield from _spots((*path, number), below)
+
+
+def document_text(data: bytes, index: int) -> bytes:
+    """Return the bytes of a document, from its `---` line to the next one."""
+    span = _spans(data)[index]
+    return data[span.start : span.end]
+
+
+def lines_above(data: bytes, index: int) -> int:
+    """Return how many lines a file has above a document."""
+    return _spans(data)[index].lines_before
+
+
 def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
     """The file with ``text`` in place of one scalar of a document; all else stays as it is, byte by byte.
 

@@ -101,9 +101,7 @@ def item_of(name: str, provision: int | None) -> dict[str, object]:
     return {"uuid": uuid_of(name), "server": name, **record_facts(record)}
 
 
-UNKNOWN = re.compile(rb'"answered":[0-9]+|"written":\{[^]]*\]|"ops/pages/data/server/[^}]*\}')
-
-TOLD = re.compile("ops/(pages/data/server|servers)/")
+UNKNOWN = re.compile(rb'"answered":[0-9]+|"ops/pages/data/server/[^}]*\}')
 
 
 class Killed(BaseException):
@@ -113,9 +111,8 @@ class Killed(BaseException):
 class Twin:
     """One of two instances to which the same happens."""
 
-    def __init__(self, folder: Path, repository: Path, *, keeps: bool, has_page: bool = False) -> None:
+    def __init__(self, folder: Path, repository: Path, *, keeps: bool) -> None:
         self.folder, self._repository, self._keeps = folder, repository, keeps
-        self._has_page = has_page  # at times: of what it shows of a server, the date tells nothing
         self._open = ExitStack()
         self.parts: Parts
 
@@ -156,17 +153,11 @@ class Twin:
         self.end()
 
     def tree(self) -> dict[str, tuple[bytes, float]]:
-        """Each file with its date, but for the number of an offer that was answered, and digests of files with that.
-
-        A page shows by which commits its server was told before, as far as the instance knows.
-        """
+        """Each file with its date, but for the number of an offer that was answered, and digests of files with that."""
         found = (path for path in (self.folder / "output").rglob("*") if path.is_file())
         named = ((str(path.relative_to(self.folder / "output")), path) for path in found)
         return {
-            name: (
-                UNKNOWN.sub(b"", path.read_bytes()),
-                path.stat().st_mtime if not (self._has_page and TOLD.match(name)) else 0,
-            )
+            name: (UNKNOWN.sub(b"", path.read_bytes()), path.stat().st_mtime)
             for name, path in named
             if name not in (*SAID, "ops/.gitboot/lock") and "manifest" not in name
         }
@@ -205,8 +196,8 @@ class Twins:
         )
         self.repository, self._draw, self.now = Repository.create(folder / "git"), draw, at("20T12:00")
         bare = self.repository.bare
-        self.one = Twin(folder / "one", bare, keeps=True, has_page=cut > 0)
-        self.other = Twin(folder / "other", bare, keeps=False, has_page=cut > 0)
+        self.one = Twin(folder / "one", bare, keeps=True)
+        self.other = Twin(folder / "other", bare, keeps=False)
         self.commit()
         self.one.begin(self.now, initial=draw.choice(("fresh", "adopt")))
         self.one.parts.spool.mkdir(exist_ok=True)

@@ -33,7 +33,8 @@ from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.records import first_records
 from gitboot.resolve.sites import sites_of
-from gitboot.resolve.whereabouts import fleet_facts, written
+from gitboot.resolve.source_locations import source_locations
+from gitboot.resolve.whereabouts import Explanations, fleet_facts
 from gitboot.source import open_snapshot
 
 
@@ -71,7 +72,7 @@ class Planned:
         if Output.PAGES not in self.decisions.outputs:
             return PartFiles(is_whole=True)
         shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
-        return page_files(states, self.decisions.revision, shown)
+        return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
 
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
         return server_files(self.decisions, decision, planned)
@@ -81,7 +82,8 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
     """What a repository says of each server that decides nothing."""
     found = {}
     known = {machine.name: machine for machine in machines(repository).values()}
-    places = Places(repository) if Output.PAGES in repository.fleet.spec.outputs else None
+    has_page = Output.PAGES in repository.fleet.spec.outputs
+    explanations = Explanations(repository, decisions.servers) if has_page else None
     sites = sites_of(repository)
     for name, server in repository.servers.items():
         site = sites.get(name)
@@ -92,7 +94,7 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
             addresses=tuple(sorted(addresses)),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=known[name],
-            written=written(places, decisions.servers[name]) if places is not None else None,
+            written=explanations.of(name) if explanations is not None else None,
         )
     return found
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -27,8 +26,8 @@ from gitboot.resolve.optouts import OptOut, holds
 from gitboot.resolve.places import Places
 from gitboot.resolve.sites import sites
 from gitboot.resolve.skew import minimum_versions
-from gitboot.resolve.whereabouts import fleet_facts, written
-from gitboot.resolve.written import Written
+from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceTexts, moved_documents
+from gitboot.resolve.whereabouts import Explanations, fleet_facts
 
 _BATCH: Final = 256  # servers a frame
 
@@ -69,14 +68,17 @@ def _here(commit: Foundation, names: Iterable[str], site: str | None) -> Mapping
 
 
 def _servers(difference: CommitPair, site: str | None) -> Iterator[ServerPart]:
-    base, head = difference.base, difference.head
-    lines, before = _Provenance.of(head), _Provenance.of(base) if base is not None else None
-    names = head.decided.repository.servers if lines is not None and before is None else difference.servers
+    base, head, names = difference.base, difference.head, difference.servers
+    explained: Collection[str] = ()
+    if (page := _explanations(head)) is not None:
+        before = _explanations(base)
+        explained = page.differing(before, names) if before is not None else head.decided.repository.servers.keys()
+        names = {*names, *explained}
     here_before = _here(base, names, site) if base is not None else {}
     for name in sorted(_here(head, names, site)):
         said = _server(base if name in here_before else None, head, name)
-        if lines is not None and (found := lines.unless_as(before if name in here_before else None, name)) is not None:
-            said = structs.replace(said or _NOTHING, name=name, written=found)
+        if page is not None and (name in explained or name not in here_before):
+            said = structs.replace(said or _NOTHING, name=name, written=page.of(name))
         if said is not None:
             yield said
 
@@ -84,28 +86,15 @@ def _servers(difference: CommitPair, site: str | None) -> Iterator[ServerPart]:
 _NOTHING: Final = ServerPart(name="", decision=None, machine=None, network=None, labels=None)
 
 
-class _Provenance:
-    """Where a commit says what it says of servers, for the page."""
+def _explanations(commit: Foundation | None) -> Explanations | None:
+    """Return the explanations of a commit's servers; None: there is no commit, or it publishes no page."""
+    if commit is None or not _has_page(commit):
+        return None
+    return Explanations(commit.decided.repository, commit.decided.decisions.servers)
 
-    def __init__(self, commit: Foundation) -> None:
-        repository = commit.decided.repository
-        self._places, self._documents = Places(repository), Places(repository, lines=False)
-        self._decisions = commit.decided.decisions.servers
 
-    @classmethod
-    def of(cls, commit: Foundation) -> _Provenance | None:
-        """None: no page is published by it."""
-        return cls(commit) if Output.PAGES in commit.decided.decisions.outputs else None
-
-    def unless_as(self, before: _Provenance | None, name: str) -> Written | None:
-        """Those of one server; None where another commit said it in the same documents."""
-        if before is not None and name in before._decisions and before._of(name) == self._of(name):
-            return None
-        return written(self._places, self._decisions[name])
-
-    def _of(self, name: str) -> Written:
-        """The same, of whatever commit and on whatever lines."""
-        return replace(written(self._documents, self._decisions[name]), revision="")
+def _has_page(commit: Foundation) -> bool:
+    return Output.PAGES in commit.decided.decisions.outputs
 
 
 def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart | None:
@@ -149,6 +138,7 @@ def _result(difference: CommitPair, site: str | None) -> CommitEnd:
     selected = _sites(head, new)
     selected_before = _sites(base, old) if base is not None else {}
     fleetwide = _fleetwide(difference, site)
+    moved = _moved(difference, new.keys() - old.keys(), site)
     return CommitEnd(
         extent=difference.extent,
         fleetwide=fleetwide,
@@ -158,7 +148,38 @@ def _result(difference: CommitPair, site: str | None) -> CommitEnd:
         gone_machines=tuple(sorted(uuids_before - uuids.keys())),
         sites={name: each for name, each in selected.items() if each != selected_before.get(name)},
         gone_sites=tuple(sorted(selected_before.keys() - selected.keys())),
+        locations=moved.servers,
+        documents=moved.shared,
+        gone_documents=moved.gone,
         no_site=_no_site(head, site) if site is not None else None,
+    )
+
+
+class _Moved(NamedTuple):
+    """The source locations that differ."""
+
+    servers: dict[str, ServerLocation]
+    shared: dict[str, DocumentLocation]
+    gone: tuple[str, ...]  # of those that servers may share
+
+
+def _moved(difference: CommitPair, come: Collection[str], site: str | None) -> _Moved:
+    """Return the source locations that differ. ``come`` are the servers that the base does not have at the site."""
+    base, head = difference.base, difference.head
+    repository, texts = head.decided.repository, SourceTexts(head.decided.repository)
+    if not _has_page(head):
+        return _Moved({}, {}, ())
+    if base is None or not _has_page(base):
+        documents = sorted(repository.origins)
+    else:
+        documents = moved_documents(base.decided.repository, repository)
+    names = _here(head, {*come, *(each.name for each in documents if each.kind == "Server")}, site)
+    by_file = sorted((repository.origins[Id("Server", name)], name) for name in names)
+    shared = [each for each in documents if each.kind != "Server"]
+    return _Moved(
+        servers={name: texts.of_server(name) for _, name in by_file},
+        shared={str(each): texts.of_shared(each) for each in shared if each in repository.origins},
+        gone=tuple(str(each) for each in shared if each not in repository.origins),
     )
 
 
@@ -203,7 +224,7 @@ def _fleetwide(difference: CommitPair, site: str | None) -> FleetPart | None:
 def _fleetwide_of(commit: Foundation, site: str | None) -> FleetPart:
     repository, decisions = commit.decided.repository, commit.decided.decisions
     opt_outs, shown = _opt_outs(commit), None
-    if Output.PAGES in decisions.outputs:
+    if _has_page(commit):
         shown = canonical(fleet_facts(Places(repository), opt_outs))
     return fleet_part(repository.fleet.spec, decisions, opt_outs, minimum_versions(repository), shown, site)
 

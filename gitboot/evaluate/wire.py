@@ -26,6 +26,7 @@ from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.skew import MinimumVersion
+from gitboot.resolve.source_locations import DocumentLocation, ServerLocation
 from gitboot.resolve.written import Written
 
 
@@ -58,7 +59,7 @@ class ServerPart(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=
     machine: Machine | None
     network: bytes | None  # a Host
     labels: dict[str, str] | None
-    written: Written | None = None  # only where the page is published
+    written: Written | None = None  # only if the page is published
 
 
 class ServerParts(msgspec.Struct, frozen=True, tag=True):
@@ -121,6 +122,9 @@ class CommitEnd(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     gone_machines: tuple[SystemUuid, ...]  # that no server has any more
     sites: dict[str, str]  # by server, likewise
     gone_sites: tuple[str, ...]  # servers that no site selects any more
+    locations: dict[str, ServerLocation]  # by server, likewise; only if the page is published
+    documents: dict[str, DocumentLocation]  # by document of another kind, likewise
+    gone_documents: tuple[str, ...]
     no_site: Problem | None = None  # that the Fleet does not have the site that is asked for
 
 

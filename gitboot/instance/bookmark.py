@@ -40,6 +40,7 @@ from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
 from gitboot.resolve import Decisions
+from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.written import Written
 from gitboot.sections import Sections, Spoilt, keep_sections
 from gitboot.stoppage import Halt
@@ -291,6 +292,8 @@ def _kept(standing: Standing, commit: Commit, held: Inventory) -> tuple[_KeptSta
         "sites": commit.sites.items(),
         "labels": ((name, dict(each)) for name, each in commit.labels.items()),
         "written": commit.written.items(),
+        "locations": commit.locations.servers.items(),
+        "documents": commit.locations.shared.items(),
         "states": _encoded(plans.servers, to_bytes),
         "instants": plans.transitions.instants.items(),
         "versions": ((name, dict(each)) for name, each in publication.versions.items()),
@@ -345,6 +348,7 @@ def _read(kept: Sections) -> _Read:
         minimum_versions=said.minimum_versions,
         site=said.site,
         written=table("written", _written),
+        locations=SourceLocations(servers=table("locations", _locations), shared=table("documents", _documents)),
         shown=said.shown,
     )
     return _Read(
@@ -421,3 +425,5 @@ _paths: Final = decoder(dict[str, tuple[str, ...]])
 _instants: Final = decoder(dict[str, datetime])
 _machines: Final = decoder(dict[SystemUuid, Machine])
 _written: Final = decoder(dict[str, Written])
+_locations: Final = decoder(dict[str, ServerLocation])
+_documents: Final = decoder(dict[str, DocumentLocation])

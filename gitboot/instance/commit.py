@@ -18,6 +18,7 @@ from gitboot.resolve import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions
+from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written
 
 _FEW: Final = 8  # of so many servers one: to look each up by its name takes less than to look through all
@@ -36,7 +37,8 @@ class Commit:
     opt_outs: tuple[OptOut, ...]
     minimum_versions: Mapping[str, MinimumVersion]  # by profile
     site: str | None = None  # whose servers alone these are; None: all of the fleet
-    written: Mapping[str, Written] = field(default_factory=dict)  # by server; of none, where no page is published
+    written: Mapping[str, Written] = field(default_factory=dict)  # by server; empty if no page is published
+    locations: SourceLocations = field(default_factory=SourceLocations)  # likewise
     shown: bytes | None = None  # what the page shows of streams and windows, as JSON
     # Install boots that a newer commit takes back, by UUID: see `instance.withheld_boots`.
     withheld: Mapping[SystemUuid, tuple[WithheldBoot, ...]] = field(default_factory=dict)

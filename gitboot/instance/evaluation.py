@@ -23,6 +23,7 @@ from gitboot.load.merged import merged
 from gitboot.model.scalars import SystemUuid
 from gitboot.progress import Told, unheard
 from gitboot.resolve import Decisions
+from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written
 
 V = TypeVar("V")
@@ -214,6 +215,8 @@ class _Assembly:
     def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
+            if self._is_as_before(server):
+                continue
             self._touched.append(name)
             if (decision := server.decision) is not None:
                 self._decisions[name] = decision
@@ -225,6 +228,13 @@ class _Assembly:
                 self._labels[name] = labels
             if (written := server.written) is not None:
                 self._written[name] = written
+
+    def _is_as_before(self, server: wire.ServerPart) -> bool:
+        """Whether a server was only explained again, as its base explains it."""
+        others = (server.decision, server.machine, server.network, server.labels)
+        if self._base is None or any(each is not None for each in others):
+            return False
+        return server.written == self._base.written.get(server.name)
 
     def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)
@@ -242,8 +252,10 @@ class _Assembly:
             machines=merged(base.machines, self._machines, result.gone_machines),
             labels=merged(base.labels, self._labels, gone),
             sites=merged(base.sites, result.sites, result.gone_sites),
-            written=merged(
-                base.written, {name: each.after(base.written.get(name)) for name, each in self._written.items()}, gone
+            written=merged(base.written, self._written, gone),
+            locations=SourceLocations(
+                servers=merged(base.locations.servers, result.locations, gone),
+                shared=merged(base.locations.shared, result.documents, result.gone_documents),
             ),
             base=self._base.revision if self._base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
@@ -300,6 +312,7 @@ def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
         minimum_versions=said.minimum_versions,
         site=said.site,
         written=commit.written if said.shown is not None else {},
+        locations=commit.locations if said.shown is not None else SourceLocations(),
         shown=said.shown,
     )
 

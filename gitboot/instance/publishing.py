@@ -260,7 +260,10 @@ def _parts(
     is_whole = held is None or changed is None or has_page != had_page
     page, record = AS_IT_WAS, knowledge.record if knowledge.settled is not None else knowledge.published.get
     if has_page:
-        page = page_files(plans.servers, commit.revision, commit.shown, None if is_whole else owed)
+        page = page_files(
+            *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else owed),
+            published=held.locations if held is not None else None,
+        )
     records = record_files(recorded, record, None if is_whole else changed)
     return PartFiles(files={**page.files, **records.files}, gone=page.gone | records.gone, is_whole=is_whole)
 

@@ -41,6 +41,7 @@ class Reason:
     line: int | None = None
     column: int | None = None
     under: str | None = None  # the maintenance under which it holds, where all are explained
+    steps: tuple[Step, ...] = ()  # to the value in the resource's document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,7 @@ class _Explaining:
             path=file,
             line=place.line,
             column=place.column,
+            steps=path,
         )
 
     def _reasons(self) -> Iterator[Reason]:

@@ -12,7 +12,7 @@ Step = str | int
 class Places:
     """Where the documents of a repository say what they say; what many servers share is looked up once.
 
-    Without ``lines`` no document is read, and nothing is told of files: two commits say the same in the same documents.
+    Without ``lines`` no document is read, and each place is in no file.
     """
 
     def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
