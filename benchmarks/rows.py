@@ -175,24 +175,10 @@ def _measure_explain(place: Place) -> Figure:
     return _measure_with_cache(place, "explain", name_of(0))
 
 
-def _history(place: Place) -> Figure:
-    """Of ten commits, five of which changed the server; what an earlier `history` found does not count.
-
-    What other commands have kept of the fleet does.
-    """
-    repository = Repository(place.folder / "history.git")
-    repository.commit(place.fleet.files())
-    for number in range(1, 6):
-        changed = place.fleet.server(0) + b"  kernelArguments: [note=%d]\n" % number
-        repository.commit([(place.fleet.path(0), changed)])
-        repository.commit(one_server(place.fleet, number))
-    kept = place.folder / "kept"
-    return _warm(
-        place,
-        *("history", name_of(0), "-n", "5", "--path", str(repository.path)),
-        before=lambda: (kept / "gitboot" / "cache.sqlite").unlink(missing_ok=True),
-        env={**os.environ, "XDG_CACHE_HOME": str(kept)},
-    )
+def _measure_with_cache(place: Place, *arguments: str) -> Figure:
+    """Measure a command after a round that only fills the cache."""
+    measure_command(place.gitboot.command(*arguments), rounds=1, **_surroundings(place))
+    return _measure_command(place, *arguments)
 
 
 def _measure_command(place: Place, *arguments: str, **options: Any) -> Figure:

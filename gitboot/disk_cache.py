@@ -59,9 +59,12 @@ class DiskCache:
     one process, use one object for a file: closing a file gives up the locks of the whole process (fcntl(2)).
     """
 
-    def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES) -> None:
-        """Use the file at ``path``, which gitboot makes if it is missing. None: each lookup is a miss."""
-        self._path, self._warn, self._max_bytes = path, warn, max_bytes
+    def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
+        """Use the file at ``path``, which gitboot makes if it is missing. None: each lookup is a miss.
+
+        Without ``writes``, nothing changes the file or its folder: insertions are ignored.
+        """
+        self._path, self._warn, self._max_bytes, self._writes = path, warn, max_bytes, writes
         self._program = this_program() if path is not None else b""  # now: an upgrade may replace the sources later
         self._connection: sqlite3.Connection | None = None
         self._fd = -1  # of the same file
@@ -93,6 +96,8 @@ class DiskCache:
         if read is None:
             return {}
         values, damaged, stale, newest = read
+        if not self._writes:
+            damaged, stale = [], []
         if damaged:
             self._transact(partial(_delete, ids=damaged), "BEGIN IMMEDIATE")
         if stale:
@@ -104,6 +109,8 @@ class DiskCache:
 
         Of more than half of the cache's size, the rest is left out.
         """
+        if not self._writes:
+            return
         entries, room = [], self._max_bytes // 2
         for key, value in rows.items():
             if len(value) <= MAX_VALUE_BYTES:
@@ -118,7 +125,8 @@ class DiskCache:
 
     def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
         """Remove values that turned out to be unusable."""
-        self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
+        if self._writes:
+            self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
 
     def _entry_id(self, kind: str, key: bytes) -> bytes:
         """Return the id of an entry, a digest of the key, its kind and this program."""
@@ -166,6 +174,8 @@ class DiskCache:
         if self._connection is not None and self._fault(self._path) is None:
             return self._connection
         self.close()
+        if not self._writes:
+            return self._read_only_connection(self._path)
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if self._path.is_symlink():
             raise OSError(errno.ELOOP, "it is a symlink; remove it")
@@ -178,6 +188,18 @@ class DiskCache:
             self._say("is made anew", fault)
             self._remove()
         raise OSError(errno.EPERM, "gitboot cannot replace it")
+
+    def _read_only_connection(self, path: Path) -> sqlite3.Connection | None:
+        """Return a connection to the file if there is one that counts. Raises OSError, `sqlite3.Error`."""
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        if self._fault(path) is None and 0 < os.fstat(self._fd).st_size <= 2 * self._max_bytes:
+            self._connection = _connect(path, self._busy_ms, writes=False)
+            return self._connection
+        self.close()
+        return None
 
     def _fault(self, path: Path) -> str | None:
         """Return why the open file must not be used any more. Raises OSError if it must not be replaced either."""
@@ -247,15 +269,16 @@ def _checksum(entry: bytes, value: bytes) -> bytes:
     return blake2b(value, digest_size=16, key=entry).digest()
 
 
-def _connect(path: Path, busy_ms: int) -> sqlite3.Connection:
+def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connection:
     """Return a connection to a file, which may be empty. Raises `sqlite3.Error`, also for another schema."""
-    connection = sqlite3.connect(path, busy_ms / 1000, isolation_level=None, check_same_thread=False)
+    uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
+    connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
     try:
         connection.text_factory = bytes  # a value of another type is damage, and no reason to decode it
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
         for pragma in _PRAGMAS:
             connection.execute(f"PRAGMA {pragma}")
-        if not _statements(connection):
+        if writes and not _statements(connection):
             connection.execute("BEGIN IMMEDIATE")
             if not _statements(connection):  # still, now that no other process makes them
                 for statement in _SCHEMA:

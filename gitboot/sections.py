@@ -15,7 +15,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
@@ -70,7 +70,6 @@ class Sections:
 
     def __init__(self, read: Callable[[int, int], bytes], directory: _Directory, spoilt: Callable[[], None]) -> None:
         self._read, self._directory, self._spoilt = read, directory, spoilt
-        self._anew: Callable[[], Tables] | None = None
 
     @classmethod
     def open(cls, path: Path, key: bytes, warn: Callable[[Unusable], None]) -> Sections | None:
@@ -100,14 +99,7 @@ class Sections:
         return self._piece(self._directory.values[name])
 
     def table(self, name: str) -> Table:
-        return Table(self._piece, self._directory.tables[name], partial(self._instead, name))
-
-    def make_good_by(self, anew: Callable[[], Tables]) -> None:
-        """Let what is damaged be what ``anew`` gives, from now on; of records that will be asked for it says the same.
-
-        Nothing raises `Spoilt` any more then.
-        """
-        self._anew = anew
+        return Table(self._piece, self._directory.tables[name])
 
     def check(self) -> Iterator[None]:
         """Read all of it once, piece by piece."""
@@ -129,34 +121,16 @@ class Sections:
             raise Spoilt
         return data
 
-    def _instead(self, table: str) -> Mapping[str, bytes] | None:
-        return self._made_good.get(table, {}) if self._anew is not None else None
-
-    @cached_property
-    def _made_good(self) -> Mapping[str, Mapping[str, bytes]]:
-        assert self._anew is not None  # noqa: S101
-        return {name: dict(records) for name, records in self._anew().items()}
-
 
 class Table(Mapping[str, bytes]):
     """Records by name, in the order of their names."""
 
-    def __init__(
-        self, read: Callable[[_Piece], bytes], found: _Blocks, instead: Callable[[], Mapping[str, bytes] | None]
-    ) -> None:
-        self._read, self._found, self._instead = read, found, instead
+    def __init__(self, read: Callable[[_Piece], bytes], found: _Blocks) -> None:
+        self._read, self._found = read, found
         self._last: tuple[int, dict[str, bytes]] = (-1, {})  # neighbours are often asked for together
-        self._good: Mapping[str, bytes] | None = None  # what counts instead
 
     def __getitem__(self, name: str) -> bytes:
-        if self._good is None:
-            try:
-                return self._block(bisect_right(self._found.first, name) - 1)[name]
-            except Spoilt:
-                self._good = self._instead()
-                if self._good is None:
-                    raise
-        return self._good[name]
+        return self._block(bisect_right(self._found.first, name) - 1)[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
@@ -169,12 +143,7 @@ class Table(Mapping[str, bytes]):
 
     @cached_property
     def _names(self) -> Mapping[str, object]:
-        try:
-            return dict.fromkeys(_names(self._read(self._found.names)))
-        except Spoilt:
-            if (found := self._instead()) is None:
-                raise
-            return found
+        return dict.fromkeys(_names(self._read(self._found.names)))
 
     def _block(self, number: int) -> dict[str, bytes]:
         if number < 0:

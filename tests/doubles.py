@@ -124,6 +124,12 @@ class Commits:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference)))
 
+    def keep(self, revision: Revision) -> None:
+        """There is no cache."""
+
+    def drop(self) -> None:
+        """There is no process."""
+
 
 @dataclass
 class Taking:

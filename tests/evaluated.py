@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
@@ -61,6 +62,7 @@ def evaluated_here() -> Iterator[None]:
         laps: Laps | None = None,
         read: Told = unheard,
         site: str | None = None,
+        cache: DiskCache | None = None,
     ) -> Here:
         return Here(Reader(state), site)
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from gitboot import sections
 from gitboot.cli import deciding
 from gitboot.errors import SourceError
-from gitboot.evaluate import evaluator, shelf
+from gitboot.evaluate.forks import Forks
+from gitboot.resolve import decide
+from gitboot.resolve.boot import Composer
+from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.source import fingerprints, open_snapshot, worktree
 from gitboot.source.worktree import WorkFiles
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
-from tests.kept import from_bytes, of_bytes, to_bytes
 from tests.rack import Done, typed
 from tests.repositories import Work
 
@@ -51,7 +52,6 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(deciding, "WORTH", 1)
-    monkeypatch.setattr(shelf, "WORTH", 1)
     return tmp_path / "cache"
 
 
@@ -64,8 +64,8 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 def kept(cache: Path) -> list[Path]:
-    """What was found out about fleets, without what their files are known by."""
-    return sorted(path for path in cache.rglob("*.snapshot") if not path.name.endswith(".files.snapshot"))
+    """The cache of results, if a command has made it."""
+    return sorted(cache.rglob("cache.sqlite"))
 
 
 def without_cache(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Done:
@@ -86,69 +86,54 @@ def test_a_command_says_the_same_with_what_was_kept(
         assert typed(*command) == expected
 
 
-def test_history_is_the_same_with_what_was_kept_and_where_that_is_damaged(
-    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_is_the_same_with_and_without_the_cache(cache: Path, work: Work) -> None:
     for name in ("another server", "what is no YAML", "a server that is another"):
         work.commit(EDITS[name], name)
     work.commit({"broken.yaml": None}, "Mend")
-    with monkeypatch.context() as patched:
-        patched.setattr(deciding, "WORTH", 1_000_000)
-        expected = anew(cache)
-    assert "invalid" in expected.out
-    assert (anew(cache), anew(cache)) == (expected, expected)
+    expected = typed("history", "web01", "--no-cache")
+    assert "invalid" in expected.out and not kept(cache)
+    assert [typed("history", "web01") for _ in range(2)] == [expected, expected]
     (file,) = kept(cache)
     file.write_bytes(file.read_bytes()[:-1])
-    assert (anew(cache).out, anew(cache)) == (expected.out, expected)
-    with monkeypatch.context() as patched:
-        patched.setattr(evaluator, "read", lambda *_: pytest.fail("the whole fleet was read"))
-        assert anew(cache, "--rev", "HEAD~3").code == 0  # all commits of that are valid
+    assert typed("history", "web01").out == expected.out
+    assert typed("history", "web01") == expected
 
 
-def anew(cache: Path, *options: str) -> Done:
-    """The history of a server, of which no earlier look at it is known."""
-    (cache / "gitboot" / "cache.sqlite").unlink(missing_ok=True)
-    return typed("history", "web01", *options)
+def test_only_servers_whose_keys_are_not_cached_are_decided(
+    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[str] = []
+    decide_server = decide.decide_server
 
+    def noted(inputs: ServerInputs, composer: Composer) -> decide.DecidedServer:
+        decided.append(inputs.server.metadata.name)
+        return decide_server(inputs, composer)
 
-def test_what_was_kept_is_not_found_out_again(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide, "decide_server", noted)
+    monkeypatch.setattr(deciding, "workers", Forks)  # this process notes no server that another decides
+    work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")
+    assert sorted(decided) == ["web01", "web02"]
+    decided.clear()
     work.write(EDITS["a server that is another"])
-    monkeypatch.setattr(evaluator, "read", lambda *_: pytest.fail("the whole fleet was read"))
     assert typed("validate").code == 0
     assert "quiet" in typed("explain", "web01").out
+    assert decided == ["web01"]
+    typed("validate", "--no-cache")
+    assert sorted(decided) == ["web01", "web01", "web02"]
 
 
-def test_damage_is_told_once_and_repaired(cache: Path, work: Work) -> None:
+def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) -> None:
     first = typed("plan")
     (file,) = kept(cache)
-    file.write_bytes(file.read_bytes()[:-1])
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     damaged, again = typed("plan"), typed("plan")
     assert (damaged.out, again) == (first.out, first)
-    assert damaged.err == f"gitboot: what is kept in {file} does not count, and is found out anew: it is damaged, " + (
-        f"or not from here\n{first.err}"
-    )
+    assert f"the cache {file} was damaged, and gitboot makes it anew" in damaged.err
 
 
-def test_what_a_stranger_kept_hides_no_problem(cache: Path, work: Work, tmp_path: Path) -> None:
-    typed("validate")
-    (file,) = kept(cache)
-    forged = file.read_bytes()
-    for each in (file, tmp_path / "state" / "gitboot" / "cache.key"):  # as on another machine, with another key
-        each.unlink()
-    work.write({"tie.yaml": TIE})
-    found = typed("validate")
-    assert found.code == 3
-    file.write_bytes(forged)
-    assert (typed("validate").code, typed("validate").out) == (3, found.out)
-
-
-def test_without_a_key_of_ones_own_nothing_is_kept(cache: Path, work: Work, tmp_path: Path) -> None:
-    (tmp_path / "state").touch()
-    assert (typed("validate").code, kept(cache)) == (0, [])
-
-
-def test_of_a_small_fleet_nothing_is_kept(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deciding, "WORTH", len(FILES) + 1)
     assert (typed("validate").code, kept(cache)) == (0, [])
     monkeypatch.setattr(deciding, "WORTH", len(FILES))
@@ -218,37 +203,3 @@ def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work, monke
     told = typed("validate")
     assert told == without_cache(("validate",), monkeypatch)
     assert told.out.count("GB2010") == 1 and told.out.startswith("lone.yaml")
-
-
-def test_what_is_kept_is_all_that_was_found_out(work: Work) -> None:
-    work.write({"00.yaml": FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, ")})
-    work.write({"lone.yaml": server("lone")})
-    snapshot = open_snapshot(work.path, None)
-    found = evaluator.Evaluator(lambda *_: snapshot)
-    before = found.evaluate(snapshot.revision, None).head
-    after = from_bytes(to_bytes(found.basis()), snapshot.read).foundation
-    assert before.decided.flawed.keys() == {"lone"}
-    for name in ("decisions", "of", "flawed", "unknown", "pools", "placed"):
-        assert getattr(after.decided, name) == getattr(before.decided, name), name
-    assert (after.loaded.documents, after.pinned) == (before.loaded.documents, before.pinned)
-
-
-def test_damage_in_any_part_of_what_was_kept_changes_nothing_that_is_said(
-    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sections, "BLOCK", 1)  # each record lies by itself
-    typed("validate")
-    (file,) = kept(cache)
-    whole = file.read_bytes()
-    work.write(EDITS["a server that is another"])
-    expected = [without_cache(command, monkeypatch) for command in COMMANDS]
-    told = f"gitboot: what is kept in {file} does not count, and is found out anew: it is damaged, or not from here\n"
-    noticed = 0
-    found = of_bytes(whole, (cache.parent / "state" / "gitboot" / "cache.key").read_bytes())
-    for number, at in enumerate(sorted(each.offset for each in found.pieces)):
-        command, said = COMMANDS[number % len(COMMANDS)], expected[number % len(COMMANDS)]
-        file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        done = typed(*command)
-        assert (done.code, done.out, done.err.removeprefix(told)) == (said.code, said.out, said.err), at
-        noticed += done.err.startswith(told)
-    assert noticed > 10

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,22 +17,20 @@ from typing import Any
 import pytest
 
 from gitboot.errors import CorruptClone, InvalidRepository
-from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.limits import Allowance
-from gitboot.evaluate.shelf import WORTH
+from gitboot.evaluate.wire import ResultKind
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.evaluation import Evaluation
 from gitboot.load import Revision
 from gitboot.problems.codes import Code
-from gitboot.sections import Table
-from gitboot.source import Reader, Remote, Source
+from gitboot.source import Remote, Source
 from gitboot.status import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server
 from tests.inprocess import in_process
 from tests.instance import Repository, alive, evaluators, eventually, running
-from tests.kept import believing, from_bytes, to_bytes
 from tests.preloaded import Command, captured, nursery
+from tests.results import StoredResults
 
 MANY = 3000  # servers: more memory than what is given here
 FEW = 300  # but an evaluator is at it a while
@@ -184,89 +181,91 @@ def test_a_server_that_a_dropped_commit_removed_still_has_its_address(
     assert [problem.code for problem in raised.value.problems] == [Code.DUPLICATE_IDENTITY]
 
 
-# What is kept for the next process
-
-BELIEVED = (
-    b"\xa8firmware\xa4UEFI",
-    b"\xa8firmware\xa4BIOS",
-)  # in a decision, as msgpack: what it says, and what none does
-LARGE = {f"notes/{number}.txt": "of a large fleet" for number in range(WORTH)}
+# Results of accepted commits are stored for the next process
 
 
-def evaluated_anew(state: Path, revision: Revision) -> Commit:
-    """A commit, as a process tells it that has just begun."""
-    evaluation = Evaluation(state, waits=True)
+@pytest.fixture
+def cached(state: Path) -> Iterator[tuple[Evaluation, StoredResults]]:
+    """An evaluation with a cache of its own."""
+    cache = StoredResults()
+    made = Evaluation(state, waits=True, cache=cache)
+    yield made, cache
+    made.close()
+
+
+def stored(evaluation: Evaluation, cache: StoredResults, commit: Commit) -> None:
+    """Accept a commit, and wait until both kinds of its results are stored."""
+    before = len(cache.inserted)
+    evaluation.keep(commit.revision)
+    eventually(lambda: len(cache.inserted) == before + 2)
+
+
+def evaluated_anew(state: Path, revision: Revision, cache: StoredResults) -> Commit:
+    """A commit, evaluated by another process with the same cache."""
+    evaluation = Evaluation(state, waits=True, cache=cache)
     try:
         return evaluate(evaluation, revision).commit
     finally:
         evaluation.close()
 
 
-def until_kept(state: Path) -> Path:
-    """The answer comes first."""
-    kept = state / "evaluated.snapshot"
-    eventually(kept.exists)
-    return kept
-
-
-def test_the_next_process_goes_on_from_what_was_kept(
-    repository: Repository, source: Source, state: Path, evaluation: Evaluation
+def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
+    repository: Repository, source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
 ) -> None:
-    repository.push(LARGE)
+    evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
-    kept = until_kept(state)
-    evaluation.close()
-    believing(kept, *BELIEVED)  # what no other process would come to shows that it was
-    assert evaluated_anew(state, first.revision).decisions.servers["web01"].firmware == "BIOS"
+    assert not cache.rows
+    stored(evaluation, cache, first)
+    parsed, decided = cache.rows[ResultKind.PARSED], cache.rows[ResultKind.DECIDED]
+    assert (len(parsed), len(decided)) == (1, 1)
+    for key, value in decided.items():  # no evaluation comes to this, so it shows that the row was used
+        assert b"\xa8firmware\xa4UEFI" in value
+        decided[key] = value.replace(b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS")
+    assert evaluated_anew(state, first.revision, cache).decisions.servers["web01"].firmware == "BIOS"
     repository.push({"web02.yaml": server("web02", "role: web")})
-    servers = evaluated_anew(state, newest(source)).decisions.servers
+    servers = evaluated_anew(state, newest(source), cache).decisions.servers
     assert [each.firmware for each in servers.values()] == ["BIOS", "UEFI"]
 
 
-def test_what_was_kept_of_a_server_is_read_once_a_commit_however_often_it_is_asked_for(
-    repository: Repository, source: Source, state: Path, monkeypatch: pytest.MonkeyPatch
+def test_only_what_the_cache_lacks_is_stored(
+    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
 ) -> None:
-    repository.push({"many.yaml": many(FEW)})
-    reader = Reader(state)
-    evaluator = Evaluator(reader.snapshot)
-    first = newest(source)
-    evaluator.evaluate(first, None)
-    data = to_bytes(evaluator.basis())
-    read: Counter[tuple[int, str]] = Counter()
-    found = Table.__getitem__
-
-    def noted(table: Table, name: str) -> bytes:
-        read[id(table), name] += 1
-        return found(table, name)
-
-    monkeypatch.setattr(Table, "__getitem__", noted)
-    evaluator = Evaluator(reader.snapshot, kept=lambda snapshot: from_bytes(data, snapshot.read))
-    repository.push({"06.yaml": policy("web", "{matchLabels: {role: web}}", "kernelArguments: [quiet]")})
-    assert len(evaluator.evaluate(newest(source), first).servers) > FEW
-    assert read and max(read.values()) <= 3
-
-
-def test_what_was_kept_and_is_damaged_is_found_out_anew(
-    repository: Repository, source: Source, state: Path, evaluation: Evaluation
-) -> None:
-    repository.push(LARGE)
+    evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
-    kept = until_kept(state)
-    evaluation.close()
-    whole = kept.read_bytes()
-    kept.write_bytes(whole.replace(BELIEVED[0], BELIEVED[1]))
-    again = Evaluation(state, waits=True)
-    try:
-        assert evaluate(again, first.revision).commit == first
-        eventually(lambda: kept.exists() and kept.read_bytes() == whole)
-    finally:
-        again.close()
+    stored(evaluation, cache, first)
+    repository.push({"web02.yaml": server("web02", "role: web"), "README.md": "Hello"})
+    stored(evaluation, cache, evaluate(evaluation, newest(source), first).commit)
+    assert [(kind, len(values)) for each in cache.inserted for kind, values in each.items()] == 2 * [
+        (ResultKind.PARSED, 1),
+        (ResultKind.DECIDED, 1),
+    ]
 
 
-def test_of_a_small_fleet_nothing_is_kept(source: Source, state: Path, evaluation: Evaluation) -> None:
-    evaluate(evaluation, newest(source))
+def test_the_results_of_a_commit_that_was_not_accepted_are_dropped_with_its_process(
+    source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    revision = newest(source)
+    evaluate(evaluation, revision)
+    (process,) = evaluators(os.getpid())
+    evaluation.drop()
+    assert not alive(process)
+    evaluation.keep(revision)
+    assert evaluate(evaluation, revision).commit.revision == revision
     evaluation.close()
-    assert not (state / "evaluated.snapshot").exists()
+    assert not cache.rows
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x93\xa0\xa0\x90", b"\x90"])
+def test_a_stored_value_that_does_not_decode_is_evaluated_again(
+    value: bytes, source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    for rows in cache.rows.values():
+        rows.update(dict.fromkeys(rows, value))
+    assert evaluated_anew(state, first.revision, cache) == first
 
 
 def test_all_problems_of_a_commit_come_across(repository: Repository, source: Source, evaluation: Evaluation) -> None:

@@ -21,17 +21,18 @@ from benchmarks.fleet import Fleet
 from gitboot.bounds import Spent, share_of_limits, take_off_limits
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate import forks as forks_module
+from gitboot.evaluate import rows
 from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.forks import Forks
 from gitboot.frames import encode
 from gitboot.load import BlobId, Revision, Snapshot
-from tests.kept import to_bytes
+from tests.results import StoredResults
 
 ROOT: Final = Path(__file__).parent.parent
 SERVERS: Final = 40
 FILES: Final = dict(Fleet(servers=SERVERS).files())
-# Servers that no policy selects: of each there is a warning, and so no worker decides for it.
+# Servers that no policy selects: each has a warning.
 WARNED: Final = {path: data.replace(b"role: appliance", b"role: nobody") for path, data in FILES.items()} | {
     "fleet.yaml": FILES["fleet.yaml"].replace(b"spec:\n", b"spec:\n  requirePolicy: false\n")
 }
@@ -59,21 +60,23 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
 
     evaluator = Evaluator(lambda *_: snapshot(files), workers=Watched(number=number))
     try:
-        frames = b"".join(map(encode, told(evaluator.evaluate(Revision("c" * 40), None))))
-        said = {"frames": sha256(frames).hexdigest(), "kept": sha256(to_bytes(evaluator.basis())).hexdigest()}
+        found, results = evaluator.evaluate(Revision("c" * 40), None), StoredResults()
+        results.add(found.head)
+        frames = b"".join(map(encode, told(found)))
+        said = {"frames": sha256(frames).hexdigest(), "results": sha256(encode(results.rows)).hexdigest()}
     except InvalidRepository as error:
         said = {"problems": list(map(str, error.problems))}
     return {"said": said, "by others": sum(each is not None for each in shared)}
 
 
-def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes | None]:
+def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
     """What a worker does for each server; after so many it does something else."""
-    ours, numbers, decided = os.getpid(), count(), forks_module._decided
+    ours, numbers, encode_decided = os.getpid(), count(), rows.encode_decided
 
-    def instead(said: Any) -> bytes | None:
+    def instead(said: Any) -> bytes:
         if os.getpid() != ours and next(numbers) >= after:
             act(os.getpid())
-        return decided(said)
+        return encode_decided(said)
 
     return instead
 
@@ -85,7 +88,7 @@ def out_of_memory(_: int) -> None:
 def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
     """The same where each worker fails after so many servers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks_module, "_decided", in_worker(act, after))
+        patch.setattr(forks_module, "encode_decided", in_worker(act, after))
         return evaluated(files, number)
 
 

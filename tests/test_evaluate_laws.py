@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +21,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluate import wire
 from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.evaluate.evaluator import CommitPair, Evaluation, Evaluator
 from gitboot.frames import encode
 from gitboot.instance.commit import Commit, commit_of
 from gitboot.instance.evaluation import assembled
@@ -28,7 +30,7 @@ from gitboot.problems.problem import Problem
 from gitboot.source import CommitSummary
 from gitboot.source import history as source_history
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
-from tests.kept import from_bytes, to_bytes
+from tests.results import StoredResults
 from tests.searching import examples
 
 LAWS = settings(
@@ -226,10 +228,11 @@ def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -
         return error.problems
 
 
-def begun_again(evaluator: Evaluator, history: History) -> Evaluator:
-    """An evaluator that begins with what another has found out of the commit that it was asked for last."""
-    data = to_bytes(evaluator.basis())
-    return Evaluator(history.snapshot, kept=lambda _: from_bytes(data, history.read))
+def begun_again(evaluation: Evaluation, history: History) -> Evaluator:
+    """An evaluator that begins with the results of another one's last evaluation."""
+    results = StoredResults()
+    results.add(evaluation)
+    return Evaluator(history.snapshot, results=results)
 
 
 def by_itself(history: History, revision: Revision) -> CommitPair | tuple[Problem, ...]:
@@ -297,7 +300,7 @@ def test_a_commit_is_the_same_however_it_was_come_to(
         old_side, new_side = base_cold.head.decided, cold.head.decided
         whole_changes = compare(old_side.decisions, new_side.decisions, old_side.repository, new_side.repository)
         assert found.changes() == whole_changes
-        again = begun_again(evaluator, history) if draw.random() < 0.4 else None
+        again = begun_again(found.head, history) if draw.random() < 0.4 else None
         if draw.random() < 0.6:
             base, base_tree, base_cold = new, tree, cold
         evaluator = again or evaluator
@@ -317,7 +320,7 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     for _ in range(draw.randint(0, 3)):
         tree = draw.choice(EDITS)(tree, other, draw)
     revision = history.commit(tree)
-    found, cold = evaluated(begun_again(evaluator, history), revision, None), by_itself(history, revision)
+    found, cold = evaluated(begun_again(before.head, history), revision, None), by_itself(history, revision)
     if not isinstance(found, CommitPair) or not isinstance(cold, CommitPair):
         assert found == cold
         return
@@ -325,10 +328,9 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     assert in_full(new) == in_full(commit_by_itself(cold))
     assert on_page(new) == on_page(assembled(None, revision, map(sent, told(cold))).commit)
     assert found.head.decided.repository.origins == cold.head.decided.repository.origins
-    assert found.head.loaded.documents == cold.head.loaded.documents
-    assert found.head.decided.of == cold.head.decided.of
-    assert found.head.decided.flawed == cold.head.decided.flawed
-    assert (found.extent, found.head.pinned) == (cold.extent, cold.head.pinned)
+    assert found.head.loaded.files == cold.head.loaded.files
+    assert (found.head.keys, found.head.rows) == (cold.head.keys, cold.head.rows)
+    assert found.extent == cold.extent
     assert cold.base is None and cold.extent == cold.changes().extent  # of which it is not made
 
 
@@ -356,12 +358,12 @@ def test_a_server_has_the_history_that_whole_commits_tell(
     def whole(revision: Revision, base: Revision | None) -> CommitPair:
         before = Evaluator(history.snapshot).evaluate(base, None) if base is not None else None
         found = Evaluator(history.snapshot).evaluate(revision, None)
-        servers = {*found.servers, *(before.servers if before is not None else ())}
-        return replace(found, base=before.head if before is not None else None, servers=servers)
+        return replace(found, base=before.head if before is not None else None)
 
     evaluator = Evaluator(history.snapshot)
-    if draw.random() < 0.5 and isinstance(evaluated(evaluator, draw.choice(commits).commit.revision, None), CommitPair):
-        evaluator = begun_again(evaluator, history)
+    known = evaluated(evaluator, draw.choice(commits).commit.revision, None) if draw.random() < 0.5 else None
+    if isinstance(known, CommitPair):
+        evaluator = begun_again(known.head, history)
     servers = sorted({name_of(each) for fleet in (first, other) for each in fleet.of("Server")})
     with (
         TemporaryDirectory() as folder,

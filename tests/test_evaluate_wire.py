@@ -14,7 +14,6 @@ from gitboot.evaluate import encoded, wire
 from gitboot.evaluate.encoded import Compact
 from gitboot.evaluate.limits import Allowance
 from gitboot.frames import Buffer, encode, read_frame, write_frame
-from gitboot.load.multimap import Multimap
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 
@@ -68,25 +67,6 @@ def test_a_value_is_decoded_when_it_is_asked_for_and_only_those_looked_at_last_a
     assert first.having({}, ()) is first
     assert list(second.having({}, ("a",))) == ["b", "c"]
     assert [second.read_by(repr)[name] for name in "bc"] == ["3", "b'4'"]  # one is held as it is
-
-
-@given(st.lists(st.tuples(st.sampled_from(["comes", "goes", "is kept"]), st.sampled_from("ab"), st.integers(0, 3))))
-def test_a_multimap_holds_what_came_and_did_not_go(steps: list[tuple[str, str, int]]) -> None:
-    held, expected = Multimap[str, int](), dict[str, set[int]]()
-    for what, key, value in steps:
-        if what == "is kept":
-            before, held = dict(held.held()), Multimap[str, int](dict(held.held()))
-            assert dict(held.held()) == before
-        elif what == "comes":
-            held.add(key, value)
-            expected.setdefault(key, set()).add(value)
-        else:
-            held.discard(key, value)
-            expected.get(key, set()).discard(value)
-        for each in "ab":
-            assert set(held[each]) == expected.get(each, set())
-            assert (each in held) == bool(expected.get(each))
-    assert set(held) == {key for key, values in expected.items() if values}
 
 
 def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> None:

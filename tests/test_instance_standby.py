@@ -20,8 +20,8 @@ from subprocess import CalledProcessError
 import pygit2
 import pytest
 
-from gitboot.evaluate.shelf import KEPT, WORTH
-from gitboot.instance.directory import LEDGER
+from gitboot.instance.bookmark import WORTH
+from gitboot.instance.directory import CACHE, LEDGER
 from gitboot.ledger import moving
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import mark_of, read_mark
@@ -237,7 +237,7 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
-        eventually(lambda: (hosts.two.state / KEPT).exists())
+        eventually(lambda: (hosts.two.state / CACHE).exists())
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.told_of("Refused"))
         lease = hosts.lease()

@@ -201,7 +201,7 @@ class Evaluating:
 
 def test_what_was_read_of_a_commit_is_still_to_be_decided() -> None:
     told: list[tuple[int, int]] = []
-    frames = _Frames(cast(Child, Evaluating()), Allowance(), lambda *how: told.append(how))
+    frames = _Frames(cast(Child, Evaluating()), Allowance(), lambda *how: told.append(how), None)
     assert len([*frames]) == 5
     assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501)]
 

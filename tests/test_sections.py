@@ -161,25 +161,6 @@ def test_a_damaged_file_that_was_replaced_is_not_deleted(written: Path) -> None:
     assert again is not None and len(again.table("servers")) == 100
 
 
-def test_what_is_damaged_is_made_good(written: Path) -> None:
-    found = opened(written)
-    assert found is not None
-    servers = found.table("servers")
-    assert servers["web000"] == bytes(40)
-    data = bytearray(written.read_bytes())
-    data[200:-1500] = bytes(len(data) - 1700)
-    written.write_bytes(data)
-    made: list[None] = []
-
-    def anew() -> sections.Tables:
-        made.append(None)
-        return {name: table.items() for name, table in TABLES.items()}
-
-    found.make_good_by(anew)
-    assert [servers[name] for name in TABLES["servers"]] == [*TABLES["servers"].values()]
-    assert (dict(found.table("servers")), len(made)) == (TABLES["servers"], 1)
-
-
 def test_all_of_it_can_be_checked(written: Path) -> None:
     found = opened(written)
     assert found is not None

@@ -22,6 +22,7 @@ from gitboot.observe.agents import CHECKER
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
 from gitboot.render.paths import CHECK, kind_of
+from gitboot.resolve.content_keys import decision_keys
 from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running
@@ -169,14 +170,12 @@ def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
 
 
 def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
-    """Also where nothing else of a fleet differs."""
-    from gitboot.resolve.affected import _for_all
-
+    """Also if nothing else of a fleet differs."""
     fleets = [
-        repository(*documents(of_fleet=each), files=sealed.files).fleet
+        repository(*documents(of_fleet=each), files=sealed.files)
         for each in ("", "endpoint: 'http://other.test'", f"{REPORTED[:-1]}, attempts: 2}}")
     ]
-    assert len({repr(_for_all(each)) for each in fleets}) == 3
+    assert len({decision_keys(each, ["web01"])["web01"] for each in fleets}) == 3
 
 
 def test_secret_as_a_function_says_what_to_do_instead(sealed: Sealed) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from gitboot.audit.effects import EffectKind, ServerEffect, effects
 from gitboot.disk_cache import CacheTable, DiskCache
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import CommitPair, Foundation
+from gitboot.evaluate.evaluator import CommitPair, Evaluation
 from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
@@ -145,7 +145,7 @@ class Lineage:
         return pair
 
 
-def _decisions(commit: Foundation, servers: Collection[str]) -> Mapping[str, Decision]:
+def _decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:
     known = commit.decided.decisions.servers
     return {name: known[name] for name in servers if name in known}
 

@@ -14,9 +14,10 @@ import click
 
 from gitboot.cli.configuration import Setting
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB
+from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB, no_cache_option, open_cache
 
 if TYPE_CHECKING:
+    from gitboot.disk_cache import DiskCache
     from gitboot.evaluate.forks import Forks
     from gitboot.evaluate.limits import Allowance
 
@@ -75,21 +76,32 @@ def bounded(command: Command) -> Command:
 
     @wraps(command)
     def limited(
-        *args: Any, commit_seconds: int | None, commit_memory: int | None, commit_workers: int | None, **given: Any
+        *args: Any,
+        commit_seconds: int | None,
+        commit_memory: int | None,
+        commit_workers: int | None,
+        no_cache: bool,
+        **given: Any,
     ) -> Any:
-        global _workers
-        _workers = commit_workers
+        global _workers, _no_cache
+        _workers, _no_cache = commit_workers, no_cache
         if click.get_current_context().obj is PROGRAM:
             _part(commit_seconds, commit_memory)
         return command(*args, **given)
 
-    return allowance_options(limited)  # type: ignore[return-value]
+    return no_cache_option(allowance_options(limited))  # type: ignore[return-value]
+
+
+def user_cache() -> DiskCache:
+    """Return the cache of this user for the command that runs; with --no-cache it stays empty."""
+    return open_cache(no_cache=_no_cache)
 
 
 PROGRAM: Final = object()  # the context of a command that is a process of its own, and no test's
 
 Begun = Callable[[int], None]
 _workers: int | None = None
+_no_cache = False
 _begun: Begun | None = None  # in a child: gives a commit of so many files what it may take
 
 

@@ -12,21 +12,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
-
-import click
+from typing import Final
 
 from gitboot.caches import key_at
-from gitboot.cli.bounded import workers
+from gitboot.cli.bounded import user_cache, workers
 from gitboot.cli.inputs import kept, stated
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import Basis, CommitPair, Evaluator
-from gitboot.evaluate.shelf import WORTH, Shelf
+from gitboot.evaluate.evaluator import CommitPair, Evaluator
 from gitboot.load import Revision, Snapshot
 from gitboot.resolve.decisions import check_acceptable
 from gitboot.source import History
 from gitboot.source.fingerprints import keep, recall
 from gitboot.source.worktree import WorkFiles
+
+WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
 
 
 class Deciding:
@@ -36,9 +38,9 @@ class Deciding:
         self._path, self.now = path, now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that holds together
-        self._shelf: Shelf | None = None
         self._begun_ns = time.time_ns()  # before any file is looked at
-        self._evaluator = Evaluator(self._snapshot, kept=self._kept, workers=workers())
+        self._cache = user_cache() if path is not None else None
+        self._evaluator = Evaluator(self._snapshot, workers=workers())
 
     def decide(self, snapshot: Snapshot, begun: Callable[[int], None], *, is_base: bool = False) -> CommitPair:
         """What a snapshot decides, beside the last one that held together; raises `InvalidRepository`.
@@ -50,13 +52,13 @@ class Deciding:
         files, place = snapshot.blobs, self._place(snapshot)
         if place is not None and isinstance(files, WorkFiles):
             recall(files, place.marks, place.key)
+        self._evaluator.results = self._cache if len(snapshot.blobs) >= WORTH else None
         try:
             found = self._evaluator.evaluate(snapshot.revision, self._last)
         except InvalidRepository as error:
             raise error.at(self.now) from None
         self._last = snapshot.revision
-        if self._shelf is not None:
-            self._shelf.put(self._evaluator)
+        _store(self._evaluator, found, self._cache)
         if place is not None and isinstance(files, WorkFiles):
             keep(files, place.marks, place.key, self._begun_ns)
         if not is_base:
@@ -67,46 +69,40 @@ class Deciding:
         del previous  # what differs is told by the files themselves
         return self._snapshots[revision]
 
-    def _kept(self, snapshot: Snapshot) -> Basis | None:
-        place = self._place(snapshot)
-        self._shelf = place.shelf() if place is not None else None
-        return self._shelf.take(snapshot.read) if self._shelf is not None else None
-
     def _place(self, snapshot: Snapshot) -> _Keeping | None:
         return _place(self._path, snapshot) if self._path is not None else None
 
 
 class DecidingHistory:
-    """Decides commits of the history of the fleet at ``path`` beside each other; without a path nothing is kept."""
+    """Decides commits of a history beside each other."""
 
-    def __init__(self, path: Path | None, history: History, begun: Callable[[int], None]) -> None:
-        self._path = path
-        self._shelf: Shelf | None = None
-        self._evaluator = Evaluator(history.snapshot, begun=begun, kept=self._kept, workers=workers())
+    def __init__(self, history: History, cache: DiskCache, begun: Callable[[int], None]) -> None:
+        self._cache = cache
+        self._evaluator = Evaluator(history.snapshot, begun=begun, results=cache, workers=workers())
 
     def __call__(self, revision: Revision, base: Revision | None) -> CommitPair:
         """What a commit decides, beside ``base``; raises `InvalidRepository`."""
         found = self._evaluator.evaluate(revision, base)
-        if base is None and self._shelf is not None:  # the first: it is nearest to what the next command looks at
-            self._shelf.put(self._evaluator)
+        if base is None:  # the first: the next command most likely looks at it, too
+            _store(self._evaluator, found, self._cache)
         return found
 
-    def _kept(self, snapshot: Snapshot) -> Basis | None:
-        place = _place(self._path, snapshot) if self._path is not None else None
-        self._shelf = place.shelf() if place is not None else None
-        return self._shelf.take(snapshot.read) if self._shelf is not None else None
+
+def _store(evaluator: Evaluator, found: CommitPair, cache: DiskCache | None) -> None:
+    """Put the results of a commit into the cache, if it is worth that."""
+    if cache is None or len(found.head.loaded.snapshot.blobs) < WORTH:
+        return
+    results = evaluator.unstored(found.head.revision)
+    for kind, of_kind in groupby(results, key=lambda each: each[0]):
+        cache.insert_many(kind, {key: value for _, key, value in of_kind})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Keeping:
     """Where what is known of a fleet is kept."""
 
-    basis: Path
     marks: Path  # of its files, as they lie there
     key: bytes
-
-    def shelf(self) -> Shelf:
-        return Shelf(self.basis, self.key, lambda text: click.echo(f"gitboot: {text}", err=True))
 
 
 def _place(path: Path, snapshot: Snapshot) -> _Keeping | None:
@@ -117,4 +113,4 @@ def _place(path: Path, snapshot: Snapshot) -> _Keeping | None:
     basis, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
     if basis is None or key_file is None or (key := key_at(key_file)) is None:
         return None
-    return _Keeping(basis=basis, marks=basis.with_name(f"{name}.files.snapshot"), key=key)
+    return _Keeping(marks=basis.with_name(f"{name}.files.snapshot"), key=key)

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.bounded import bounded, evaluating, user_cache
 from gitboot.cli.inputs import (
     OutputOption,
     document,
-    no_cache_option,
-    open_cache,
     output_option,
     path_option,
 )
@@ -35,12 +33,9 @@ _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 @path_option
 @click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
 @click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
-@no_cache_option
 @output_option("text", "json")
 @bounded
-def command(
-    server: str, path: Path, rev: str | None, number: int | None, no_cache: bool, outputs: tuple[OutputOption, ...]
-) -> None:
+def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
     """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
 
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
@@ -49,7 +44,7 @@ def command(
     from gitboot.source import open_history
 
     history = open_history(path, rev)
-    entries = _entries(path, history, server, number, no_cache=no_cache)
+    entries = _entries(history, server, number)
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
     for output in outputs:
@@ -58,16 +53,14 @@ def command(
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
 
 
-def _entries(
-    path: Path, history: History, server: str, number: int | None, *, no_cache: bool
-) -> list[Changed | Skipped]:
+def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.audit.lineage import Lineage
     from gitboot.cli.deciding import DecidingHistory
 
     entries: list[Changed | Skipped] = []
-    with evaluating() as begun, open_cache(no_cache=no_cache) as cache:
-        decide = DecidingHistory(None if no_cache else path, history, begun)
+    with evaluating() as begun, user_cache() as cache:
+        decide = DecidingHistory(history, cache, begun)
         for entry in Lineage(history.steps, cache, decide).of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:

@@ -54,7 +54,7 @@ def command(
         with evaluating() as begun:
             head = Deciding(path, now).decide(open_snapshot(path, rev), begun).head
             repository, warnings = head.decided.repository, head.decided.decisions.problems_at(now)
-        problems = tuple(sorted((*warnings, *overdue(repository, now, head.pinned))))
+        problems = tuple(sorted((*warnings, *overdue(repository, now))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:

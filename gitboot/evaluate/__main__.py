@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from itertools import count
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import IO, Final
 
@@ -19,7 +18,6 @@ from gitboot.evaluate.difference import told
 from gitboot.evaluate.evaluator import Evaluator
 from gitboot.evaluate.forks import BATCH, Forks, processors
 from gitboot.evaluate.limits import Allowance
-from gitboot.evaluate.shelf import Shelf
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.model.fleet import FleetSpec
@@ -32,28 +30,51 @@ def main(state: str, parent: str) -> None:
     asked, answers = as_child_of(parent)
     reader = Reader(Path(state))
     answering = _Answering(answers)
-    shelf = Shelf.of_instance(Path(state), _warn)
 
     def counted(revision: Revision, previous: Snapshot | None) -> Snapshot:
         snapshot = reader.snapshot(revision, previous)
         return replace(snapshot, read=answering.counting(snapshot.read))
 
-    evaluator = Evaluator(counted, begun=answering.begun, kept=lambda _: shelf.take(reader.read))
+    evaluator = Evaluator(counted, begun=answering.begun, results=_InstanceCache(asked, answers))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
         question = wire.question(frame)
-        if _answer(evaluator, question, answering):
+        if isinstance(question, wire.Keep):
+            _send_unstored(evaluator, Revision(question.revision), answering)
+        elif _answer(evaluator, question, answering):
             lift()
-            with suppress(MemoryError, SourceError):
-                shelf.put(evaluator)
-                shelf.relieve(evaluator, reader.read, has_told_all=question.base is None)
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # it is not looked at again and again
 
 
-def _warn(text: str) -> None:
-    sys.stderr.write(f"gitboot: {text}\n")
+class _InstanceCache:
+    """The cache of the instance, which the instance reads for this process."""
+
+    def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
+        self._asked, self._answers = asked, answers
+
+    def get_many(self, kind: wire.ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        left = iter(keys)
+        while batch := tuple(islice(left, _KEYS)):
+            write_frame(self._answers, wire.Wanted(kind, batch))
+            if (frame := read_frame(self._asked)) is None:
+                os._exit(0)  # the instance is gone
+            found |= wire.known(frame).values
+        return found
+
+
+_KEYS: Final = 1000  # a frame
+
+
+def _send_unstored(evaluator: Evaluator, revision: Revision, answering: _Answering) -> None:
+    """Send the results of an accepted commit that the cache lacks."""
+    results = evaluator.unstored(revision)
+    while batch := tuple(islice(results, _KEYS)):
+        for kind, of_kind in groupby(batch, key=lambda each: each[0]):
+            answering.send(wire.NewResults(kind, {key: value for _, key, value in of_kind}))
+    answering.send(wire.ResultsEnd())
 
 
 _FILES: Final = 1000  # between two words on how many were read

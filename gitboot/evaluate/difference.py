@@ -9,20 +9,16 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from gitboot.canonical import canonical
-from gitboot.evaluate.encoded import encoded
-from gitboot.evaluate.evaluator import CommitPair, Foundation
-from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, bytes_of, fleet_part
-from gitboot.frames import encode
+from gitboot.evaluate.evaluator import CommitPair, Evaluation
+from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.load import Id
 from gitboot.load.machines import NO_MOVES, Moves, machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
 from gitboot.phrases import did_you_mean
-from gitboot.plan import Decision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.resolve.optouts import OptOut, holds
 from gitboot.resolve.places import Places
 from gitboot.resolve.sites import sites
 from gitboot.resolve.skew import minimum_versions
@@ -44,7 +40,7 @@ def told(difference: CommitPair, site: str | None = None) -> Iterator[Answer]:
     yield _result(difference, site)
 
 
-def _no_site(commit: Foundation, site: str) -> Problem | None:
+def _no_site(commit: Evaluation, site: str) -> Problem | None:
     """That the Fleet has no such site, if so."""
     repository = commit.decided.repository
     fleet = repository.fleet.spec
@@ -57,7 +53,7 @@ def _no_site(commit: Foundation, site: str) -> Problem | None:
     return repository.problem(Code.NO_SUCH_SITE, message, key, "spec", "sites", hint=hint)
 
 
-def _here(commit: Foundation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
+def _here(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
     """The servers of these names that a commit has at a site; None: at any."""
     repository = commit.decided.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
@@ -86,46 +82,33 @@ def _servers(difference: CommitPair, site: str | None) -> Iterator[ServerPart]:
 _NOTHING: Final = ServerPart(name="", decision=None, machine=None, network=None, labels=None)
 
 
-def _explanations(commit: Foundation | None) -> Explanations | None:
+def _explanations(commit: Evaluation | None) -> Explanations | None:
     """Return the explanations of a commit's servers; None: there is no commit, or it publishes no page."""
     if commit is None or not _has_page(commit):
         return None
     return Explanations(commit.decided.repository, commit.decided.decisions.servers)
 
 
-def _has_page(commit: Foundation) -> bool:
+def _has_page(commit: Evaluation) -> bool:
     return Output.PAGES in commit.decided.decisions.outputs
 
 
-def _server(base: Foundation | None, head: Foundation, name: str) -> ServerPart | None:
+def _server(base: Evaluation | None, head: Evaluation, name: str) -> ServerPart | None:
     """What is another of one server, if anything."""
-    new, new_server = head.decided, head.decided.repository.servers[name]
-    described, labels = machine(new.repository, new_server), new_server.metadata.labels
-    decisions, networks = new.decisions.servers, new.decisions.networks
+    server, row = head.repository.servers[name], head.rows[name]
+    described, labels = machine(head.repository, server), server.metadata.labels
     if base is None:
-        return ServerPart(
-            name=name,
-            decision=encoded(decisions, name, bytes_of),
-            machine=described,
-            network=encoded(networks, name, encode),
-            labels=labels,
-        )
-    decision, network = decisions[name], networks[name]
-    old, old_server = base.decided, base.decided.repository.servers[name]
-    same_network = old.decisions.networks[name] == network
+        return ServerPart(name=name, decision=row.decision, machine=described, network=row.host, labels=labels)
+    old_server, old = base.repository.servers[name], base.rows[name]
     said = ServerPart(
         name=name,
-        decision=None if _same(old.decisions.servers[name], decision) else bytes_of(decision),
-        machine=None if machine(old.repository, old_server) == described else described,
-        network=None if same_network else encode(network),
+        decision=None if old.decision == row.decision else row.decision,
+        machine=None if machine(base.repository, old_server) == described else described,
+        network=None if old.host == row.host else row.host,
         labels=None if old_server.metadata.labels == labels else labels,
     )
     differs = (each is not None for each in (said.decision, said.machine, said.network, said.labels))
     return said if any(differs) else None
-
-
-def _same(old: Decision, new: Decision) -> bool:
-    return old is new or old.digest == new.digest
 
 
 def _result(difference: CommitPair, site: str | None) -> CommitEnd:
@@ -206,7 +189,7 @@ def _moves(difference: CommitPair, old: Mapping[str, Server], here: Collection[S
     )
 
 
-def _sites(commit: Foundation, servers: Mapping[str, Server]) -> dict[str, str]:
+def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
     selection = sites(commit.decided.repository)
     found = {name: selection.of(server) for name, server in servers.items()}
     return {name: selected[0].name for name, selected in found.items() if selected}
@@ -221,14 +204,9 @@ def _fleetwide(difference: CommitPair, site: str | None) -> FleetPart | None:
     return None if before == said else said
 
 
-def _fleetwide_of(commit: Foundation, site: str | None) -> FleetPart:
+def _fleetwide_of(commit: Evaluation, site: str | None) -> FleetPart:
     repository, decisions = commit.decided.repository, commit.decided.decisions
-    opt_outs, shown = _opt_outs(commit), None
+    shown = None
     if _has_page(commit):
-        shown = canonical(fleet_facts(Places(repository), opt_outs))
-    return fleet_part(repository.fleet.spec, decisions, opt_outs, minimum_versions(repository), shown, site)
-
-
-def _opt_outs(commit: Foundation) -> tuple[OptOut, ...]:
-    """Every pin and hold, in the order of their servers and streams."""
-    return (*commit.pinned.values(), *holds(commit.decided.repository))
+        shown = canonical(fleet_facts(Places(repository), commit.opt_outs))
+    return fleet_part(repository.fleet.spec, decisions, commit.opt_outs, minimum_versions(repository), shown, site)

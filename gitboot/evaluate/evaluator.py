@@ -1,28 +1,38 @@
-"""The evaluator: one commit after the other, each against a base, of which only what differs is worked on."""
+"""Evaluate commits: look up each result by the content that it is made of, and work out what is not known yet.
+
+Nothing here tracks what changed. A file's documents are known by the file's blob, a server's decision by its content
+key (`gitboot.resolve.content_keys`). The checks across servers look at all of them, each time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 from gitboot.diff.touched import GROUPING, Touched
-from gitboot.errors import InvalidRepository
-from gitboot.evaluate.encoded import passing
 from gitboot.evaluate.forks import Forks
-from gitboot.load import FleetRepository, Id, ParseCache, Revision, Snapshot
-from gitboot.load.listing import listed, looked_into
-from gitboot.load.merged import merged
-from gitboot.load.register import Register
-from gitboot.load.successor import Delta, Loaded, everything, succeed
-from gitboot.resolve.affected import Reach, affected, entered, struck
-from gitboot.resolve.decide import Decided, decide_again
-from gitboot.resolve.decisions import Decisions
-from gitboot.resolve.optouts import OptOut, pin_of
-from gitboot.resolve.reading import read
-from gitboot.sections import Spoilt
+from gitboot.evaluate.rows import (
+    DecidedRow,
+    Decoded,
+    decoded_decision,
+    decoded_host,
+    decoded_row,
+    decoded_servers,
+    encode_servers,
+    findings_of,
+    is_of_servers,
+)
+from gitboot.evaluate.wire import ResultKind
+from gitboot.frames import encode
+from gitboot.load import BlobId, FleetRepository, Id, Loaded, ParseCache, ParsedBlob, Revision, Snapshot, load_revision
+from gitboot.load.loaded import list_files
+from gitboot.resolve.content_keys import Key, decision_keys
+from gitboot.resolve.decide import Decided, DecidedServer, DecidedServers, decide_all
+from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.reading import decide_loaded
 
 if TYPE_CHECKING:
     from gitboot.diff.changes import Changes
@@ -30,287 +40,271 @@ if TYPE_CHECKING:
 
 
 class Snapshots(Protocol):
-    """Where commits are read."""
+    """A source of commits."""
 
     def __call__(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
-        """The files of a commit; with an earlier snapshot only what differs from it is read."""
+        """Return the files of a commit. An implementation may read only what differs from an earlier snapshot."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Foundation:
-    """A commit that holds together, and all that the next one is evaluated on."""
+class Results(Protocol):
+    """Results of earlier evaluations, by kind and content key."""
+
+    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """Return the values of those keys that are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A valid commit, and everything that it decides."""
 
     loaded: Loaded
+    keys: Mapping[str, Key]  # by server, sorted
+    rows: Mapping[str, DecidedRow]  # by server, sorted
     decided: Decided
-    pinned: Mapping[str, OptOut]  # by server, sorted
 
     @property
     def revision(self) -> Revision:
-        return self.loaded.repository.revision
+        return self.loaded.snapshot.revision
 
+    @property
+    def repository(self) -> FleetRepository:
+        return self.loaded.repository
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Basis:
-    """A foundation with its indexes: all that an evaluator has of a commit."""
+    def results(self, kind: ResultKind) -> Iterator[tuple[bytes, Callable[[], bytes]]]:
+        """Yield the keys that a cache may keep, each with a function that returns its value."""
+        if kind is ResultKind.PARSED:
+            for file in self.loaded.files.values():
+                if is_of_servers(file.parsed):
+                    yield file.blob.encode(), partial(encode_servers, file.parsed.resources)
+        else:
+            for name, key in self.keys.items():
+                yield key, partial(encode, self.rows[name])
 
-    foundation: Foundation
-    register: Register
-    reach: Reach
-    # Is told, once a commit is evaluated against it, how to find out the same of that commit without it.
-    relied_on: Callable[[Callable[[], Basis]], None] = lambda _: None
+    @cached_property
+    def opt_outs(self) -> tuple[OptOut, ...]:
+        """Every pin and hold, in the order of their servers and streams."""
+        return tuple(opt_outs(self.repository))
+
+    @cached_property
+    def group_sizes(self) -> Mapping[tuple[str, str], int]:
+        """How many servers have each value of the labels that group servers."""
+        labels = [server.metadata.labels for server in self.repository.servers.values()]
+        return Counter((key, each[key]) for key in GROUPING for each in labels if key in each)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitPair:
-    """A commit and its base: what is the same in both need not be looked at."""
+    """A commit beside its base."""
 
-    base: Foundation | None
-    head: Foundation
-    servers: Collection[str]  # of either commit, that can be others
-    changes: Callable[[], Changes]  # worked out where it is asked for
+    base: Evaluation | None
+    head: Evaluation
+
+    @property
+    def servers(self) -> Collection[str]:
+        """The servers of either commit whose content keys or places differ: everything else about a server is equal."""
+        base, head = self.base, self.head
+        if base is None:
+            return head.keys.keys()
+        if base.keys is head.keys and base.repository.origins is head.repository.origins:
+            return frozenset()
+        moved = base.repository.origins.items() ^ head.repository.origins.items()
+        return frozenset(
+            (
+                *(name for name, _ in base.keys.items() ^ head.keys.items()),
+                *(k.name for k, _ in moved if k.kind == "Server"),
+            )
+        )
+
+    @property
+    def documents(self) -> frozenset[Id]:
+        """The documents, and the files that documents name, that may differ between both commits."""
+        base, head = self.base, self.head
+        if base is None:
+            return frozenset(head.repository.origins)
+        moved = {key for key, _ in base.repository.origins.items() ^ head.repository.origins.items()}
+        old, new = base.repository.files, head.repository.files
+        files = () if old is new else (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+        return frozenset((*moved, *(Id("file", path) for path in files)))
+
+    def changes(self) -> Changes:
+        """Compare both commits."""
+        from gitboot.diff.changes import compare  # only here: `validate` does not need it, and its import takes time
+
+        base, head = self.base, self.head
+        old, touched = None, None
+        if base is not None:
+            old = base.decided
+            touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.group_sizes)
+        return compare(
+            old.decisions if old is not None else None,
+            head.decided.decisions,
+            base.repository if base is not None else None,
+            head.repository,
+            touched,
+        )
 
     @property
     def extent(self) -> Extent:
         if self.base is not None:
             return self.changes().extent
-        from gitboot.diff.tallying import extent_of_first  # only here: as for `compare`
+        from gitboot.diff.tallying import extent_of_first  # only here, as above
 
-        decided = self.head.decided
-        return extent_of_first(decided.decisions, decided.repository, passing(decided.decisions.servers))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Step:
-    """How the indexes came from the base to the candidate."""
-
-    delta: Delta
-    servers: frozenset[str]
+        decisions = self.head.decided.decisions
+        return extent_of_first(decisions, self.head.repository, decisions.servers.values())
 
 
 class Evaluator:
-    """Holds a base, and perhaps the candidate that was evaluated last; which of them goes on, the next question says.
-
-    The indexes follow the candidate, and go back with it where it is dropped.
-    """
+    """Evaluates commits, and holds the last two: they are where the next evaluation looks first."""
 
     def __init__(
         self,
         snapshots: Snapshots,
         *,
         begun: Callable[[int], None] = lambda _: None,
-        kept: Callable[[Snapshot], Basis | None] = lambda _: None,
+        results: Results | None = None,
         workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self._kept = kept  # gives what another evaluator has found out of some commit, where nothing is known yet
-        self.workers = workers or Forks()  # of a commit of which all is looked at
-        self._begun = begun  # is told of how many files a commit is, before they are read
-        self._base: Foundation | None = None
-        self._candidate: Foundation | None = None
-        self._step: _Step | None = None  # None: the indexes are the base's
-        self._register: Register | None = None  # None: not made yet
-        self._reach = Reach()
+        self.results = results  # None: nothing is known
+        self.workers = workers or Forks()  # for commits of which most is unknown
+        self._begun = begun  # is called with the number of files of a commit before gitboot reads them
+        self._held: tuple[Evaluation, ...] = ()  # the base, and what was evaluated last
+        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in ResultKind}  # keys that the cache has
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
-        """What ``revision`` says, and what it changes against ``base``; raises `InvalidRepository`, `SourceError`."""
-        self._take_as_base(base)
-        snapshot = self._snapshots(revision, self._base.loaded.snapshot if self._base is not None else None)
+        """Evaluate a commit beside ``base``.
+
+        Raises `InvalidRepository` with every problem of the commit, `SourceError` if a file cannot be read.
+        """
+        base_evaluation = self._evaluated(base) if base is not None else None
+        head = self._evaluated(revision, base_evaluation)
+        self._held = (head,) if base_evaluation is None else (base_evaluation, head)
+        return CommitPair(base=base_evaluation, head=head)
+
+    def unstored(self, revision: Revision) -> Iterator[tuple[ResultKind, bytes, bytes]]:
+        """Yield what the cache lacks of a commit that was evaluated last, each result once in this evaluator's life."""
+        for evaluation in self._held:
+            if evaluation.revision == revision:
+                for kind, stored in self._stored.items():
+                    for key, value in evaluation.results(kind):
+                        if key not in stored:
+                            stored.add(key)
+                            yield kind, key, value()
+
+    def _evaluated(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
+        if (known := next((each for each in self._held if each.revision == revision), None)) is not None:
+            return known
+        beside = beside or next(iter(self._held), None)
+        snapshot = self._snapshots(revision, beside.loaded.snapshot if beside is not None else None)
         self._begun(len(snapshot.blobs))
-        found = self._next(_against(self._base, snapshot)) if self._base is not None else self._first(snapshot)
-        if found is None:
-            found = self._whole(snapshot)
-        self._candidate = found.head
+        return _Evaluating(snapshot, beside, self._known, self.workers).evaluation()
+
+    def _known(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        found = self.results.get_many(kind, keys) if keys and self.results is not None else {}
+        self._stored[kind].update(found)
         return found
 
-    @property
-    def foundation(self) -> Foundation:
-        """The commit that was evaluated last."""
-        assert self._candidate is not None  # noqa: S101
-        return self._candidate
 
-    def basis(self) -> Basis:
-        """The same with its indexes, which change with what is evaluated next."""
-        if self._step is None:
-            register, reach = _indexes_of(self.foundation)
-            return Basis(foundation=self.foundation, register=register, reach=reach)
-        return Basis(foundation=self.foundation, register=self._indexes(self.foundation), reach=self._reach)
+class _Evaluating:
+    """One commit while gitboot evaluates it. ``beside`` is another one, whose results are in memory."""
 
-    def let_go(self) -> None:
-        """Hold nothing of any commit: what is asked next is evaluated upon what was kept."""
-        self._base = self._candidate = self._step = self._register = None
-        self._reach = Reach()
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        beside: Evaluation | None,
+        known: Callable[[ResultKind, Collection[bytes]], Mapping[bytes, bytes]],
+        workers: Forks,
+    ) -> None:
+        self._snapshot, self._beside, self._known, self._workers = snapshot, beside, known, workers
+        self._keys: Mapping[str, Key] = {}
+        self._rows: dict[str, DecidedRow] = {}
 
-    @property
-    def worked_on(self) -> int:
-        """How many servers the commit that was evaluated last was decided for anew."""
-        return len(self._step.servers) if self._step is not None else len(self.foundation.decided.of)
+    def evaluation(self) -> Evaluation:
+        beside = self._beside
+        before = beside.loaded if beside is not None else None
+        listing = list_files(self._snapshot, before)
+        found = load_revision(self._snapshot, self._parsed(listing.documents), before, listing)
+        if isinstance(found, Loaded) and beside is not None and found.repository.origins is beside.repository.origins:
+            return _at(found, beside)
+        decided = decide_loaded(found, self._decided)
+        assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
+        return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
 
-    def _take_as_base(self, base: Revision | None) -> None:
-        if self._candidate is not None and base == self._candidate.revision:
-            if self._step is None:
-                self._register = None  # it was evaluated as a whole
-            self._base = self._candidate
-        elif self._base is not None and base == self._base.revision:
-            self._go_back()
-        else:
-            self._base = self._register = None
-            if base is not None:
-                snapshot = self._snapshots(base, None)
-                self._begun(len(snapshot.blobs))
-                found = self._upon_kept(snapshot)
-                self._base = found.head if found is not None else self._whole(snapshot).head
-        self._candidate = self._step = None
+    def _parsed(self, paths: Sequence[str]) -> ParseCache:
+        """Return what files say that the other commit does not have, as far as it is known or workers find it."""
+        known = self._beside.loaded.files if self._beside is not None else {}
+        blobs = self._snapshot.blobs
+        unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
+        rows = self._known(ResultKind.PARSED, [blob.encode() for blob in unknown])
+        parsed: ParseCache = {}
+        for key, row in rows.items():
+            if (servers := decoded_servers(row)) is not None:
+                parsed[BlobId(key.decode())] = _only_servers(servers)
+        left = [(blob, path) for blob, path in unknown.items() if blob not in parsed]
+        for blob, row in self._workers.parse(self._snapshot, left).items():
+            servers = decoded_servers(row)
+            assert servers is not None  # noqa: S101 - a worker encoded it
+            parsed[blob] = _only_servers(servers)
+        return parsed
 
-    def _go_back(self) -> None:
-        if self._step is None or self._base is None or self._candidate is None or self._register is None:
-            return
-        struck(self._reach, self._candidate.decided.of, self._step.servers)
-        entered(self._reach, self._base.decided.of, self._step.servers)
-        self._register.strike(self._step.delta.come)
-        self._register.enter(self._step.delta.gone)
+    def _decided(self, repository: FleetRepository) -> Decided:
+        beside = self._beside
+        placed = beside.decided.placed if beside is not None else {}
+        self._keys = _keys(repository, beside)
+        return decide_all(repository, self._servers, placed)
 
-    def _first(self, snapshot: Snapshot) -> CommitPair | None:
-        """A commit before which there is none, by what was kept of this one or another; None where that is no help."""
-        if (found := self._upon_kept(snapshot)) is None:
-            return None
-        decided = found.head.decided
-        return CommitPair(
-            base=None,
-            head=found.head,
-            servers=decided.repository.servers.keys(),
-            changes=partial(_compared, None, decided.decisions, None, decided.repository),
+    def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
+        """Return what is decided for each server: known by its key, or worked out now."""
+        keys, beside = self._keys, self._beside
+        known: dict[bytes, DecidedRow] = {}
+        if beside is not None:
+            known = dict(zip(beside.keys.values(), beside.rows.values(), strict=True))
+        unknown = [name for name in names if keys[name] not in known]
+        for key, data in self._known(ResultKind.DECIDED, [keys[name] for name in unknown]).items():
+            if (row := decoded_row(data)) is not None:
+                known[key] = row
+        unknown = [name for name in unknown if keys[name] not in known]
+        for name, data in zip(unknown, self._workers.decide(one, unknown), strict=True):
+            row = decoded_row(data)
+            assert row is not None  # noqa: S101 - it was encoded a moment ago
+            known[keys[name]] = row
+        self._rows = rows = {name: known[keys[name]] for name in names}
+        return DecidedServers(
+            decisions=Decoded(rows, decoded_decision),
+            hosts=Decoded(rows, decoded_host),
+            flawed={name: findings_of(row) for name, row in rows.items() if row.findings},
         )
 
-    def _upon_kept(self, snapshot: Snapshot) -> CommitPair | None:
-        """A commit against what was kept of another; the indexes are the commit's then."""
-        if (kept := self._kept(snapshot)) is None:
-            return None
-        self._base, self._register, self._reach = kept.foundation, kept.register, kept.reach
-        found = None
-        with suppress(Spoilt):
-            found = self._next(_against(kept.foundation, snapshot))
-        self._base = None
-        if found is None:
-            self._register = self._step = None  # they are the other commit's
-        else:
-            kept.relied_on(partial(_by_itself, snapshot, self.workers))
-        return found
 
-    def _whole(self, snapshot: Snapshot) -> CommitPair:
-        """A commit of which all is looked at."""
-        base = self._base
-        head = _read(snapshot, base, self.workers)
-        repository, decided = head.loaded.repository, head.decided
-        before = base.decided if base is not None else None
-        changes = partial(
-            _compared,
-            before.decisions if before else None,
-            decided.decisions,
-            before.repository if before else None,
-            repository,
-        )
-        names = repository.servers.keys() | (before.repository.servers.keys() if before else set())
-        return CommitPair(base=base, head=head, servers=names, changes=changes)
-
-    def _next(self, snapshot: Snapshot) -> CommitPair | None:
-        """A commit of which only what differs is looked at; None where that is not enough."""
-        base = self._base
-        assert base is not None  # noqa: S101
-        register = self._indexes(base)
-        self._register = None  # where an error leaves it half way, it is made anew
-        sizes = register.sizes(GROUPING)
-        found = succeed(base.loaded, register, snapshot, {})
-        if found is None:
-            self._register = register
-            return None
-        loaded, delta = found
-        servers = affected(base.decided, loaded.repository, delta, register, self._reach)
-        try:
-            decided = decide_again(base.decided, loaded.repository, servers, only_servers=delta.only_servers)
-        except InvalidRepository:
-            register.strike(delta.come)
-            register.enter(delta.gone)
-            self._register = register
-            return None
-        struck(self._reach, base.decided.of, servers)
-        entered(self._reach, decided.of, servers)
-        self._register, self._step = register, _Step(delta=delta, servers=servers)
-        documents = delta.resources | {Id("file", path) for path in delta.files}
-        changes = partial(
-            _compared,
-            base.decided.decisions,
-            decided.decisions,
-            base.decided.repository,
-            loaded.repository,
-            Touched(servers=servers, documents=documents, sizes=sizes),
-        )
-        return CommitPair(
-            base=base,
-            head=Foundation(loaded=loaded, decided=decided, pinned=_pinned(base, loaded.repository, servers)),
-            servers=servers,
-            changes=changes,
-        )
-
-    def _indexes(self, base: Foundation) -> Register:
-        if self._register is None:
-            self._register, self._reach = _indexes_of(base)
-        return self._register
+def _at(loaded: Loaded, known: Evaluation) -> Evaluation:
+    """Return an evaluation of a commit in which no file that the fleet reads differs."""
+    decided = known.decided
+    decisions = replace(decided.decisions, revision=loaded.snapshot.revision)
+    decided = replace(decided, repository=loaded.repository, decisions=decisions)
+    return Evaluation(loaded=loaded, keys=known.keys, rows=known.rows, decided=decided)
 
 
-def _compared(
-    old: Decisions | None,
-    new: Decisions,
-    old_repository: FleetRepository | None,
-    new_repository: FleetRepository,
-    touched: Touched | None = None,
-) -> Changes:
-    from gitboot.diff.changes import compare  # only here: to import it takes its time, and `validate` never asks
-
-    return compare(old, new, old_repository, new_repository, touched)
+def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
+    """Return the content key of each server. If only Server documents differ, the others keep theirs."""
+    if beside is None or not _share_all_but_servers(repository, beside.repository):
+        return decision_keys(repository, repository.servers)
+    servers, before, keys = repository.servers, beside.repository.servers, beside.keys
+    changed = [name for name, server in servers.items() if before.get(name) is not server]
+    found = decision_keys(repository, changed)
+    return {name: found[name] if name in found else keys[name] for name in servers}
 
 
-def _against(base: Foundation, snapshot: Snapshot) -> Snapshot:
-    """A snapshot that knows which of the files that are looked into are others than in ``base``."""
-    if snapshot.changed is not None:
-        return snapshot
-    named = base.loaded.repository.files
-    before = looked_into(base.loaded.snapshot, base.loaded.documents, named)
-    now = looked_into(snapshot, listed(snapshot).documents, named)
-    return replace(snapshot, changed=frozenset(path for path, _ in before.items() ^ now.items()))
-
-
-def _indexes_of(foundation: Foundation) -> tuple[Register, Reach]:
-    register, reach = Register(), Reach()
-    register.enter(everything(foundation.loaded.repository))
-    entered(reach, foundation.decided.of, foundation.decided.of)
-    return register, reach
-
-
-def _by_itself(snapshot: Snapshot, workers: Forks) -> Basis:
-    """All that there is to know of a commit that holds together."""
-    foundation = _read(snapshot, None, workers)
-    register, reach = _indexes_of(foundation)
-    return Basis(foundation=foundation, register=register, reach=reach)
-
-
-def _read(snapshot: Snapshot, base: Foundation | None, workers: Forks) -> Foundation:
-    """All that a commit says; what the base's files say need not be parsed again."""
-    parsed: ParseCache = {}
-    if base is not None:
-        blobs = base.loaded.snapshot.blobs
-        parsed = {blobs[path]: said for path, said in base.loaded.documents.items()}
-    workers.parse(snapshot, parsed)
-    decided = read(snapshot, parsed, workers.decide)
-    repository = decided.repository
-    documents = {origin.path: parsed[origin.blob] for origin in repository.origins.values()}
-    return Foundation(
-        loaded=Loaded(snapshot=snapshot, documents=documents, repository=repository),
-        decided=decided,
-        pinned=_pinned(None, repository, repository.servers),
+def _share_all_but_servers(one: FleetRepository, other: FleetRepository) -> bool:
+    return (
+        (one.fleet, one.images, one.streams, one.profiles) == (other.fleet, other.images, other.streams, other.profiles)
+        and (one.policies, one.maintenances, one.files) == (other.policies, other.maintenances, other.files)
+        and _origins_besides_servers(one) == _origins_besides_servers(other)
     )
 
 
-def _pinned(base: Foundation | None, repository: FleetRepository, servers: Collection[str]) -> Mapping[str, OptOut]:
-    pins = {name: pin_of(repository.servers[name]) for name in servers if name in repository.servers}
-    found = {name: pin for name, pin in pins.items() if pin is not None}
-    return merged(base.pinned if base is not None else {}, found, [name for name in servers if name not in found])
+def _origins_besides_servers(repository: FleetRepository) -> list[object]:
+    return [origin for key, origin in repository.origins.items() if key.kind != "Server"]
+
+
+def _only_servers(resources: Sequence[tuple[int, object]]) -> ParsedBlob:
+    return ParsedBlob(resources=tuple(resources), problems=(), more=0, broken=(), unread=())  # type: ignore[arg-type]

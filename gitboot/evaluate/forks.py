@@ -16,20 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
-import msgspec
-
 from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
-from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Encoded
+from gitboot.evaluate.rows import encode_decided, encode_servers, is_of_servers
 from gitboot.frames import Buffer, decoder, encode, framed
-from gitboot.load import Id, ParseCache, ParsedBlob, Snapshot
+from gitboot.load import BlobId, ParsedBlob, Snapshot
 from gitboot.load.blobs import read_blob
-from gitboot.load.listing import listed
-from gitboot.model.server import Server
-from gitboot.plan import Decision
 from gitboot.processes import end_with
-from gitboot.resolve.decide import DecidedServer, DecidedServers, one_by_one
-from gitboot.resolve.hosts import Host
+from gitboot.resolve.decide import DecidedServer
 
 T = TypeVar("T")
 
@@ -37,14 +30,6 @@ MOST: Final = 8
 _WORTH: Final = 500  # files, or servers: fewer are done before another process has begun
 BATCH: Final = 64  # of them between two words of a worker
 _PIECE: Final = 2**20  # bytes
-
-
-class _ServerShare(msgspec.Struct, frozen=True, array_like=True):
-    """A server's decision, of which nothing was found."""
-
-    decision: bytes  # a Decision
-    of: tuple[Id, ...]
-    host: bytes  # a Host
 
 
 def processors() -> int:
@@ -59,12 +44,13 @@ class Forks:
     number: int = 1
     seen: Callable[[int], None] = lambda _: None
 
-    def parse(self, snapshot: Snapshot, parsed: ParseCache) -> None:
-        """Add to ``parsed`` what files say that have nothing but servers in them, and no problem."""
+    def parse(self, snapshot: Snapshot, wanted: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
+        """Return the encoded documents of the files that have nothing but valid Server documents.
+
+        ``wanted``: blobs with their paths. This process reads files that are left out.
+        """
         if self.number < 2:
-            return
-        blobs = {snapshot.blobs[path]: path for path in listed(snapshot).documents}
-        wanted = [(blob, path) for blob, path in blobs.items() if blob not in parsed]
+            return {}
         done = 0
 
         def count(more: int) -> None:
@@ -73,32 +59,12 @@ class Forks:
             self.seen(done)
 
         found = self._shared(wanted, lambda each: _servers_in(read_blob(snapshot, *each)), count)
-        for (blob, _), said in zip(wanted, _emptied(found), strict=True):
-            if said is not None:
-                resources = tuple(_servers(said))
-                parsed[blob] = ParsedBlob(resources=resources, problems=(), more=0, broken=(), unread=())
+        return {blob: row for (blob, _), row in zip(wanted, found, strict=True) if row is not None}
 
-    def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """As `one_by_one`; what others have found stays bytes until it is looked at."""
-        shares = self._shared(names, lambda name: _decided(one(name)))
-        here = one_by_one(one, [name for name, said in zip(names, shares, strict=True) if said is None])
-        decisions: dict[str, bytes | Decision] = {}
-        hosts: dict[str, bytes | Host] = {}
-        of: dict[str, tuple[Id, ...]] = {}
-        interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}
-        for name, said in zip(names, _emptied(shares), strict=True):
-            if said is None:
-                decisions[name], hosts[name], of[name] = here.decisions[name], here.hosts[name], here.of[name]
-            else:
-                share = _share(said)
-                decisions[name], hosts[name] = share.decision, share.host
-                of[name] = interned.setdefault(share.of, share.of)  # most servers are made of the same
-        return DecidedServers(
-            decisions=Encoded(decisions, wire.decision),
-            hosts=Encoded(hosts, wire.network),
-            of=of,
-            flawed=here.flawed,
-        )
+    def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
+        """Return what is decided for each server as an encoded `DecidedRow`."""
+        found = self._shared(names, lambda name: encode_decided(one(name)))
+        return [encode_decided(one(name)) if row is None else row for name, row in zip(names, found, strict=True)]
 
     def _shared(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
@@ -118,13 +84,6 @@ class Forks:
         finally:
             take_off_limits(sum(worker.end() for worker in workers))
         return found
-
-
-def _emptied(found: list[bytes | None]) -> Iterator[bytes | None]:
-    """What was found, of which nothing is held once what comes next is asked for."""
-    found.reverse()
-    while found:
-        yield found.pop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,18 +142,7 @@ def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]
 
 
 def _servers_in(said: ParsedBlob) -> bytes | None:
-    is_sound = not (said.problems or said.more or said.broken or said.unread)
-    only_servers = all(isinstance(resource, Server) for _, resource in said.resources)
-    return encode(said.resources) if is_sound and only_servers and said.resources else None
-
-
-def _decided(said: DecidedServer) -> bytes | None:
-    made, host = said
-    if made.findings:
-        return None
-    return encode(_ServerShare(wire.bytes_of(made.decision), made.of, encode(host)))
+    return encode_servers(said.resources) if is_of_servers(said) else None
 
 
 _word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])
-_share: Final[Callable[[bytes], _ServerShare]] = decoder(_ServerShare)
-_servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = decoder(list[tuple[int, Server]])

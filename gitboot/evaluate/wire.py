@@ -1,13 +1,15 @@
-"""What instance and evaluator say to each other, a frame each.
+"""The frames that an instance and its evaluator process exchange.
 
-An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Counted`, of `ServerParts`, and
-one `CommitEnd`; or, at any time, with `Refused` or `Unreadable`. A frame is never taken for one of another version:
-both ends are one program.
+An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Counted` and `ServerParts`, and
+one `CommitEnd`. It may answer with `Refused` or `Unreadable` at any time. Before it ends, it may send `Wanted`, which
+the instance answers with `Known`. After the instance has accepted the commit, it sends `Keep`; the evaluator answers
+with any number of `NewResults`, and `ResultsEnd`. Both ends are one program, so frames have no version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -30,13 +32,50 @@ from gitboot.resolve.source_locations import DocumentLocation, ServerLocation
 from gitboot.resolve.written import Written
 
 
-class Question(msgspec.Struct, frozen=True):
+class Question(msgspec.Struct, frozen=True, tag=True):
     """What does ``revision`` say, and what does it change against ``base``? None: there is nothing before it."""
 
     revision: str
     base: str | None
     allowance: Allowance
     site: str | None = None  # of whose servers alone is said anything; None: of all
+
+
+class Keep(msgspec.Struct, frozen=True, tag=True):
+    """The instance has accepted a commit: which of its results does the cache lack?"""
+
+    revision: str
+
+
+class ResultKind(StrEnum):
+    """The kinds of results that the cache keeps."""
+
+    PARSED = "parsed"  # blob id -> the Server documents of a file that has no others
+    DECIDED = "decided"  # content key -> `gitboot.evaluate.rows.DecidedRow`
+
+
+class Wanted(msgspec.Struct, frozen=True, tag=True):
+    """Which of these results does the cache have?"""
+
+    kind: ResultKind
+    keys: tuple[bytes, ...]
+
+
+class Known(msgspec.Struct, frozen=True):
+    """The results that the cache has."""
+
+    values: dict[bytes, bytes]
+
+
+class NewResults(msgspec.Struct, frozen=True, tag=True):
+    """Results that the cache lacks."""
+
+    kind: ResultKind
+    values: dict[bytes, bytes]
+
+
+class ResultsEnd(msgspec.Struct, frozen=True, tag=True):
+    """The end of the results that the cache lacks."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
@@ -143,10 +182,11 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
     is_corrupt: bool
 
 
-Answer = Begun | Counted | ServerParts | CommitEnd | Refused | Unreadable
+Answer = Begun | Counted | Wanted | ServerParts | CommitEnd | Refused | Unreadable | NewResults | ResultsEnd
 
 answer: Final[Callable[[bytes], Answer]] = decoder(Answer)
-question: Final[Callable[[bytes], Question]] = decoder(Question)
+question: Final[Callable[[bytes], Question | Keep]] = decoder(Question | Keep)
+known: Final[Callable[[bytes], Known]] = decoder(Known)
 decision: Final[Callable[[bytes], Decision]] = decoder(Decision)
 network: Final[Callable[[bytes], Host]] = decoder(Host)
 

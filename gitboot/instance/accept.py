@@ -303,6 +303,7 @@ class Accepting:
         if attempt.accepted is None or attempt.is_adopted:
             return attempt
         self._source.accept(attempt.accepted.revision)
+        self._evaluation.keep(attempt.accepted.revision)
         return replace(attempt, is_adopted=True)
 
     def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
@@ -366,10 +367,13 @@ class Accepting:
         attempt = replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _postponed(attempt, retries, at)
+        if found.invalid is None and found.candidate is None:
+            return attempt
+        self._evaluation.drop()
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
-        if (held := found.candidate) is None:
-            return attempt
+        held = found.candidate
+        assert held is not None  # noqa: S101 - there is one if the commit is valid
         accepted = attempt.accepted
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
             held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))

@@ -18,6 +18,7 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import (
     ArtifactMissing,
     BranchNotNamed,
@@ -311,6 +312,7 @@ def running(
                 laps=laps,
                 read=listener.of(Work.READ),
                 site=settings.site,
+                cache=DiskCache(settings.state / state.CACHE, partial(_warned, tell, clock)),
             )
             source = stack.enter_context(fetched_apart(settings, settings.state, record))
         else:
@@ -791,7 +793,6 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
     """
     # Only here: who runs has decisions made by its evaluator, and needs no templates.
     from gitboot.evaluate.evaluator import Evaluator
-    from gitboot.evaluate.shelf import Shelf
 
     if not state.has_ledger(directory):
         raise state.never_ran(directory)
@@ -804,8 +805,8 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         except LedgerError as error:  # of the copy, whose path says nothing to anyone
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = accepted_snapshot(directory)
-        shelf = Shelf.of_instance(directory, lambda _: None)  # whose instance says what is wrong with it
-        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, kept=lambda _: shelf.take(snapshot.read))
+        cache = stack.enter_context(DiskCache(directory / state.CACHE, lambda _: None, writes=False))
+        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=cache)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
         commit = whole.at_site(facts.read(store).site or None)

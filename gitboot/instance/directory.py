@@ -22,6 +22,7 @@ from gitboot.progress import Underway
 from gitboot.status import Condition, Status
 
 LEDGER: Final = "ledger.sqlite"
+CACHE: Final = "cache.sqlite"  # results of evaluations; it can be deleted
 PLANNED: Final = "planned.snapshot"  # where the instance stood; it can be deleted
 PREPARING: Final = "preparing"  # what is needed while the tree of a standby is made
 LOCK: Final = "lock"

@@ -10,10 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluate import wire
 from gitboot.evaluate.encoded import Compact
 from gitboot.evaluate.limits import Allowance, exceeded
+from gitboot.evaluate.rows import is_result
 from gitboot.frames import OUT_OF_MEMORY, Child, encode, ended
 from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.laps import Laps, Stage
@@ -45,8 +49,10 @@ class Evaluation:
         laps: Laps | None = None,
         read: Told = unheard,
         site: str | None = None,
+        cache: DiskCache | None = None,
     ) -> None:
         self._state = state
+        self._cache = cache  # of results; the process itself does not open it
         self._site = site  # of whose servers alone is asked; None: of all
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
@@ -81,10 +87,25 @@ class Evaluation:
             self._asked = None  # the next time may do better
             raise
 
+    def keep(self, revision: Revision) -> None:
+        """Put the results of a commit that was accepted into the cache, in a thread."""
+        if self._cache is not None and self._process is not None and not self._process.has_ended:
+            limit_s = self._allowance.wall_s(0)
+            self._conversations.submit(_store_results, self._process, revision, self._cache, limit_s)
+
+    def drop(self) -> None:
+        """End the process: it evaluated a commit that was not accepted. Its results go with it."""
+        if self._process is not None and (self._asked is None or self._asked.answer.done()):
+            self._process.kill()
+            self._put_away()
+
     def close(self) -> None:
         """End the process, whatever it is at."""
         if self._process is not None:
             self._process.kill()
+        cache, self._cache = self._cache, None
+        if cache is not None:
+            self._conversations.submit(cache.close)  # in the thread that has used it
         self._conversations.shutdown()
         self._put_away()
 
@@ -101,7 +122,7 @@ class Evaluation:
             self._process = Child("gitboot.evaluate", str(self._state))
         lap = self._laps.start()
         question = wire.Question(revision, base.revision if base is not None else None, self._allowance, self._site)
-        answer = self._conversations.submit(_converse, self._process, question, base, self._read)
+        answer = self._conversations.submit(_converse, self._process, question, base, self._read, self._cache)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
         answer.add_done_callback(lambda _: lap(Stage.EVALUATE))
         answer.add_done_callback(lambda _: self.on_answer())
@@ -125,9 +146,11 @@ class _Killed(Exception):
     """Somebody killed the process: its limits do not do that."""
 
 
-def _converse(process: Child, question: wire.Question, base: Commit | None, read: Told) -> Evaluated:
+def _converse(
+    process: Child, question: wire.Question, base: Commit | None, read: Told, cache: DiskCache | None
+) -> Evaluated:
     """Ask, and wait for the answer; where none comes, the process has ended."""
-    frames = _Frames(process, question.allowance, read)
+    frames = _Frames(process, question.allowance, read, cache)
     try:
         process.send(question)
         return assembled(base, Revision(question.revision), frames)
@@ -135,6 +158,21 @@ def _converse(process: Child, question: wire.Question, base: Commit | None, read
         raise frames.end() from None
     finally:
         read(1, 1)
+
+
+def _store_results(process: Child, revision: Revision, cache: DiskCache, limit_s: float) -> None:
+    """Insert what the cache lacks of an accepted commit. A process that ends meanwhile leaves the rest out."""
+    began = time.monotonic()
+    try:
+        process.send(wire.Keep(revision))
+        for frame in process.answers(lambda: began + limit_s - time.monotonic()):
+            match wire.answer(frame):
+                case wire.NewResults(kind=kind, values=values):
+                    cache.insert_many(kind, {key: value for key, value in values.items() if is_result(kind, value)})
+                case wire.ResultsEnd():
+                    return
+    except (TimeoutError, BrokenPipeError, ValueError, msgspec.MsgspecError):
+        process.kill()
 
 
 def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.Answer]) -> Evaluated:
@@ -166,8 +204,9 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 class _Frames:
     """What an evaluator sends, until it ends or has to be ended."""
 
-    def __init__(self, process: Child, allowance: Allowance, read: Told) -> None:
+    def __init__(self, process: Child, allowance: Allowance, read: Told, cache: DiskCache | None) -> None:
         self._process, self._allowance, self._read, self._files = process, allowance, read, 0
+        self._cache = cache
         self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
         self._late = False
 
@@ -181,6 +220,9 @@ class _Frames:
                         self._read(0, files + 1)  # what was read is still to be decided
                     case wire.Counted(files=done) if self._files:
                         self._read(min(done, self._files), self._files + 1)
+                    case wire.Wanted(kind=kind, keys=keys):
+                        values = self._cache.get_many(kind, keys) if self._cache is not None else {}
+                        self._process.send(wire.Known(dict(values)))
                 yield answer
         except TimeoutError:
             self._late = True

@@ -41,6 +41,12 @@ class Evaluating(Protocol):
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
         """What ``revision`` says beside ``base``; None while it is still being evaluated: ask again."""
 
+    def keep(self, revision: Revision) -> None:
+        """Store the results of a commit that was accepted."""
+
+    def drop(self) -> None:
+        """Forget the results of commits that were not accepted."""
+
 
 class Unfinished(Exception):
     """A commit is still being evaluated."""

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gitboot.assets.remembered import read_sightings
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluate.limits import Allowance
 from gitboot.instance import directory as state
@@ -149,7 +150,8 @@ def _undated(store: Store, at: datetime, about: Facts) -> datetime:
 
 def _evaluated(place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None) -> Commit:
     """What the accepted commit says."""
-    evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site)
+    cache = DiskCache(place.state / state.CACHE, lambda _: None)  # the process that stands by reports what is wrong
+    evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site, cache=cache)
     with closing(evaluation):
         try:
             evaluated = evaluation.evaluate(revision, base)

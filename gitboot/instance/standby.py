@@ -18,6 +18,7 @@ import msgspec
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
 from gitboot.frames import decoder
 from gitboot.instance import directory as state
@@ -30,6 +31,7 @@ from gitboot.instance.settings import Settings
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
+from gitboot.load import Revision
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count
 from gitboot.processes import spawn
@@ -77,6 +79,7 @@ class Standby:
             this_program()  # which is on the disk still: what another one has prepared does not count
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
+        self._accepted: str | None = None  # the commit that the acting instance has accepted
         self._has_failed, self._said = False, ""
         self._ends_windows_from = 0.0  # by the monotonic clock
 
@@ -93,7 +96,9 @@ class Standby:
         with ExitStack() as stack:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
-            is_large = stack.enter_context(_following(self._settings, lambda: self._reference))
+            is_large = stack.enter_context(
+                _following(self._settings, self._tell, self._clock, lambda: (self._reference, self._accepted))
+            )
             preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
@@ -123,6 +128,7 @@ class Standby:
         if other is not None:
             self._note_progress(looking.progress())
             self._reference = self._settings.git.reference or looking.branch() or self._reference
+            self._accepted = looking.accepted() or self._accepted
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
     def _end_windows(self) -> None:
@@ -225,17 +231,25 @@ _event: Final = decoder(Event)
 
 
 @contextmanager
-def _following(settings: Settings, reference_of: Callable[[], str | None]) -> Iterator[Callable[[], bool]]:
-    """Fetch what ``reference_of`` names at the remote, and evaluate it, again and again until the block ends.
+def _following(
+    settings: Settings,
+    tell: Callable[[Event], None],
+    clock: Callable[[], datetime],
+    followed: Callable[[], tuple[str | None, str | None]],
+) -> Iterator[Callable[[], bool]]:
+    """Fetch the branch of the acting instance, and evaluate the commit that it accepted, until the block ends.
 
-    Until it names a reference, nothing is fetched.
-
-    What was found out of a commit stands in the state directory then, and is much of what a first tree takes. What
-    fails is tried again, and told once this instance acts. Yielded is whether there are so many servers that it pays to
-    make their tree before.
+    ``followed`` returns both; gitboot fetches nothing before the branch is known. The results are in the cache when
+    this instance takes over. gitboot tries again what fails, and reports it only after it has taken over. Yields
+    whether there are so many servers that gitboot should prepare their tree.
     """
     ended, woken, large = threading.Event(), threading.Event(), threading.Event()
-    evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site)
+
+    def warn(message: str) -> None:
+        tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
+
+    cache = DiskCache(settings.state / state.CACHE, warn)
+    evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site, cache=cache)
     evaluation.on_answer = woken.set
 
     def follow(fetcher: FetchProcess) -> None:
@@ -243,17 +257,21 @@ def _following(settings: Settings, reference_of: Callable[[], str | None]) -> It
         source: Source | None = None
         while not ended.is_set():
             woken.clear()
-            if (reference := reference_of()) is None:
+            reference, accepted = followed()
+            if reference is None:
                 woken.wait(LOOK_S)
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
-                    followed = replace(settings, git=replace(settings.git, reference=reference))
-                    source = source_of(followed, settings.state, fetcher)
-                newest = source.fetch()
-                if commit is None or newest != commit.revision:
-                    evaluated = evaluation.evaluate(newest, commit)
-                    commit = evaluated.commit if evaluated is not None else commit
+                    of_branch = replace(settings, git=replace(settings.git, reference=reference))
+                    source = source_of(of_branch, settings.state, fetcher)
+                source.fetch()
+                revision = Revision(accepted) if accepted is not None else None
+                if revision is not None and (commit is None or revision != commit.revision) and source.has(revision):
+                    evaluated = evaluation.evaluate(revision, commit)
+                    if evaluated is not None:
+                        commit = evaluated.commit
+                        evaluation.keep(revision)
                 if commit is not None and len(commit.decisions.servers) >= WORTH:
                     large.set()
             woken.wait(settings.poll_s)

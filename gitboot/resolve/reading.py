@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import Flawed, ParseCache, Snapshot, examine
+from gitboot.load import Flawed, FleetRepository, Loaded, ParseCache, Snapshot, load_revision
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decide import Apply, Decided, decide_all, one_by_one
+from gitboot.resolve.decide import Decided, decide_all
 from gitboot.resolve.later import not_yet
 
 
-def read(snapshot: Snapshot, cache: ParseCache | None = None, apply: Apply = one_by_one) -> Decided:
-    """What the revision at ``snapshot`` decides; raise `InvalidRepository` with all that speaks against it.
+def read(snapshot: Snapshot, cache: ParseCache | None = None) -> Decided:
+    """Return what the revision at ``snapshot`` decides; raise `InvalidRepository` with everything that is wrong.
 
-    Where documents are broken, the others are decided anyway, and their problems are told with them, but for
-    what may only follow from what is missing. ``cache`` is as for `gitboot.load.load`.
+    ``cache`` is as for `gitboot.load.load`.
     """
-    found = examine(snapshot, cache)
+    return decide_loaded(load_revision(snapshot, cache))
+
+
+def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], Decided] = decide_all) -> Decided:
+    """Return what a revision decides; raise `InvalidRepository` with everything that is wrong with it.
+
+    If documents are broken, the others are decided anyway, and their problems are reported with them. Problems that may
+    only follow from a broken document are left out.
+    """
     if isinstance(found, Flawed):
         besides, dated = _besides(found)
         problems = dict.fromkeys((*found.problems, *besides))
         is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
         raise InvalidRepository(problems, fleet=found.well_formed.fleet.spec if is_there else None, dated=dated)
     try:
-        return decide_all(found, apply)
+        return decide(found.repository)
     except InvalidRepository as error:
-        raise InvalidRepository(error.problems, fleet=found.fleet.spec, dated=error.dated) from None
+        raise InvalidRepository(error.problems, fleet=found.repository.fleet.spec, dated=error.dated) from None
 
 
 def _besides(flawed: Flawed) -> tuple[list[Problem], tuple[DatedProblem, ...]]:

@@ -77,7 +77,7 @@ class Explanations:
         """Yield the documents of the boot of a policy or a maintenance."""
         repository = self._repository
         if chosen.kind == "BootPolicy":
-            pool = self._places.pools[chosen.name]
+            pool = self._places.view.pools[chosen.name]
             profile = pool.profile
             yield from (Id("BootPolicy", name) for name in pool.chain)
         else:
