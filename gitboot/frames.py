@@ -9,6 +9,7 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from typing import IO, Any, Final
 
@@ -65,11 +66,13 @@ class Buffer:
         self._held = bytearray()
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole now."""
+        """The frames that are whole now. Raises ValueError for one that is too long."""
         self._held += data
         start = 0
         while len(self._held) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._held, start)
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length:,} bytes")
             end = start + _LENGTH.size + length
             if len(self._held) < end:
                 break
@@ -92,15 +95,26 @@ class Child:
             bufsize=0,
             process_group=0,
         )
+        assert self._process.stdin is not None  # noqa: S101
+        os.set_blocking(self._process.stdin.fileno(), False)  # a process that does not read must not hold this one
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def send(self, question: msgspec.Struct) -> None:
-        """Ask; raises BrokenPipeError where it has ended."""
+    def send(self, question: msgspec.Struct, left_s: Callable[[], float] | None = None) -> None:
+        """Send a frame. Raises BrokenPipeError if the process has ended, TimeoutError if no seconds are left."""
         assert self._process.stdin is not None  # noqa: S101
-        write_frame(self._process.stdin, question)
+        pipe, rest = self._process.stdin.fileno(), memoryview(framed(encode(question)))
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        while rest:
+            left = left_s() if left_s is not None else None
+            if left is not None and left <= 0:
+                raise TimeoutError
+            if poll.poll(left * 1000 if left is not None else None):
+                with suppress(BlockingIOError):
+                    rest = rest[os.write(pipe, rest[:_PIECE]) :]
 
     def answers(self, left_s: Callable[[], float] | None = None) -> Iterator[bytes]:
         """What it answers, until it ends; raises TimeoutError where nothing has come and no seconds are left."""

@@ -11,8 +11,8 @@ from typing import Any, Self
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import Clock, Outside, assembled, pool_of
-from gitboot.instance.commit import Commit
 from gitboot.instance.following import ListedTarget
 from gitboot.instance.inbox import Bmcs
 from gitboot.instance.knowledge import Knowledge

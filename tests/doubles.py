@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final
 from gitboot.bmc.job import Job, Result
 from gitboot.diff.guard import Limits
 from gitboot.errors import PublishError
-from gitboot.evaluate import wire
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.frames import encode
-from gitboot.instance.commit import Commit, Evaluated, commit_of
-from gitboot.instance.evaluation import assembled
 from gitboot.instance.inbox import Bmcs
 from gitboot.ledger.store import Store
 from gitboot.load import Revision, Snapshot, load
@@ -122,12 +122,12 @@ class Commits:
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
-        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference)))
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in told(difference)))
 
     def keep(self, revision: Revision) -> None:
         """There is no cache."""
 
-    def drop(self) -> None:
+    def settle(self, accepted: Revision | None) -> None:
         """There is no process."""
 
 

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from gitboot.disk_cache import DiskCache
-from gitboot.evaluate.evaluator import Evaluation
-from gitboot.evaluate.wire import ResultKind
+from gitboot.evaluator.cache import encode_result
+from gitboot.evaluator.evaluation import Evaluation
+from gitboot.evaluator.protocol import ResultKind
 
 
 class StoredResults(DiskCache):
@@ -21,7 +22,7 @@ class StoredResults(DiskCache):
     def add(self, evaluation: Evaluation) -> None:
         """Add all results of an evaluation."""
         for kind in ResultKind:
-            self.rows[kind].update((key, value()) for key, value in evaluation.results(kind))
+            self.rows[kind].update((key, encode_result(each)) for key, each in evaluation.results(kind).items())
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         known = self.rows.get(ResultKind(kind), {})

@@ -516,7 +516,7 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
     for module in (
         "instance.accept",
         "bmc.pool",
-        "instance.evaluation",
+        "evaluator.client",
         "ledger",
         "instance.loop",
         "instance.requests",

@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.cli import deciding
 from gitboot.errors import SourceError
-from gitboot.evaluate.forks import Forks
+from gitboot.evaluator.workers import Forks
 from gitboot.resolve import decide
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
@@ -130,7 +130,7 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
     file.write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
     damaged, again = typed("plan"), typed("plan")
     assert (damaged.out, again) == (first.out, first)
-    assert f"the cache {file} was damaged, and gitboot makes it anew" in damaged.err
+    assert f"the cache {file} is made anew: " in damaged.err
 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:

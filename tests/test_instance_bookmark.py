@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import pytest
 
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.instance import bookmark, build, planning
-from gitboot.instance.commit import Commit, Evaluated
 from gitboot.instance.directory import PLANNED
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gitboot.disk_cache import DiskCache
-from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import looked_at
-from gitboot.instance.commit import Commit
 from gitboot.instance.directory import CACHE
 from gitboot.source.clone import accepted_snapshot
 from tests.fleets import SEED, at, server

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.planning import Plans, changed_by, replanned

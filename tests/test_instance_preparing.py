@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from gitboot.errors import NotYetDone
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator.protocol import Allowance
 from gitboot.instance.bookmark import WORTH
 from gitboot.instance.directory import PLANNED, PREPARING
 from gitboot.instance.preparing import Prepared, StandbyPlace, prepare

@@ -274,7 +274,9 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
-    assert instance.reader.paths == ["servers/web07.yaml"]
+    # A comment in the profile may allow a secret, so gitboot reads the profile of a server that it decides.
+    assert [path for path in instance.reader.paths if path.startswith("servers/")] == ["servers/web07.yaml"]
+    assert set(instance.reader.paths) - {"servers/web07.yaml"} <= {"04.yaml", "05.yaml"}
     now = instance.reconciler.standing.plans.servers
     assert [name for name, state in now.items() if state is not states[name]] == ["web07"]
     (event,) = [event for event in instance.events if event.type == "Published"][1:]

@@ -14,12 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.status import command, newest
-from gitboot.evaluate import wire
-from gitboot.evaluate.__main__ import _Answering
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator.client import _Frames
+from gitboot.evaluator.process import _Answering
+from gitboot.evaluator.protocol import Allowance, Begun, Counted, answer
 from gitboot.frames import Buffer, Child, encode
 from gitboot.instance.directory import LeftStatus, locked, read_status
-from gitboot.instance.evaluation import _Frames
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.load import BlobId
 from gitboot.progress import Underway, Work, counted
@@ -187,7 +186,7 @@ def test_an_evaluator_says_how_many_files_it_has_read() -> None:
     read = answering.counting(lambda blob: blob.encode())
     assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
     frames = [*Buffer().add(pipe.getvalue())]
-    assert [wire.answer(frame) for frame in frames] == [wire.Counted(1000), wire.Counted(2000)]
+    assert [answer(frame) for frame in frames] == [Counted(1000), Counted(2000)]
 
 
 class Evaluating:
@@ -195,7 +194,14 @@ class Evaluating:
 
     def answers(self, left_s: object) -> Iterator[bytes]:
         yield from map(
-            encode, (wire.Begun(0), wire.Counted(5), wire.Begun(1500), wire.Counted(1000), wire.Counted(2000))
+            encode,
+            (
+                Begun(0),
+                Counted(5),
+                Begun(1500),
+                Counted(1000),
+                Counted(2000),
+            ),
         )
 
 

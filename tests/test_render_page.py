@@ -188,6 +188,24 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
     assert json.loads(before)["plan"] == json.loads(after)["plan"]
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("06.yaml", policy("web", "{matchLabels: {role: web}}", "vars: {unused: a}")),
+        ("04.yaml", profile("web", "flatcar-1", f"{QUIET}, vars: {{unused: a}}")),
+    ],
+    ids=["a policy", "a profile"],
+)
+def test_a_shared_document_explains_more_though_no_decision_changes(
+    repository: Repository, instance: Instance, file: str, text: str
+) -> None:
+    plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
+    repository.push({file: text})
+    instance.reconcile(BEFORE)
+    assert {lines(instance.output, name)["vars.unused"] for name in rows(instance.output)} == {(file, 4)}
+    assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
+
+
 def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: Instance) -> None:
     found = lines(instance.output, "web01")
     assert (found["policy"], found["repair profile"]) == (("06.yaml", 4), ("07.yaml", 4))

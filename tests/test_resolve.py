@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluator.evaluation import Evaluator
 from gitboot.load import load
 from gitboot.plan import Cause, InstallAttempt, Phase, Record, Run, Seen, UserDataFiles
 from gitboot.resolve import plan, transition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluator.evaluation import Evaluator
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.document_warnings import is_accepted_by_kubelet
 from tests.cases import for_each

@@ -18,11 +18,11 @@ from pyrage.x25519 import Identity
 from gitboot.age import Keys, encrypt, make_key
 from gitboot.cli.exit import Exit
 from gitboot.errors import InvalidRepository
+from gitboot.evaluator.content_keys import decision_keys
 from gitboot.observe.agents import CHECKER
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
 from gitboot.render.paths import CHECK, kind_of
-from gitboot.resolve.content_keys import decision_keys
 from tests import plain
 from tests.fleets import decided, decision, fleet, image, maintenance, policy, profile, repository, server
 from tests.instance import Instance, Repository, eventually, running

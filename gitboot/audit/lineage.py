@@ -9,7 +9,7 @@ from typing import Protocol
 from gitboot.audit.effects import EffectKind, ServerEffect, effects
 from gitboot.disk_cache import CacheTable, DiskCache
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import CommitPair, Evaluation
+from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid

@@ -18,8 +18,8 @@ from gitboot.cli.inputs import LONGEST_S, MOST_MEMORY_MIB, no_cache_option, open
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
-    from gitboot.evaluate.forks import Forks
-    from gitboot.evaluate.limits import Allowance
+    from gitboot.evaluator.protocol import Allowance
+    from gitboot.evaluator.workers import Forks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -118,7 +118,7 @@ def evaluating() -> Iterator[Begun]:
             yield lambda _: None
         return
     from gitboot.errors import InvalidRepository, LedgerError, SourceError
-    from gitboot.evaluate.limits import exceeded
+    from gitboot.evaluator.protocol import exceeded
 
     _begun(0)
     try:
@@ -137,14 +137,14 @@ def evaluating() -> Iterator[Begun]:
 
 def workers() -> Forks:
     """How many processes evaluate a commit of which all has to be looked at."""
-    from gitboot.evaluate.forks import Forks, processors
+    from gitboot.evaluator.workers import Forks, processors
 
     return Forks(number=_workers or processors())
 
 
 def _part(seconds: int | None, mebibytes: int | None) -> None:
     """Go on as a child of this process, which waits for it and ends as it does."""
-    from gitboot.evaluate.limits import Allowance
+    from gitboot.evaluator.protocol import Allowance
     from gitboot.processes import end_with
 
     global _begun
@@ -179,7 +179,7 @@ def _waited(child: int) -> int:
             break
     code = os.waitstatus_to_exitcode(status)
     if code in _EXCEEDED:
-        from gitboot.evaluate.limits import exceeded
+        from gitboot.evaluator.protocol import exceeded
 
         click.echo(f"gitboot: {exceeded(f'{_EXCEEDED[code]} to evaluate than it may')}", err=True)
         return Exit.INVALID

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -21,13 +20,14 @@ from gitboot.cli.bounded import user_cache, workers
 from gitboot.cli.inputs import kept, stated
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.load import Revision, Snapshot
 from gitboot.resolve.decisions import check_acceptable
 from gitboot.source import History
 from gitboot.source.fingerprints import keep, recall
 from gitboot.source.worktree import WorkFiles
 
+_BATCH: Final = 1000  # results that gitboot encodes at once
 WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
 
 
@@ -92,9 +92,8 @@ def _store(evaluator: Evaluator, found: CommitPair, cache: DiskCache | None) -> 
     """Put the results of a commit into the cache, if it is worth that."""
     if cache is None or len(found.head.loaded.snapshot.blobs) < WORTH:
         return
-    results = evaluator.unstored(found.head.revision)
-    for kind, of_kind in groupby(results, key=lambda each: each[0]):
-        cache.insert_many(kind, {key: value for _, key, value in of_kind})
+    for kind, values in evaluator.unstored(_BATCH):
+        cache.insert_many(kind, values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,10 +15,10 @@ from gitboot.cli.bounded import evaluating
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.operator import operator
 from gitboot.errors import NotYetDone, UsageError
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import build
 from gitboot.instance.acting import check_acts
 from gitboot.instance.build import Look, carried_out
-from gitboot.instance.commit import Commit
 from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, read_status, running
 from gitboot.instance.requests import REFUSED, HeldChanges
 from gitboot.ledger import requests

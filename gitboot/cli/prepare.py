@@ -47,7 +47,7 @@ def command(
     commit_workers: int | None,
 ) -> None:
     """Bring OUTPUT near to what the instance that acts publishes; for an instance that stands by."""
-    from gitboot.evaluate.limits import Allowance
+    from gitboot.evaluator.protocol import Allowance
     from gitboot.instance.preparing import StandbyPlace, prepare
 
     end_with(parent)

@@ -18,7 +18,7 @@ from gitboot.cli.deciding import Deciding
 from gitboot.diff.changes import Changes
 from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import CommitPair
+from gitboot.evaluator.evaluation import CommitPair
 from gitboot.instance.settings import TrustSettings
 from gitboot.load import Revision, Snapshot
 from gitboot.problems.problem import Problem

@@ -375,7 +375,7 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
 def _settings(
     *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
 ) -> Settings:
-    from gitboot.evaluate.limits import Allowance
+    from gitboot.evaluator.protocol import Allowance
     from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.source.subpath import parse_subpath
     from gitboot.targets.address import parse_target

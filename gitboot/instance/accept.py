@@ -14,8 +14,8 @@ from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.diff.identities import LostIdentity
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.facts import facts as as_facts
-from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
@@ -338,6 +338,8 @@ class Accepting:
             found = self._judging.judge(ahead, knowledge, at, attempt.met, reads_records=reads_records, wait=wait)
         except Unfinished:
             return attempt
+        reached = found.reached or attempt.accepted
+        self._evaluation.settle(reached.revision if reached is not None else None)
         self._records_read, self._is_retrying = _records_of(knowledge), False
         attempt = replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
@@ -367,13 +369,10 @@ class Accepting:
         attempt = replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
             attempt = _postponed(attempt, retries, at)
-        if found.invalid is None and found.candidate is None:
-            return attempt
-        self._evaluation.drop()
         if found.invalid is not None:
             return _refused(attempt, latest, found.invalid, events, at)
-        held = found.candidate
-        assert held is not None  # noqa: S101 - there is one if the commit is valid
+        if (held := found.candidate) is None:
+            return attempt
         accepted = attempt.accepted
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
             held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))

@@ -20,11 +20,11 @@ import msgspec
 from gitboot.assets.sighting import Sighting
 from gitboot.caches import Unusable
 from gitboot.errors import PublishError
-from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Compact
+from gitboot.evaluator import protocol
+from gitboot.evaluator.encoded import Compact
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.frames import decoder, encode
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.planning import ImageFile, Plans
@@ -77,7 +77,7 @@ class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
     shared: str | None  # of the tree's `Inventory`
     unseen: frozenset[SystemUuid]
     revision: Revision
-    said: wire.FleetPart
+    said: protocol.FleetPart
     plans: _KeptPlans
 
 
@@ -280,13 +280,13 @@ def _kept(standing: Standing, commit: Commit, held: Inventory) -> tuple[_KeptSta
         shared=held.shared,
         unseen=knowledge.unseen,
         revision=commit.revision,
-        said=wire.fleet_part(
+        said=protocol.fleet_part(
             *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
         ),
         plans=_kept_plans(plans),
     )
     tables: dict[str, Items] = {
-        "decisions": _encoded(decisions.servers, wire.bytes_of),
+        "decisions": _encoded(decisions.servers, protocol.bytes_of),
         "networks": _encoded(decisions.networks, encode),
         "machines": commit.machines.items(),
         "sites": commit.sites.items(),
@@ -333,8 +333,8 @@ def _read(kept: Sections) -> _Read:
             base_url=said.base_url,
             outputs=frozenset(said.outputs),
             evidence=said.evidence,
-            servers=Compact(table("decisions", _bytes), wire.decision, wire.bytes_of),
-            networks=Compact(table("networks", _bytes), wire.network, encode),
+            servers=Compact(table("decisions", _bytes), protocol.decision, protocol.bytes_of),
+            networks=Compact(table("networks", _bytes), protocol.network, encode),
             sites=said.sites,
             unknown=said.unknown,
             unknown_not_found=said.unknown_not_found,

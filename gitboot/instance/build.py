@@ -28,18 +28,18 @@ from gitboot.errors import (
     SourceError,
     UsageError,
 )
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.bookmark import Bookmark
-from gitboot.instance.commit import Commit, commit_of
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.following import Followed, ListedTarget, followers_of
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.laps import Laps
+from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.lookout import ArtifactWatch, Lookout
@@ -309,7 +309,7 @@ def running(
                 settings.state,
                 allowance=settings.allowance,
                 waits=wait,
-                laps=laps,
+                timed=partial(_timed, laps),
                 read=listener.of(Work.READ),
                 site=settings.site,
                 cache=DiskCache(settings.state / state.CACHE, partial(_warned, tell, clock)),
@@ -401,6 +401,12 @@ def named_ledger(settings: Settings) -> Path:
             )
         note_address(path, wanted)
     return path
+
+
+def _timed(laps: Laps) -> Callable[[], None]:
+    """Start to measure an evaluation; the result is called at its end."""
+    lap = laps.start()
+    return lambda: lap(Stage.EVALUATE)
 
 
 def _warned(tell: Tell, clock: Clock, message: str) -> None:
@@ -792,7 +798,7 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
     ``begun`` is called with how many files its commit has, before that is read.
     """
     # Only here: who runs has decisions made by its evaluator, and needs no templates.
-    from gitboot.evaluate.evaluator import Evaluator
+    from gitboot.evaluator.evaluation import Evaluator
 
     if not state.has_ledger(directory):
         raise state.never_ran(directory)

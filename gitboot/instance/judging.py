@@ -16,7 +16,7 @@ from gitboot.diff.identities import GainedIdentity, LostIdentity, still_lost
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
-from gitboot.instance.commit import Commit, Evaluated
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.instance.inherited_identities import inheritances, without_base
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
@@ -36,7 +36,7 @@ Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits o
 
 
 class Evaluating(Protocol):
-    """What says what a commit says; see `gitboot.instance.evaluation`."""
+    """What says what a commit says; see `gitboot.evaluator.client`."""
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
         """What ``revision`` says beside ``base``; None while it is still being evaluated: ask again."""
@@ -44,7 +44,7 @@ class Evaluating(Protocol):
     def keep(self, revision: Revision) -> None:
         """Store the results of a commit that was accepted."""
 
-    def drop(self) -> None:
+    def settle(self, accepted: Revision | None) -> None:
         """Forget the results of commits that were not accepted."""
 
 

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.override import State
-from gitboot.evaluate.encoded import Compact
+from gitboot.evaluator.encoded import Compact
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.states import about, reader, states, to_bytes
 from gitboot.instance.trust import left_since

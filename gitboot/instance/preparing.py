@@ -17,14 +17,14 @@ from pathlib import Path
 from gitboot.assets.remembered import read_sightings
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Allowance
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Attempt
 from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.bookmark import WORTH, Bookmark
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offers_of
@@ -157,6 +157,8 @@ def _evaluated(place: StandbyPlace, allowance: Allowance, revision: Revision, ba
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
             raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
+        evaluation.keep(revision)
+        evaluation.wait_until_stored()
     assert evaluated is not None  # noqa: S101 - it was waited for
     return evaluated.commit
 

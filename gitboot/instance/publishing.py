@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gitboot.assets.sighting import is_withheld
 from gitboot.errors import LedgerError, PublishError
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offer_of, offers_of
 from gitboot.instance.planning import Plans, changed_by

@@ -11,11 +11,11 @@ from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.job import Result
 from gitboot.bounds import uncollected
 from gitboot.errors import LedgerError
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.bookmark import Bookmark
-from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
 from gitboot.instance.folding import folded

@@ -20,12 +20,12 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.frames import decoder
 from gitboot.instance import directory as state
 from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import look_for_repository, named_ledger, source_of
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.ledger.lease import Holder
@@ -80,14 +80,15 @@ class Standby:
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
         self._accepted: str | None = None  # the commit that the acting instance has accepted
+        self._woken = threading.Event()  # whether there is anything new to fetch, or to evaluate
         self._has_failed, self._said = False, ""
         self._ends_windows_from = 0.0  # by the monotonic clock
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
         """Wait while another instance has the lease; False: the end was asked for meanwhile.
 
-        Who comes first once it is free, takes it. What the remote has is fetched and evaluated meanwhile, and the tree
-        brought near to what is published, so that little is left to be done when nobody else is there.
+        Who comes first once it is free, takes it. Meanwhile gitboot fetches, evaluates the commit that the other
+        instance has accepted, and brings the tree near to what that instance publishes.
         """
         if self.address is None:
             return True
@@ -97,7 +98,13 @@ class Standby:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
             is_large = stack.enter_context(
-                _following(self._settings, self._tell, self._clock, lambda: (self._reference, self._accepted))
+                _following(
+                    self._settings,
+                    self._tell,
+                    self._clock,
+                    self._woken,
+                    lambda: (self._reference, self._accepted),
+                )
             )
             preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
@@ -128,7 +135,9 @@ class Standby:
         if other is not None:
             self._note_progress(looking.progress())
             self._reference = self._settings.git.reference or looking.branch() or self._reference
-            self._accepted = looking.accepted() or self._accepted
+            if (accepted := looking.accepted()) not in (None, self._accepted):
+                self._accepted = accepted
+                self._woken.set()
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
     def _end_windows(self) -> None:
@@ -235,6 +244,7 @@ def _following(
     settings: Settings,
     tell: Callable[[Event], None],
     clock: Callable[[], datetime],
+    woken: threading.Event,
     followed: Callable[[], tuple[str | None, str | None]],
 ) -> Iterator[Callable[[], bool]]:
     """Fetch the branch of the acting instance, and evaluate the commit that it accepted, until the block ends.
@@ -243,7 +253,7 @@ def _following(
     this instance takes over. gitboot tries again what fails, and reports it only after it has taken over. Yields
     whether there are so many servers that gitboot should prepare their tree.
     """
-    ended, woken, large = threading.Event(), threading.Event(), threading.Event()
+    ended, large = threading.Event(), threading.Event()
 
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
@@ -266,8 +276,10 @@ def _following(
                     of_branch = replace(settings, git=replace(settings.git, reference=reference))
                     source = source_of(of_branch, settings.state, fetcher)
                 source.fetch()
+            with suppress(GitbootError):  # also while the remote cannot be reached
                 revision = Revision(accepted) if accepted is not None else None
-                if revision is not None and (commit is None or revision != commit.revision) and source.has(revision):
+                is_new = revision is not None and (commit is None or revision != commit.revision)
+                if source is not None and revision is not None and is_new and source.has(revision):
                     evaluated = evaluation.evaluate(revision, commit)
                     if evaluated is not None:
                         commit = evaluated.commit

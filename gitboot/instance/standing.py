@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Attempt
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans

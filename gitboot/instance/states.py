@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
-from gitboot.evaluate.encoded import Compact
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.encoded import Compact
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.plan import BootFile, BootPlan, Record
 from gitboot.render.schedule import About, ServerState
 from gitboot.resolve.hosts import idle

@@ -8,8 +8,8 @@ from typing import Final
 
 from gitboot.bmc.override import State
 from gitboot.diff.withheld import withheld_boots
-from gitboot.evaluate.encoded import Compact
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.encoded import Compact
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.ledger.entries import Withheld

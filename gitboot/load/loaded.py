@@ -38,6 +38,11 @@ class LoadedFile:
     bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
     has_problems: bool
 
+    @property
+    def has_only_servers(self) -> bool:
+        """Whether the file has nothing but valid Server documents: only these files are cached."""
+        return self.parsed.has_only_servers
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loaded:

@@ -20,11 +20,11 @@ import pytest
 from benchmarks.fleet import Fleet
 from gitboot.bounds import Spent, share_of_limits, take_off_limits
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate import forks as forks_module
-from gitboot.evaluate import rows
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.forks import Forks
+from gitboot.evaluator import cache
+from gitboot.evaluator import workers as workers_module
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.workers import Forks
 from gitboot.frames import encode
 from gitboot.load import BlobId, Revision, Snapshot
 from tests.results import StoredResults
@@ -71,7 +71,7 @@ def evaluated(files: dict[str, bytes], number: int) -> dict[str, Any]:
 
 def in_worker(act: Callable[[int], object], after: int) -> Callable[[Any], bytes]:
     """What a worker does for each server; after so many it does something else."""
-    ours, numbers, encode_decided = os.getpid(), count(), rows.encode_decided
+    ours, numbers, encode_decided = os.getpid(), count(), cache.encode_decided
 
     def instead(said: Any) -> bytes:
         if os.getpid() != ours and next(numbers) >= after:
@@ -88,7 +88,7 @@ def out_of_memory(_: int) -> None:
 def failing(files: dict[str, bytes], number: int, act: Callable[[int], object], after: int) -> dict[str, Any]:
     """The same where each worker fails after so many servers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks_module, "encode_decided", in_worker(act, after))
+        patch.setattr(workers_module, "encode_decided", in_worker(act, after))
         return evaluated(files, number)
 
 
@@ -150,8 +150,8 @@ def until(holds: Callable[[], bool]) -> None:
 def main(folder: str) -> None:
     """All of it in one process, which has one thread: another would not be divided."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks_module, "_WORTH", 1)
-        patch.setattr(forks_module, "BATCH", 4)
+        patch.setattr(workers_module, "_WORTH", 1)
+        patch.setattr(workers_module, "BATCH", 4)
         found = {
             "same": [evaluated(WARNED, number) for number in (1, 2, 8)],
             "broken": [evaluated(BROKEN, number) for number in (1, 3)],

@@ -1,7 +1,7 @@
 """Evaluate commits: look up each result by the content that it is made of, and work out what is not known yet.
 
 Nothing here tracks what changed. A file's documents are known by the file's blob, a server's decision by its content
-key (`gitboot.resolve.content_keys`). The checks across servers look at all of them, each time.
+key (`gitboot.evaluator.content_keys`). The checks across servers look at all of them, each time.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from gitboot.diff.touched import GROUPING, Touched
-from gitboot.evaluate.forks import Forks
-from gitboot.evaluate.rows import (
+from gitboot.evaluator.cache import (
     DecidedRow,
     Decoded,
     decoded_decision,
     decoded_host,
     decoded_row,
     decoded_servers,
-    encode_servers,
+    encode_result,
     findings_of,
-    is_of_servers,
 )
-from gitboot.evaluate.wire import ResultKind
-from gitboot.frames import encode
+from gitboot.evaluator.content_keys import Key, decision_keys
+from gitboot.evaluator.protocol import ResultKind
+from gitboot.evaluator.workers import Forks
 from gitboot.load import BlobId, FleetRepository, Id, Loaded, ParseCache, ParsedBlob, Revision, Snapshot, load_revision
-from gitboot.load.loaded import list_files
-from gitboot.resolve.content_keys import Key, decision_keys
+from gitboot.load.loaded import LoadedFile, list_files
 from gitboot.resolve.decide import Decided, DecidedServer, DecidedServers, decide_all
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.reading import decide_loaded
@@ -70,15 +69,15 @@ class Evaluation:
     def repository(self) -> FleetRepository:
         return self.loaded.repository
 
-    def results(self, kind: ResultKind) -> Iterator[tuple[bytes, Callable[[], bytes]]]:
-        """Yield the keys that a cache may keep, each with a function that returns its value."""
+    def results(self, kind: ResultKind) -> Mapping[bytes, LoadedFile | DecidedRow]:
+        """Return what a cache may keep of the commit, by key."""
         if kind is ResultKind.PARSED:
-            for file in self.loaded.files.values():
-                if is_of_servers(file.parsed):
-                    yield file.blob.encode(), partial(encode_servers, file.parsed.resources)
-        else:
-            for name, key in self.keys.items():
-                yield key, partial(encode, self.rows[name])
+            return {each.blob.encode(): each for each in self.loaded.files.values() if each.has_only_servers}
+        return dict(zip(self.keys.values(), self.rows.values(), strict=True))
+
+    def is_made_of(self, other: Evaluation) -> bool:
+        """Return whether this evaluation took over everything of another one."""
+        return self.keys is other.keys and self.repository.origins is other.repository.origins
 
     @cached_property
     def opt_outs(self) -> tuple[OptOut, ...]:
@@ -92,20 +91,20 @@ class Evaluation:
         return Counter((key, each[key]) for key in GROUPING for each in labels if key in each)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class CommitPair:
     """A commit beside its base."""
 
     base: Evaluation | None
     head: Evaluation
 
-    @property
+    @cached_property
     def servers(self) -> Collection[str]:
         """The servers of either commit whose content keys or places differ: everything else about a server is equal."""
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
-        if base.keys is head.keys and base.repository.origins is head.repository.origins:
+        if head.is_made_of(base):
             return frozenset()
         moved = base.repository.origins.items() ^ head.repository.origins.items()
         return frozenset(
@@ -115,7 +114,7 @@ class CommitPair:
             )
         )
 
-    @property
+    @cached_property
     def documents(self) -> frozenset[Id]:
         """The documents, and the files that documents name, that may differ between both commits."""
         base, head = self.base, self.head
@@ -170,6 +169,7 @@ class Evaluator:
         self._begun = begun  # is called with the number of files of a commit before gitboot reads them
         self._held: tuple[Evaluation, ...] = ()  # the base, and what was evaluated last
         self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in ResultKind}  # keys that the cache has
+        self._complete: Evaluation | None = None  # whose results are all among these
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit beside ``base``.
@@ -181,15 +181,21 @@ class Evaluator:
         self._held = (head,) if base_evaluation is None else (base_evaluation, head)
         return CommitPair(base=base_evaluation, head=head)
 
-    def unstored(self, revision: Revision) -> Iterator[tuple[ResultKind, bytes, bytes]]:
-        """Yield what the cache lacks of a commit that was evaluated last, each result once in this evaluator's life."""
-        for evaluation in self._held:
-            if evaluation.revision == revision:
-                for kind, stored in self._stored.items():
-                    for key, value in evaluation.results(kind):
-                        if key not in stored:
-                            stored.add(key)
-                            yield kind, key, value()
+    def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
+        """Yield what the cache lacks of the last two commits, so many results at a time, each once.
+
+        The results count as stored from then on.
+        """
+        evaluations = self._held
+        if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
+            return
+        for kind in ResultKind:
+            results = {key: each for one in evaluations for key, each in one.results(kind).items()}
+            lacking = iter(sorted(results.keys() - self._stored[kind]))
+            while batch := tuple(islice(lacking, number)):
+                yield kind, {key: encode_result(results[key]) for key in batch}
+            self._stored[kind] = set(results)
+        self._complete = evaluations[-1]
 
     def _evaluated(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
         if (known := next((each for each in self._held if each.revision == revision), None)) is not None:

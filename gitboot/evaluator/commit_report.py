@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from gitboot.canonical import canonical
-from gitboot.evaluate.evaluator import CommitPair, Evaluation
-from gitboot.evaluate.wire import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
+from gitboot.evaluator.evaluation import CommitPair, Evaluation
+from gitboot.evaluator.protocol import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.load import Id
 from gitboot.load.machines import NO_MOVES, Moves, machine
 from gitboot.model.fleet import Output

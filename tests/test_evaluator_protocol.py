@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.evaluate import encoded, wire
-from gitboot.evaluate.encoded import Compact
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator import encoded, protocol
+from gitboot.evaluator.encoded import Compact
+from gitboot.evaluator.protocol import Allowance
 from gitboot.frames import Buffer, encode, read_frame, write_frame
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 
-QUESTION = wire.Question("f" * 40, None, Allowance(seconds=2))
+QUESTION = protocol.Question("f" * 40, None, Allowance(seconds=2))
 
 
-def written(*messages: wire.Question | wire.Answer) -> bytes:
+def written(*messages: protocol.Question | protocol.Answer) -> bytes:
     stream = io.BytesIO()
     for message in messages:
         write_frame(stream, message)
@@ -30,7 +30,7 @@ def written(*messages: wire.Question | wire.Answer) -> bytes:
 def test_a_question_comes_as_it_was_asked() -> None:
     frame = read_frame(io.BytesIO(written(QUESTION)))
     assert frame is not None
-    assert wire.question(frame) == QUESTION
+    assert protocol.question(frame) == QUESTION
 
 
 @for_each("length", range(len(written(QUESTION))))
@@ -40,11 +40,11 @@ def test_what_ends_in_the_middle_of_a_frame_is_the_end(length: int) -> None:
 
 @given(files=st.lists(st.integers(0, 2**40), max_size=20), cuts=st.lists(st.integers(0, 400)))
 def test_frames_are_the_same_in_whatever_pieces_they_come(files: list[int], cuts: list[int]) -> None:
-    sent = written(*map(wire.Begun, files))
+    sent = written(*map(protocol.Begun, files))
     ends = [0, *sorted(min(cut, len(sent)) for cut in cuts), len(sent)]
     buffer = Buffer()
     frames = [frame for start, end in pairwise(ends) for frame in buffer.add(sent[start:end])]
-    assert list(map(wire.answer, frames)) == list(map(wire.Begun, files))
+    assert list(map(protocol.answer, frames)) == list(map(protocol.Begun, files))
 
 
 def test_a_value_is_decoded_when_it_is_asked_for_and_only_those_looked_at_last_are_held(
@@ -72,7 +72,7 @@ def test_a_value_is_decoded_when_it_is_asked_for_and_only_those_looked_at_last_a
 def test_a_decision_comes_with_its_digest_and_one_made_of_it_has_its_own() -> None:
     decision = decided(fleet(), server("web01"), image("flatcar-1"), profile("web", "flatcar-1"), policy("web"))
     here = decision.servers["web01"]
-    there = wire.decision(encode(here.digested()))
+    there = protocol.decision(encode(here.digested()))
     assert there._digest == here.digest
     assert there == here
     other = replace(there, stopped=True)

@@ -19,14 +19,13 @@ from gitboot.audit.lineage import Lineage
 from gitboot.diff import compare
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate import wire
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import CommitPair, Evaluation, Evaluator
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
+from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.frames import encode
-from gitboot.instance.commit import Commit, commit_of
-from gitboot.instance.evaluation import assembled
 from gitboot.load import BlobId, Revision, Snapshot
-from gitboot.problems.problem import Problem
 from gitboot.source import CommitSummary
 from gitboot.source import history as source_history
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
@@ -221,11 +220,11 @@ EDITS: tuple[Edit, ...] = (
 # What both ways have to agree on
 
 
-def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[Problem, ...]:
+def evaluated(evaluator: Evaluator, revision: Revision, base: Revision | None) -> CommitPair | tuple[object, ...]:
     try:
         return evaluator.evaluate(revision, base)
     except InvalidRepository as error:
-        return error.problems
+        return error.problems, error.dated
 
 
 def begun_again(evaluation: Evaluation, history: History) -> Evaluator:
@@ -235,7 +234,7 @@ def begun_again(evaluation: Evaluation, history: History) -> Evaluator:
     return Evaluator(history.snapshot, results=results)
 
 
-def by_itself(history: History, revision: Revision) -> CommitPair | tuple[Problem, ...]:
+def by_itself(history: History, revision: Revision) -> CommitPair | tuple[object, ...]:
     return evaluated(Evaluator(history.snapshot), revision, None)
 
 
@@ -252,7 +251,7 @@ def in_full(commit: Commit) -> tuple[object, ...]:
         [(name, decision, decision.digest, decision.facts()) for name, decision in decisions.servers.items()],
         list(decisions.networks.items()),
         (decisions.base_url, decisions.outputs, decisions.evidence, list(decisions.sites.items())),
-        (decisions.unknown, decisions.unknown_not_found, decisions.warnings),
+        (decisions.unknown, decisions.unknown_not_found, decisions.warnings, decisions.dated),
         list(commit.machines.items()),
         list(commit.labels.items()),
         list(commit.sites.items()),
@@ -334,8 +333,8 @@ def test_what_was_kept_of_another_commit_changes_nothing(
     assert cold.base is None and cold.extent == cold.changes().extent  # of which it is not made
 
 
-def sent(answer: wire.Answer) -> wire.Answer:
-    return wire.answer(encode(answer))
+def sent(answer: protocol.Answer) -> protocol.Answer:
+    return protocol.answer(encode(answer))
 
 
 def described(revision: Revision, tree: Tree) -> source_history.Step:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
 from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
-from gitboot.evaluate.rows import encode_decided, encode_servers, is_of_servers
+from gitboot.evaluator.cache import encode_decided, encode_servers
 from gitboot.frames import Buffer, decoder, encode, framed
 from gitboot.load import BlobId, ParsedBlob, Snapshot
 from gitboot.load.blobs import read_blob
@@ -142,7 +142,7 @@ def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]
 
 
 def _servers_in(said: ParsedBlob) -> bytes | None:
-    return encode_servers(said.resources) if is_of_servers(said) else None
+    return encode_servers(said.resources) if said.has_only_servers else None
 
 
 _word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])

@@ -1,4 +1,4 @@
-"""Content keys: digests of everything that a decision is made of. Equal keys mean equal decisions."""
+"""Content keys: digests of everything that a decision is made of."""
 
 from __future__ import annotations
 
@@ -41,11 +41,6 @@ def decision_keys(
             found += files[path]
         keys[name] = blake2b(found, digest_size=_SIZE).digest()
     return keys
-
-
-def unknown_key(repository: FleetRepository) -> Key:
-    """Return the content key of the boots of unknown machines."""
-    return _digest(FleetView(repository).unknown_inputs())
 
 
 class _SharedDigests:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
-from itertools import count, groupby, islice
+from itertools import count, islice
 from pathlib import Path
 from typing import IO, Final
 
 from gitboot.bounds import Spent, lift
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
-from gitboot.evaluate import wire
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.forks import BATCH, Forks, processors
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator import protocol
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.evaluator.protocol import Allowance
+from gitboot.evaluator.workers import BATCH, Forks, processors
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import BlobId, Revision, Snapshot
 from gitboot.model.fleet import FleetSpec
@@ -38,10 +37,8 @@ def main(state: str, parent: str) -> None:
     evaluator = Evaluator(counted, begun=answering.begun, results=_InstanceCache(asked, answers))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
-        question = wire.question(frame)
-        if isinstance(question, wire.Keep):
-            _send_unstored(evaluator, Revision(question.revision), answering)
-        elif _answer(evaluator, question, answering):
+        question = protocol.question(frame)
+        if _answer(evaluator, question, answering):
             lift()
         reader.close()
         gc.collect(_YOUNG)
@@ -54,27 +51,24 @@ class _InstanceCache:
     def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
         self._asked, self._answers = asked, answers
 
-    def get_many(self, kind: wire.ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+    def get_many(self, kind: protocol.ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         left = iter(keys)
-        while batch := tuple(islice(left, _KEYS)):
-            write_frame(self._answers, wire.Wanted(kind, batch))
+        while batch := tuple(islice(left, protocol.MAX_KEYS)):
+            write_frame(self._answers, protocol.Wanted(kind, batch))
             if (frame := read_frame(self._asked)) is None:
                 os._exit(0)  # the instance is gone
-            found |= wire.known(frame).values
+            found |= protocol.known(frame).values
         return found
 
 
-_KEYS: Final = 1000  # a frame
-
-
-def _send_unstored(evaluator: Evaluator, revision: Revision, answering: _Answering) -> None:
-    """Send the results of an accepted commit that the cache lacks."""
-    results = evaluator.unstored(revision)
-    while batch := tuple(islice(results, _KEYS)):
-        for kind, of_kind in groupby(batch, key=lambda each: each[0]):
-            answering.send(wire.NewResults(kind, {key: value for _, key, value in of_kind}))
-    answering.send(wire.ResultsEnd())
+def _answers(evaluator: Evaluator, pair: CommitPair, question: protocol.Question) -> Iterator[protocol.Answer]:
+    """Yield what tells a commit, with the results that the cache lacks before the end."""
+    for answer in told(pair, question.site):
+        if isinstance(answer, protocol.CommitEnd) and question.stores_results:
+            for kind, values in evaluator.unstored(protocol.MAX_KEYS):
+                yield protocol.NewResults(kind, values)
+        yield answer
 
 
 _FILES: Final = 1000  # between two words on how many were read
@@ -96,12 +90,12 @@ class _Answering:
     def begun(self, files: int) -> None:
         """A commit of so many files is read: give it what that may take, and say so."""
         self._allowance.bound(self._spent, files)
-        self.send(wire.Begun(files))
+        self.send(protocol.Begun(files))
 
     def count(self, files: int) -> None:
         """So many files were read by others."""
         if files // _FILES > (files - BATCH) // _FILES:
-            self.send(wire.Counted(files))
+            self.send(protocol.Counted(files))
 
     def counting(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
         """What reads a file, and says after each so many how many there were."""
@@ -109,37 +103,34 @@ class _Answering:
 
         def reading(blob: BlobId) -> bytes:
             if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers have no word here
-                self.send(wire.Counted(number))
+                self.send(protocol.Counted(number))
             return read(blob)
 
         return reading
 
-    def send(self, answer: wire.Answer) -> None:
+    def send(self, answer: protocol.Answer) -> None:
         write_frame(self._stream, answer)
 
 
-def _answer(evaluator: Evaluator, question: wire.Question, answering: _Answering) -> bool:
+def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answering) -> bool:
     """Answer one question, and say whether the commit holds together; where that cannot be, this process ends."""
     base = Revision(question.base) if question.base is not None else None
     try:
         answering.begin(question.allowance)
         evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
-        for answer in told(evaluator.evaluate(Revision(question.revision), base), question.site):
+        pair = evaluator.evaluate(Revision(question.revision), base)
+        for answer in _answers(evaluator, pair, question):
             answering.send(answer)
         return True
     except InvalidRepository as error:
         fleet = error.fleet if isinstance(error.fleet, FleetSpec) else None
-        answering.send(wire.Refused(error.problems, error.dated, fleet))
+        answering.send(protocol.Refused(error.problems, error.dated, fleet))
     except SourceError as error:
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)
-        answering.send(wire.Unreadable(str(error), isinstance(error, CorruptClone)))
+        answering.send(protocol.Unreadable(str(error), isinstance(error, CorruptClone)))
     except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
         os._exit(OUT_OF_MEMORY)  # what was half made is not trusted
     except BrokenPipeError:
         os._exit(0)  # whoever asked is gone
     return False
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

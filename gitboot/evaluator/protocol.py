@@ -1,27 +1,28 @@
 """The frames that an instance and its evaluator process exchange.
 
-An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Counted` and `ServerParts`, and
-one `CommitEnd`. It may answer with `Refused` or `Unreadable` at any time. Before it ends, it may send `Wanted`, which
-the instance answers with `Known`. After the instance has accepted the commit, it sends `Keep`; the evaluator answers
-with any number of `NewResults`, and `ResultsEnd`. Both ends are one program, so frames have no version.
+An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Counted`, `ServerParts` and
+`NewResults`, and one `CommitEnd`. It may answer with `Refused` or `Unreadable` at any time. Before the first part, it
+may send `Wanted`, which the instance answers with `Known`. Both ends are one program, so frames have no version.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from gitboot.bounds import Spent
 from gitboot.diff.extent import Extent
-from gitboot.evaluate.limits import Allowance
 from gitboot.frames import decoder, encode
 from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
+from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decisions import Decisions
@@ -31,27 +32,64 @@ from gitboot.resolve.skew import MinimumVersion
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation
 from gitboot.resolve.written import Written
 
+# What a commit takes grows with its files. Measured on two slow cores: 100,000 servers at once take about 120 s and
+# 2.5 GiB; so the defaults leave room for a machine that is five times as slow.
+_SECONDS: Final = 60
+_SECONDS_A_FILE: Final = 0.006
+_MEBIBYTES: Final = 1024  # the most files that a commit may have are listed in half of it, before they are counted
+_MEBIBYTES_A_FILE: Final = 0.064
+_WALL: Final = 3  # times the processor's time: others want it too
+_STARTING_S: Final = 10  # until a process has read its program from a slow disk
 
-class Question(msgspec.Struct, frozen=True, tag=True):
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Allowance:
+    """What one commit may take; None: what grows with its files."""
+
+    seconds: int | None = None  # of the processor
+    mebibytes: int | None = None  # besides what the process has already
+    workers: int | None = None  # processes at once for one of which all is looked at; None: one a processor
+
+    def processor_s(self, files: int) -> float:
+        return self.seconds if self.seconds is not None else _SECONDS + _SECONDS_A_FILE * files
+
+    def wall_s(self, files: int) -> float:
+        return _STARTING_S + _WALL * self.processor_s(files)
+
+    def bound(self, spent: Spent, files: int) -> None:
+        """Hold this process to what a commit of so many files may take besides ``spent``."""
+        spent.limit(memory=self.memory(files), processor_s=self.processor_s(files))
+
+    def memory(self, files: int) -> int:
+        """In bytes."""
+        mebibytes = self.mebibytes if self.mebibytes is not None else _MEBIBYTES + _MEBIBYTES_A_FILE * files
+        return int(mebibytes * 2**20)
+
+
+def exceeded(what: str) -> Problem:
+    """The problem of a commit that took more than it may."""
+    code = Code.LIMITS
+    return Problem(path=".", line=1, column=1, code=code, message=what, hint=code.hint)
+
+
+class Question(msgspec.Struct, frozen=True):
     """What does ``revision`` say, and what does it change against ``base``? None: there is nothing before it."""
 
     revision: str
     base: str | None
     allowance: Allowance
     site: str | None = None  # of whose servers alone is said anything; None: of all
-
-
-class Keep(msgspec.Struct, frozen=True, tag=True):
-    """The instance has accepted a commit: which of its results does the cache lack?"""
-
-    revision: str
+    stores_results: bool = False  # whether the instance has a cache
 
 
 class ResultKind(StrEnum):
     """The kinds of results that the cache keeps."""
 
     PARSED = "parsed"  # blob id -> the Server documents of a file that has no others
-    DECIDED = "decided"  # content key -> `gitboot.evaluate.rows.DecidedRow`
+    DECIDED = "decided"  # content key -> `gitboot.evaluator.cache.DecidedRow`
+
+
+MAX_KEYS: Final = 1000  # of one `Wanted`
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
@@ -68,14 +106,10 @@ class Known(msgspec.Struct, frozen=True):
 
 
 class NewResults(msgspec.Struct, frozen=True, tag=True):
-    """Results that the cache lacks."""
+    """Results of the commit that the cache lacks."""
 
     kind: ResultKind
     values: dict[bytes, bytes]
-
-
-class ResultsEnd(msgspec.Struct, frozen=True, tag=True):
-    """The end of the results that the cache lacks."""
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
@@ -182,10 +216,10 @@ class Unreadable(msgspec.Struct, frozen=True, tag=True):
     is_corrupt: bool
 
 
-Answer = Begun | Counted | Wanted | ServerParts | CommitEnd | Refused | Unreadable | NewResults | ResultsEnd
+Answer = Begun | Counted | Wanted | ServerParts | CommitEnd | Refused | Unreadable | NewResults
 
 answer: Final[Callable[[bytes], Answer]] = decoder(Answer)
-question: Final[Callable[[bytes], Question | Keep]] = decoder(Question | Keep)
+question: Final[Callable[[bytes], Question]] = decoder(Question)
 known: Final[Callable[[bytes], Known]] = decoder(Known)
 decision: Final[Callable[[bytes], Decision]] = decoder(Decision)
 network: Final[Callable[[bytes], Host]] = decoder(Host)

@@ -9,9 +9,10 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
-from gitboot.evaluate import wire
+from gitboot.evaluator import protocol
 from gitboot.frames import decoder, encode
-from gitboot.load import Id, ParsedBlob
+from gitboot.load import Id
+from gitboot.load.loaded import LoadedFile
 from gitboot.model.server import Server
 from gitboot.plan import Decision
 from gitboot.problems.codes import Code
@@ -53,7 +54,7 @@ class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def encode_decided(decided: DecidedServer) -> bytes:
     """Return the bytes of a `DecidedRow`."""
     findings = tuple(_finding_row(each) for each in decided.made.findings)
-    return encode(DecidedRow(wire.bytes_of(decided.made.decision), encode(decided.host), findings))
+    return encode(DecidedRow(protocol.bytes_of(decided.made.decision), encode(decided.host), findings))
 
 
 def decoded_row(data: bytes) -> DecidedRow | None:
@@ -69,11 +70,9 @@ def findings_of(row: DecidedRow) -> tuple[DecisionFinding, ...]:
     return tuple(_finding(each) for each in row.findings)
 
 
-def is_of_servers(parsed: ParsedBlob) -> bool:
-    """Return whether a file has nothing but valid Server documents: only these are cached."""
-    if parsed.problems or parsed.more or parsed.broken or parsed.unread or not parsed.resources:
-        return False
-    return all(isinstance(resource, Server) for _, resource in parsed.resources)
+def encode_result(result: LoadedFile | DecidedRow) -> bytes:
+    """Return the value of a result for the cache."""
+    return encode(result) if isinstance(result, DecidedRow) else encode_servers(result.parsed.resources)
 
 
 def encode_servers(resources: Sequence[tuple[int, Any]]) -> bytes:
@@ -90,15 +89,15 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
     return servers or None
 
 
-def is_result(kind: wire.ResultKind, data: bytes) -> bool:
+def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
     """Return whether the bytes are a value of their kind, of which nothing fails to decode."""
-    if kind is wire.ResultKind.PARSED:
+    if kind is protocol.ResultKind.PARSED:
         return decoded_servers(data) is not None
     if (row := decoded_row(data)) is None:
         return False
     try:
-        wire.decision(row.decision)
-        wire.network(row.host)
+        protocol.decision(row.decision)
+        protocol.network(row.host)
         findings_of(row)
     except (msgspec.MsgspecError, ValueError):
         return False
@@ -126,12 +125,12 @@ class Decoded(Mapping[str, V], Generic[V]):
 
 @lru_cache(maxsize=RECENT)
 def _decision(data: bytes) -> Decision:
-    return wire.decision(data)
+    return protocol.decision(data)
 
 
 @lru_cache(maxsize=RECENT)
 def _host(data: bytes) -> Host:
-    return wire.network(data)
+    return protocol.network(data)
 
 
 def decoded_decision(row: DecidedRow) -> Decision:

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
-from gitboot.evaluate import wire
-from gitboot.evaluate.encoded import Compact
-from gitboot.evaluate.limits import Allowance, exceeded
-from gitboot.evaluate.rows import is_result
+from gitboot.evaluator import protocol
+from gitboot.evaluator.encoded import Compact
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import OUT_OF_MEMORY, Child, encode, ended
-from gitboot.instance.commit import Commit, Evaluated
-from gitboot.instance.laps import Laps, Stage
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged
@@ -46,7 +46,7 @@ class Evaluation:
         *,
         allowance: Allowance | None = None,
         waits: bool = False,
-        laps: Laps | None = None,
+        timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
         read: Told = unheard,
         site: str | None = None,
         cache: DiskCache | None = None,
@@ -56,12 +56,17 @@ class Evaluation:
         self._site = site  # of whose servers alone is asked; None: of all
         self._allowance = allowance or Allowance()
         self._waits = waits  # until the answer has come, instead of giving None
-        self._laps = laps or Laps()
+        self._timed = timed  # is called when an evaluation begins, and returns what to call at its end
         self._read = read  # is told how many files of a commit are
         self.on_answer: Callable[[], None] = lambda: None
         self._process: Child | None = None
         self._asked: _Asked | None = None
+        self._evaluated: set[Revision] = set()  # by this process
+        self._kept: set[Revision] = set()  # commits that were accepted
+        self._spooled: dict[Revision, _Spooled] = {}  # of commits that may be accepted yet
         self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
+        self._closing = threading.Event()
+        self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
         """What ``revision`` says, and what it changes against ``base``; without one all of it is new.
@@ -88,45 +93,88 @@ class Evaluation:
             raise
 
     def keep(self, revision: Revision) -> None:
-        """Put the results of a commit that was accepted into the cache, in a thread."""
-        if self._cache is not None and self._process is not None and not self._process.has_ended:
-            limit_s = self._allowance.wall_s(0)
-            self._conversations.submit(_store_results, self._process, revision, self._cache, limit_s)
+        """Put the results of a commit that was accepted into the cache, in a thread.
 
-    def drop(self) -> None:
-        """End the process: it evaluated a commit that was not accepted. Its results go with it."""
-        if self._process is not None and (self._asked is None or self._asked.answer.done()):
-            self._process.kill()
-            self._put_away()
+        The process may have evaluated another commit before, which was not accepted. Then nothing is stored.
+        """
+        spooled = self._spooled.pop(revision, None)
+        self._kept.add(revision)
+        if spooled is None:
+            return
+        if self._cache is not None and spooled.untrusted <= {revision}:
+            self._storing.submit(spooled.results.store, self._cache, self._closing.is_set)
+        else:
+            spooled.results.close()
+
+    def wait_until_stored(self) -> None:
+        """Wait until the cache has the results of the commits that were accepted."""
+        self._storing.submit(lambda: None).result()
+
+    def settle(self, accepted: Revision | None) -> None:
+        """End the process if it evaluated any commit that was not accepted; ``accepted`` is about to be kept."""
+        if self._evaluated - self._kept - {accepted}:
+            self._end_process()
 
     def close(self) -> None:
-        """End the process, whatever it is at."""
-        if self._process is not None:
-            self._process.kill()
-        cache, self._cache = self._cache, None
-        if cache is not None:
-            self._conversations.submit(cache.close)  # in the thread that has used it
-        self._conversations.shutdown()
-        self._put_away()
+        """End the process, whatever it does. Results that are not stored yet are lost."""
+        self._closing.set()
+        self._end_process()
+        for pool in (self._conversations, self._storing):
+            pool.shutdown()
+        for spooled in self._spooled.values():
+            spooled.results.close()
+        if self._cache is not None:
+            self._cache.close()
 
-    def _put_away(self) -> None:
-        """Reap a process that has ended."""
+    def _end_process(self) -> None:
+        """Kill the process. The thread that talks with it reaps it."""
         process, self._process = self._process, None
         if process is not None:
-            process.put_away()
+            process.kill()
+            self._conversations.submit(process.put_away)
 
     def _ask(self, revision: Revision, base: Commit | None, *, is_again: bool = False) -> _Asked:
         if self._process is not None and self._process.has_ended:
-            self._put_away()
+            self._end_process()
         if self._process is None:
-            self._process = Child("gitboot.evaluate", str(self._state))
-        lap = self._laps.start()
-        question = wire.Question(revision, base.revision if base is not None else None, self._allowance, self._site)
-        answer = self._conversations.submit(_converse, self._process, question, base, self._read, self._cache)
+            self._process, self._evaluated = Child("gitboot.evaluator", str(self._state)), set()
+            self._kept.clear()
+        untrusted = frozenset(self._evaluated - self._kept)
+        self._evaluated |= {revision} if base is None else {revision, base.revision}
+        spooled = _Spooled(SpooledResults(self._state), untrusted)
+        stop = self._timed()
+        question = protocol.Question(
+            revision,
+            base.revision if base is not None else None,
+            self._allowance,
+            self._site,
+            stores_results=self._cache is not None,
+        )
+        results = spooled.results if self._cache is not None else None
+        answer = self._conversations.submit(_converse, self._process, question, base, self._read, self._cache, results)
+        self._spool(revision, spooled)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
-        answer.add_done_callback(lambda _: lap(Stage.EVALUATE))
+        answer.add_done_callback(lambda _: stop())
         answer.add_done_callback(lambda _: self.on_answer())
         return self._asked
+
+    def _spool(self, revision: Revision, spooled: _Spooled) -> None:
+        """Hold results until the commit is accepted, of the last few commits."""
+        if (before := self._spooled.pop(revision, None)) is not None:
+            before.results.close()
+        self._spooled[revision] = spooled
+        while len(self._spooled) > _MOST_SPOOLED:
+            self._spooled.pop(next(iter(self._spooled))).results.close()
+
+
+_MOST_SPOOLED: Final = 8
+
+
+class _Spooled(NamedTuple):
+    """Results of an evaluation, and which commits that were not accepted its process had evaluated before."""
+
+    results: SpooledResults
+    untrusted: frozenset[Revision]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,35 +195,26 @@ class _Killed(Exception):
 
 
 def _converse(
-    process: Child, question: wire.Question, base: Commit | None, read: Told, cache: DiskCache | None
+    process: Child,
+    question: protocol.Question,
+    base: Commit | None,
+    read: Told,
+    cache: DiskCache | None,
+    results: SpooledResults | None,
 ) -> Evaluated:
-    """Ask, and wait for the answer; where none comes, the process has ended."""
-    frames = _Frames(process, question.allowance, read, cache)
+    """Ask, and wait for the answer; if none comes, the process has ended, or is ended."""
+    frames = _Frames(process, question.allowance, read, cache, results)
     try:
-        process.send(question)
+        process.send(question, frames.left_s)
         return assembled(base, Revision(question.revision), frames)
-    except (EOFError, BrokenPipeError):
+    except (EOFError, OSError, ValueError, RecursionError, msgspec.MsgspecError):  # or the process sends no answer
+        process.kill()
         raise frames.end() from None
     finally:
         read(1, 1)
 
 
-def _store_results(process: Child, revision: Revision, cache: DiskCache, limit_s: float) -> None:
-    """Insert what the cache lacks of an accepted commit. A process that ends meanwhile leaves the rest out."""
-    began = time.monotonic()
-    try:
-        process.send(wire.Keep(revision))
-        for frame in process.answers(lambda: began + limit_s - time.monotonic()):
-            match wire.answer(frame):
-                case wire.NewResults(kind=kind, values=values):
-                    cache.insert_many(kind, {key: value for key, value in values.items() if is_result(kind, value)})
-                case wire.ResultsEnd():
-                    return
-    except (TimeoutError, BrokenPipeError, ValueError, msgspec.MsgspecError):
-        process.kill()
-
-
-def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.Answer]) -> Evaluated:
+def assembled(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> Evaluated:
     """What an evaluator says of a commit, put together with what is known of its base.
 
     Raises what it says instead, and EOFError where it does not come to an end.
@@ -183,9 +222,9 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
     parts = _Assembly(base)
     for answer in answers:
         match answer:
-            case wire.ServerParts(servers=servers):
+            case protocol.ServerParts(servers=servers):
                 parts.take(servers)
-            case wire.CommitEnd() as result:
+            case protocol.CommitEnd() as result:
                 commit = parts.commit(revision, result)
                 return Evaluated(
                     commit=commit,
@@ -194,9 +233,9 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
                     moves=result.moves,
                     no_site=result.no_site,
                 )
-            case wire.Refused(problems=problems, dated=dated, fleet=fleet):
+            case protocol.Refused(problems=problems, dated=dated, fleet=fleet):
                 raise InvalidRepository(problems, fleet=fleet, dated=dated)
-            case wire.Unreadable(message=message, is_corrupt=is_corrupt):
+            case protocol.Unreadable(message=message, is_corrupt=is_corrupt):
                 raise CorruptClone(message) if is_corrupt else SourceError(message)
     raise EOFError
 
@@ -204,25 +243,40 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[wire.An
 class _Frames:
     """What an evaluator sends, until it ends or has to be ended."""
 
-    def __init__(self, process: Child, allowance: Allowance, read: Told, cache: DiskCache | None) -> None:
+    def __init__(
+        self,
+        process: Child,
+        allowance: Allowance,
+        read: Told,
+        cache: DiskCache | None = None,
+        results: SpooledResults | None = None,
+    ) -> None:
         self._process, self._allowance, self._read, self._files = process, allowance, read, 0
-        self._cache = cache
+        self._cache, self._results = cache, results
         self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
         self._late = False
 
-    def __iter__(self) -> Iterator[wire.Answer]:
+    def left_s(self) -> float:
+        """Return the seconds that the evaluation may still take."""
+        return self._began + self._wall_s - time.monotonic()
+
+    def __iter__(self) -> Iterator[protocol.Answer]:
         try:
-            for frame in self._process.answers(lambda: self._began + self._wall_s - time.monotonic()):
-                answer = wire.answer(frame)
+            for frame in self._process.answers(self.left_s):
+                answer = protocol.answer(frame)
                 match answer:
-                    case wire.Begun(files=files):
+                    case protocol.Begun(files=files):
                         self._wall_s, self._files = self._allowance.wall_s(files), files
                         self._read(0, files + 1)  # what was read is still to be decided
-                    case wire.Counted(files=done) if self._files:
+                    case protocol.Counted(files=done) if self._files:
                         self._read(min(done, self._files), self._files + 1)
-                    case wire.Wanted(kind=kind, keys=keys):
+                    case protocol.Wanted(kind=kind, keys=keys):
+                        if len(keys) > protocol.MAX_KEYS:
+                            raise ValueError(f"{len(keys):,} keys at once")
                         values = self._cache.get_many(kind, keys) if self._cache is not None else {}
-                        self._process.send(wire.Known(dict(values)))
+                        self._process.send(protocol.Known(values), self.left_s)
+                    case protocol.NewResults(kind=kind, values=values) if self._results is not None:
+                        self._results.add(kind, values)
                 yield answer
         except TimeoutError:
             self._late = True
@@ -254,7 +308,7 @@ class _Assembly:
         self._labels: dict[str, Mapping[str, str]] = {}
         self._written: dict[str, Written] = {}
 
-    def take(self, servers: tuple[wire.ServerPart, ...]) -> None:
+    def take(self, servers: tuple[protocol.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
             if self._is_as_before(server):
@@ -271,14 +325,14 @@ class _Assembly:
             if (written := server.written) is not None:
                 self._written[name] = written
 
-    def _is_as_before(self, server: wire.ServerPart) -> bool:
+    def _is_as_before(self, server: protocol.ServerPart) -> bool:
         """Whether a server was only explained again, as its base explains it."""
         others = (server.decision, server.machine, server.network, server.labels)
         if self._base is None or any(each is not None for each in others):
             return False
         return server.written == self._base.written.get(server.name)
 
-    def commit(self, revision: Revision, result: wire.CommitEnd) -> Commit:
+    def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
         base = self._base if self._base is not None else _nothing(result)
         gone = result.gone
         decisions = replace(
@@ -305,7 +359,7 @@ class _Assembly:
         return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
 
 
-def _nothing(result: wire.CommitEnd) -> Commit:
+def _nothing(result: protocol.CommitEnd) -> Commit:
     """A commit without servers, to begin with."""
     said = result.fleetwide
     assert said is not None  # noqa: S101 - all of a commit is said where there is no base
@@ -314,8 +368,8 @@ def _nothing(result: wire.CommitEnd) -> Commit:
         base_url=said.base_url,
         outputs=frozenset(said.outputs),
         evidence=said.evidence,
-        servers=Compact({}, wire.decision, wire.bytes_of),
-        networks=Compact({}, wire.network, encode),
+        servers=Compact({}, protocol.decision, protocol.bytes_of),
+        networks=Compact({}, protocol.network, encode),
         sites={},
         unknown=None,
         unknown_not_found=said.unknown_not_found,
@@ -334,7 +388,7 @@ def _nothing(result: wire.CommitEnd) -> Commit:
     )
 
 
-def _fleetwide(commit: Commit, said: wire.FleetPart) -> Commit:
+def _fleetwide(commit: Commit, said: protocol.FleetPart) -> Commit:
     decisions = replace(
         commit.decisions,
         base_url=said.base_url,

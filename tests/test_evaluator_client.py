@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 
 from gitboot.errors import CorruptClone, InvalidRepository
-from gitboot.evaluate.limits import Allowance
-from gitboot.evaluate.wire import ResultKind
-from gitboot.instance.commit import Commit, Evaluated
-from gitboot.instance.evaluation import Evaluation
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.protocol import Allowance, ResultKind
+from gitboot.frames import Buffer, Child
 from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
@@ -241,19 +243,64 @@ def test_only_what_the_cache_lacks_is_stored(
     ]
 
 
-def test_the_results_of_a_commit_that_was_not_accepted_are_dropped_with_its_process(
+def test_the_process_of_a_commit_that_was_not_accepted_ends_and_nothing_is_stored(
     source: Source, cached: tuple[Evaluation, StoredResults]
 ) -> None:
     evaluation, cache = cached
     revision = newest(source)
     evaluate(evaluation, revision)
     (process,) = evaluators(os.getpid())
-    evaluation.drop()
-    assert not alive(process)
-    evaluation.keep(revision)
-    assert evaluate(evaluation, revision).commit.revision == revision
+    evaluation.settle(revision)  # it is about to be accepted
+    assert alive(process)
+    evaluation.settle(None)
+    eventually(lambda: not alive(process))
     evaluation.close()
     assert not cache.rows
+
+
+def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
+    source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    commit = evaluate(evaluation, newest(source)).commit
+    evaluation.settle(None)
+    stored(evaluation, cache, commit)
+
+
+def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
+    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    rejected = newest(source)
+    evaluate(evaluation, rejected, first)
+    repository.push({"web02.yaml": server("web03", "role: web")})
+    third = evaluate(evaluation, newest(source), first).commit
+    before = len(cache.inserted)
+    evaluation.keep(third.revision)
+    evaluation.wait_until_stored()
+    assert len(cache.inserted) == before
+    (process,) = evaluators(os.getpid())
+    evaluation.settle(third.revision)
+    eventually(lambda: not alive(process))
+
+
+def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
+    child = Child("tests.deaf")
+    try:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            child.send(protocol.Known({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
+    finally:
+        child.kill()
+        child.put_away()
+
+
+def test_a_frame_that_is_too_long_is_no_frame() -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        list(Buffer().add(b"\xff\xff\xff\xff"))
 
 
 @pytest.mark.parametrize("value", [b"", b"\xc1", b"\x93\xa0\xa0\x90", b"\x90"])
@@ -408,7 +455,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
         parts.source.fetch()
         first = newest(parts.source)
         eventually(lambda: is_accepted(first, start))
-        repository.push({"many.yaml": many(FEW)})
+        repository.push({"many.yaml": many()})
         parts.source.fetch()
         found = eventually(lambda: not_evaluated(start, "2026-11-20T12:01:00Z"))
         assert "killed twice" in found.message
