@@ -17,7 +17,8 @@ from typing import Any, Final, Generic, Self, TypeVar
 import msgspec
 
 from gitboot.caches import this_program
-from gitboot.frames import decoder, encode
+from gitboot.decoders import decoder
+from gitboot.frames import encode
 
 T = TypeVar("T")
 Warn = Callable[[str], None]

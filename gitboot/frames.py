@@ -10,8 +10,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
-from typing import IO, Any, Final
+from typing import IO, Final
 
 import msgspec
 
@@ -27,16 +26,6 @@ _END_S: Final = 10.0  # of a process that was killed
 _NICE: Final = 10  # machines are answered first
 
 encode: Final = msgspec.msgpack.Encoder().encode
-
-
-def decoder(kind: Any) -> Callable[[bytes], Any]:
-    """What makes values of a type of bytes; the type is looked into when the first come, which takes milliseconds."""
-
-    @cache
-    def made() -> Callable[[bytes], Any]:
-        return msgspec.msgpack.Decoder(kind).decode
-
-    return lambda data: made()(data)
 
 
 def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:

@@ -26,6 +26,7 @@ from weakref import finalize
 import msgspec
 
 from gitboot.caches import SIZE, Unusable, keep_file, opened, this_program
+from gitboot.decoders import decoder
 
 BLOCK: Final = 2**16  # bytes of records at which a block ends
 
@@ -242,6 +243,6 @@ def _put_away(path: Path, fd: int) -> None:
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final[Callable[[bytes], _Directory]] = msgspec.msgpack.Decoder(_Directory).decode
-_names: Final[Callable[[bytes], list[str]]] = msgspec.msgpack.Decoder(list[str]).decode
-_records: Final[Callable[[bytes], dict[str, bytes]]] = msgspec.msgpack.Decoder(dict[str, bytes]).decode
+_decode: Final[Callable[[bytes], _Directory]] = decoder(_Directory)
+_names: Final[Callable[[bytes], list[str]]] = decoder(list[str])
+_records: Final[Callable[[bytes], dict[str, bytes]]] = decoder(dict[str, bytes])

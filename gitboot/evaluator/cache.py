@@ -9,8 +9,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
+from gitboot.decoders import decoder
 from gitboot.evaluator import protocol
-from gitboot.frames import decoder, encode
+from gitboot.frames import encode
 from gitboot.load import Id
 from gitboot.load.loaded import LoadedFile
 from gitboot.model.server import Server

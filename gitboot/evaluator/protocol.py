@@ -15,8 +15,9 @@ from typing import Final
 import msgspec
 
 from gitboot.bounds import Spent
+from gitboot.decoders import decoder
 from gitboot.diff.extent import Extent
-from gitboot.frames import decoder, encode
+from gitboot.frames import encode
 from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import SystemUuid

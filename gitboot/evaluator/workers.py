@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
 from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
+from gitboot.decoders import decoder
 from gitboot.evaluator.cache import encode_decided, encode_servers
-from gitboot.frames import Buffer, decoder, encode, framed
+from gitboot.frames import Buffer, encode, framed
 from gitboot.load import BlobId, ParsedBlob, Snapshot
 from gitboot.load.blobs import read_blob
 from gitboot.processes import end_with

@@ -19,11 +19,12 @@ import msgspec
 
 from gitboot.assets.sighting import Sighting
 from gitboot.caches import Unusable
+from gitboot.decoders import decoder
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.encoded import Compact
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.frames import decoder, encode
+from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
@@ -417,7 +418,7 @@ def _encoded(values: Mapping[str, Any], encode: Callable[[Any], bytes]) -> Itera
     return ((name, encode(each)) for name, each in values.items())
 
 
-_decode: Final[Callable[[bytes], _KeptStanding]] = msgspec.msgpack.Decoder(_KeptStanding).decode
+_decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
 _bytes: Final = decoder(dict[str, bytes])
 _texts: Final = decoder(dict[str, str])
 _labels: Final = decoder(dict[str, dict[str, str]])

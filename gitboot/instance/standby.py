@@ -18,11 +18,11 @@ import msgspec
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
+from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.frames import decoder
 from gitboot.instance import directory as state
 from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import look_for_repository, named_ledger, source_of

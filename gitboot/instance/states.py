@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from gitboot.decoders import decoder
 from gitboot.evaluator.encoded import Compact
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.plan import BootFile, BootPlan, Record
@@ -81,4 +82,4 @@ def about(commit: Commit, name: str) -> About:
 
 
 _encode: Final[Callable[[_PlannedState], bytes]] = msgspec.msgpack.Encoder().encode
-_decode: Final[Callable[[bytes], _PlannedState]] = msgspec.msgpack.Decoder(_PlannedState).decode
+_decode: Final[Callable[[bytes], _PlannedState]] = decoder(_PlannedState)

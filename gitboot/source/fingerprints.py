@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from gitboot.caches import Unusable, read_cache, write_cache
-from gitboot.frames import decoder, encode
+from gitboot.decoders import decoder
+from gitboot.frames import encode
 from gitboot.source.worktree import Mark, WorkFiles
 
 _GRANULE_NS: Final = 2_000_000_000  # no file system's clock is coarser
