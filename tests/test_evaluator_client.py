@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.errors import CorruptClone, InvalidRepository
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
@@ -296,6 +296,44 @@ def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
     finally:
         child.kill()
         child.put_away()
+
+
+def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
+    repository: Repository, source: Source, state: Path
+) -> None:
+    first = newest(source)
+    repository.push({"web02.yaml": server("web02", "role: web")})
+    second = newest(source)
+    repository.push({"web03.yaml": server("web03", "role: web")})
+    child = Child("gitboot.evaluator", str(state))
+    try:
+        assert begun_commits(child, first, second) == 2
+        assert begun_commits(child, second, newest(source)) == 1
+    finally:
+        child.kill()
+        child.put_away()
+
+
+def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
+    """Return for how many commits the process starts to count what they take."""
+    process.send(protocol.Question(revision, base, Allowance()), lambda: 600)
+    begun = 0
+    for frame in process.answers(lambda: 600):
+        found = protocol.answer(frame)
+        begun += found == protocol.Begun(None)
+        if isinstance(found, protocol.Wanted):
+            process.send(protocol.Known({}), lambda: 600)
+        if isinstance(found, protocol.CommitEnd):
+            return begun
+    raise AssertionError("it ended early")
+
+
+def test_a_process_cannot_have_more_time_by_beginning_again_and_again(
+    source: Source, evaluation: Evaluation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gitboot.evaluator.client.Child", lambda *_: Child("tests.restless"))
+    with pytest.raises(NotEvaluated, match="killed twice"):
+        evaluate(evaluation, newest(source))
 
 
 def test_a_frame_that_is_too_long_is_no_frame() -> None:

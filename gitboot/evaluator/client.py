@@ -240,6 +240,9 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[protoco
     raise EOFError
 
 
+_MOST_COMMITS: Final = 2  # of one question: the base, and the commit
+
+
 class _Frames:
     """What an evaluator sends, until it ends or has to be ended."""
 
@@ -254,6 +257,7 @@ class _Frames:
         self._process, self._allowance, self._read, self._files = process, allowance, read, 0
         self._cache, self._results = cache, results
         self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
+        self._commits = 0  # that the process has begun
         self._late = False
 
     def left_s(self) -> float:
@@ -265,7 +269,9 @@ class _Frames:
             for frame in self._process.answers(self.left_s):
                 answer = protocol.answer(frame)
                 match answer:
-                    case protocol.Begun(files=files):
+                    case protocol.Begun(files=None):
+                        self._begin()
+                    case protocol.Begun(files=int() as files):
                         self._wall_s, self._files = self._allowance.wall_s(files), files
                         self._read(0, files + 1)  # what was read is still to be decided
                     case protocol.Counted(files=done) if self._files:
@@ -281,6 +287,13 @@ class _Frames:
         except TimeoutError:
             self._late = True
             self._process.kill()
+
+    def _begin(self) -> None:
+        """Give the base, and then the commit, the time that each may take."""
+        self._commits += 1
+        if self._commits > _MOST_COMMITS:
+            raise ValueError("more commits than gitboot asked for")
+        self._began, self._wall_s, self._files = time.monotonic(), self._allowance.wall_s(0), 0
 
     def end(self) -> InvalidRepository | _Killed:
         """How the process ended, as an error."""

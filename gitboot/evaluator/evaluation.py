@@ -181,6 +181,10 @@ class Evaluator:
         self._held = (head,) if base_evaluation is None else (base_evaluation, head)
         return CommitPair(base=base_evaluation, head=head)
 
+    def holds(self, revision: Revision) -> bool:
+        """Return whether a commit is one of the last two."""
+        return any(each.revision == revision for each in self._held)
+
     def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
         """Yield what the cache lacks of the last two commits, so many results at a time, each once.
 

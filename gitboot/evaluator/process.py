@@ -84,11 +84,13 @@ class _Answering:
         self._allowance = Allowance()
 
     def begin(self, allowance: Allowance) -> None:
+        """Count what a commit takes from now on."""
         self._spent, self._allowance = Spent.now(), allowance
-        self.begun(0)
+        self._allowance.bound(self._spent, 0)
+        self.send(protocol.Begun(None))
 
     def begun(self, files: int) -> None:
-        """A commit of so many files is read: give it what that may take, and say so."""
+        """Give the commit what so many files may take, and report them."""
         self._allowance.bound(self._spent, files)
         self.send(protocol.Begun(files))
 
@@ -116,8 +118,11 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
     """Answer one question, and say whether the commit holds together; where that cannot be, this process ends."""
     base = Revision(question.base) if question.base is not None else None
     try:
-        answering.begin(question.allowance)
         evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
+        if base is not None and not evaluator.holds(base):
+            answering.begin(question.allowance)  # what the base takes is no fault of the commit
+            evaluator.evaluate(base, None)
+        answering.begin(question.allowance)
         pair = evaluator.evaluate(Revision(question.revision), base)
         for answer in _answers(evaluator, pair, question):
             answering.send(answer)

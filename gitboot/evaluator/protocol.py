@@ -1,8 +1,9 @@
 """The frames that an instance and its evaluator process exchange.
 
-An instance sends `Question`. The evaluator answers with `Begun`, then any number of `Counted`, `ServerParts` and
-`NewResults`, and one `CommitEnd`. It may answer with `Refused` or `Unreadable` at any time. Before the first part, it
-may send `Wanted`, which the instance answers with `Known`. Both ends are one program, so frames have no version.
+An instance sends `Question`. The evaluator sends `Begun` twice for the commit, and before that twice for the base if
+it does not hold the base. Then it sends any number of `Counted`, `ServerParts` and `NewResults`, and one `CommitEnd`.
+It may send `Refused` or `Unreadable` at any time. Before the first part, it may send `Wanted`, which the instance
+answers with `Known`. Both ends are one program, so frames have no version.
 """
 
 from __future__ import annotations
@@ -114,9 +115,12 @@ class NewResults(msgspec.Struct, frozen=True, tag=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag=True):
-    """A commit of so many files is read: its limits grow with them."""
+    """gitboot evaluates a commit of so many files: its limits grow with them.
 
-    files: int
+    None: gitboot counts the files now, and the limits start anew.
+    """
+
+    files: int | None
 
 
 class Counted(msgspec.Struct, frozen=True, tag=True):
