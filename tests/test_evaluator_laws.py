@@ -26,8 +26,13 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.frames import encode
 from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.resolve import decide
+from gitboot.resolve.boot import Composer
+from gitboot.resolve.decide import DecidedServer
+from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.source import CommitSummary
 from gitboot.source import history as source_history
+from tests.fleets import SEED, server
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
 from tests.results import StoredResults
 from tests.searching import examples
@@ -303,6 +308,26 @@ def test_a_commit_is_the_same_however_it_was_come_to(
         if draw.random() < 0.6:
             base, base_tree, base_cold = new, tree, cold
         evaluator = again or evaluator
+
+
+def test_an_invalid_commit_decides_only_servers_that_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = {f"{name}.yaml": server(name, "role: web") for name in ("web02", "web03")}
+    good = {f"{number}.yaml": text for number, text in enumerate(SEED)} | servers
+    history = History({})
+    evaluator = Evaluator(history.snapshot)
+    first = history.commit(good)
+    evaluator.evaluate(first, None)
+    changed = {"web03.yaml": server("web03", "role: web, ring: canary"), "broken.yaml": "kind: Nothing"}
+    decided, decide_server = list[str](), decide.decide_server
+
+    def recorded(inputs: ServerInputs, composer: Composer) -> DecidedServer:
+        decided.append(inputs.server.metadata.name)
+        return decide_server(inputs, composer)
+
+    monkeypatch.setattr(decide, "decide_server", recorded)
+    with pytest.raises(InvalidRepository):
+        evaluator.evaluate(history.commit(good | changed), first)
+    assert decided == ["web03"]
 
 
 @LAWS

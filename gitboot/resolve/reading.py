@@ -29,7 +29,7 @@ def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], De
     only follow from a broken document are left out.
     """
     if isinstance(found, Flawed):
-        besides, dated = _besides(found)
+        besides, dated = _besides(found, decide)
         problems = dict.fromkeys((*found.problems, *besides))
         is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
         raise InvalidRepository(problems, fleet=found.well_formed.fleet.spec if is_there else None, dated=dated)
@@ -39,10 +39,12 @@ def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], De
         raise InvalidRepository(error.problems, fleet=found.repository.fleet.spec, dated=error.dated) from None
 
 
-def _besides(flawed: Flawed) -> tuple[list[Problem], tuple[DatedProblem, ...]]:
+def _besides(
+    flawed: Flawed, decide: Callable[[FleetRepository], Decided]
+) -> tuple[list[Problem], tuple[DatedProblem, ...]]:
     """Return what is wrong with the documents that are well formed, and what of it depends on the time."""
     try:
-        decisions = decide_all(flawed.whole).decisions
+        decisions = decide(flawed.whole).decisions
         found, dated = decisions.warnings, decisions.dated
     except InvalidRepository as error:
         found, dated = error.problems, error.dated
