@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from gitboot.storage import filesystem_of
 from tests import newledgers, searching, templates
+from tests.asking import umask
 from tests.boots import page
 
 if TYPE_CHECKING:
@@ -170,3 +171,11 @@ def postgres_server() -> Iterator[PostgresServer]:
 
     with postgresql() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def own_umask() -> Iterator[None]:
+    """Give the next test the umask that this one had: two instances in one process leave the one that ended last."""
+    before = umask()
+    yield
+    os.umask(before)
