@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,11 @@ import pytest
 
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
 from gitboot.evaluator import protocol
+from gitboot.evaluator.cache import DecidedRow, decoded_row
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, ResultKind
-from gitboot.frames import Buffer, Child
+from gitboot.frames import Buffer, Child, encode
 from gitboot.load import Revision
 from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
@@ -221,12 +223,33 @@ def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
     parsed, decided = cache.rows[ResultKind.PARSED], cache.rows[ResultKind.DECIDED]
     assert (len(parsed), len(decided)) == (1, 1)
     for key, value in decided.items():  # no evaluation comes to this, so it shows that the row was used
-        assert b"\xa8firmware\xa4UEFI" in value
-        decided[key] = value.replace(b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS")
+        decided[key] = with_decision(value, firmware="BIOS")
     assert evaluated_anew(state, first.revision, cache).decisions.servers["web01"].firmware == "BIOS"
     repository.push({"web02.yaml": server("web02", "role: web")})
     servers = evaluated_anew(state, newest(source), cache).decisions.servers
     assert [each.firmware for each in servers.values()] == ["BIOS", "UEFI"]
+
+
+def with_decision(row: bytes, **fields: Any) -> bytes:
+    """A row of the cache with another decision."""
+    found = decoded_row(row)
+    assert found is not None
+    decision = replace(protocol.decision(found.decision), **fields)
+    return encode(DecidedRow(protocol.bytes_of(decision), found.host, found.findings))
+
+
+def test_a_process_whose_answer_is_wrong_ends_and_its_commit_is_not_accepted(
+    source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    evaluation.settle(None)
+    for key, value in cache.rows[ResultKind.DECIDED].items():
+        cache.rows[ResultKind.DECIDED][key] = with_decision(value, server="web02")
+    with pytest.raises(NotEvaluated):
+        evaluated_anew(state, first.revision, cache)
+    eventually(lambda: not evaluators(os.getpid()))
 
 
 def test_only_what_the_cache_lacks_is_stored(

@@ -14,9 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.status import command, newest
-from gitboot.evaluator.client import _Frames
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator.client import _Conversation
 from gitboot.evaluator.process import _Answering
-from gitboot.evaluator.protocol import Allowance, Begun, Counted, answer
+from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
+from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import Buffer, Child, encode
 from gitboot.instance.directory import LeftStatus, locked, read_status
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
@@ -190,7 +192,16 @@ def test_an_evaluator_says_how_many_files_it_has_read() -> None:
 
 
 class Evaluating:
-    """Stands for a process of which only what it has said is asked."""
+    """Stands for a process that counts files, and ends."""
+
+    def send(self, question: object, left_s: object) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self) -> int:
+        return 1
 
     def answers(self, left_s: object) -> Iterator[bytes]:
         yield from map(
@@ -205,11 +216,13 @@ class Evaluating:
         )
 
 
-def test_what_was_read_of_a_commit_is_still_to_be_decided() -> None:
+def test_what_was_read_of_a_commit_is_still_to_be_decided(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    frames = _Frames(cast(Child, Evaluating()), Allowance(), lambda *how: told.append(how), None)
-    assert len([*frames]) == 5
-    assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501)]
+    process, question = cast(Child, Evaluating()), Question("f" * 40, None, Allowance())
+    conversation = _Conversation(process, question, lambda *how: told.append(how), None, SpooledResults(tmp_path))
+    with pytest.raises(InvalidRepository):
+        conversation.evaluated(None)
+    assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501), (1, 1)]
 
 
 @pytest.mark.parametrize("runs", [True, False])

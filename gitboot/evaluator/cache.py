@@ -91,18 +91,17 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a value of their kind, of which nothing fails to decode."""
+    """Return whether the bytes are a value of their kind: all of it decodes, and is of one server."""
     if kind is protocol.ResultKind.PARSED:
         return decoded_servers(data) is not None
     if (row := decoded_row(data)) is None:
         return False
     try:
-        protocol.decision(row.decision)
-        protocol.network(row.host)
+        decision, host = protocol.verified_decision(row.decision), protocol.network(row.host)
         findings_of(row)
     except (msgspec.MsgspecError, ValueError):
         return False
-    return True
+    return decision.server == host.server
 
 
 class Decoded(Mapping[str, V], Generic[V]):

@@ -9,28 +9,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 import msgspec
 
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
-from gitboot.evaluator.encoded import Compact
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.evaluator.spooled_results import SpooledResults
-from gitboot.frames import OUT_OF_MEMORY, Child, encode, ended
+from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
-from gitboot.load.merged import merged
+from gitboot.load.merged import merged, replaced
 from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Decision
 from gitboot.progress import Told, unheard
 from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import Host
 from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written
-
-V = TypeVar("V")
 
 
 class Evaluation:
@@ -150,8 +149,8 @@ class Evaluation:
             self._site,
             stores_results=self._cache is not None,
         )
-        results = spooled.results if self._cache is not None else None
-        answer = self._conversations.submit(_converse, self._process, question, base, self._read, self._cache, results)
+        conversation = _Conversation(self._process, question, self._read, self._cache, spooled.results)
+        answer = self._conversations.submit(conversation.evaluated, base)
         self._spool(revision, spooled)
         self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
         answer.add_done_callback(lambda _: stop())
@@ -194,26 +193,6 @@ class _Killed(Exception):
     """Somebody killed the process: its limits do not do that."""
 
 
-def _converse(
-    process: Child,
-    question: protocol.Question,
-    base: Commit | None,
-    read: Told,
-    cache: DiskCache | None,
-    results: SpooledResults | None,
-) -> Evaluated:
-    """Ask, and wait for the answer; if none comes, the process has ended, or is ended."""
-    frames = _Frames(process, question.allowance, read, cache, results)
-    try:
-        process.send(question, frames.left_s)
-        return assembled(base, Revision(question.revision), frames)
-    except (EOFError, OSError, ValueError, RecursionError, msgspec.MsgspecError):  # or the process sends no answer
-        process.kill()
-        raise frames.end() from None
-    finally:
-        read(1, 1)
-
-
 def assembled(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> Evaluated:
     """What an evaluator says of a commit, put together with what is known of its base.
 
@@ -243,36 +222,44 @@ def assembled(base: Commit | None, revision: Revision, answers: Iterable[protoco
 _MOST_COMMITS: Final = 2  # of one question: the base, and the commit
 
 
-class _Frames:
-    """What an evaluator sends, until it ends or has to be ended."""
+class _Conversation:
+    """A question to an evaluator, and what it answers until it ends or has to be ended."""
 
     def __init__(
-        self,
-        process: Child,
-        allowance: Allowance,
-        read: Told,
-        cache: DiskCache | None = None,
-        results: SpooledResults | None = None,
+        self, process: Child, question: protocol.Question, read: Told, cache: DiskCache | None, results: SpooledResults
     ) -> None:
-        self._process, self._allowance, self._read, self._files = process, allowance, read, 0
+        self._process, self._question, self._read = process, question, read
         self._cache, self._results = cache, results
-        self._began, self._wall_s = time.monotonic(), allowance.wall_s(0)
+        self._began = 0.0  # monotonic
+        self._wall_s, self._files = question.allowance.wall_s(0), 0
         self._commits = 0  # that the process has begun
-        self._late = False
+        self._is_late = False
 
-    def left_s(self) -> float:
+    def evaluated(self, base: Commit | None) -> Evaluated:
+        """Ask, and return the answer. If no answer comes, or a wrong one, end the process."""
+        self._began = time.monotonic()
+        try:
+            self._process.send(self._question, self._left_s)
+            return assembled(base, Revision(self._question.revision), self._answers())
+        except (EOFError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            self._process.kill()
+            raise self._end() from None
+        finally:
+            self._read(1, 1)
+
+    def _left_s(self) -> float:
         """Return the seconds that the evaluation may still take."""
         return self._began + self._wall_s - time.monotonic()
 
-    def __iter__(self) -> Iterator[protocol.Answer]:
+    def _answers(self) -> Iterator[protocol.Answer]:
         try:
-            for frame in self._process.answers(self.left_s):
+            for frame in self._process.answers(self._left_s):
                 answer = protocol.answer(frame)
                 match answer:
                     case protocol.Begun(files=None):
                         self._begin()
                     case protocol.Begun(files=int() as files):
-                        self._wall_s, self._files = self._allowance.wall_s(files), files
+                        self._wall_s, self._files = self._question.allowance.wall_s(files), files
                         self._read(0, files + 1)  # what was read is still to be decided
                     case protocol.Counted(files=done) if self._files:
                         self._read(min(done, self._files), self._files + 1)
@@ -280,12 +267,12 @@ class _Frames:
                         if len(keys) > protocol.MAX_KEYS:
                             raise ValueError(f"{len(keys):,} keys at once")
                         values = self._cache.get_many(kind, keys) if self._cache is not None else {}
-                        self._process.send(protocol.Known(values), self.left_s)
-                    case protocol.NewResults(kind=kind, values=values) if self._results is not None:
+                        self._process.send(protocol.Known(values), self._left_s)
+                    case protocol.NewResults(kind=kind, values=values) if self._cache is not None:
                         self._results.add(kind, values)
                 yield answer
         except TimeoutError:
-            self._late = True
+            self._is_late = True
             self._process.kill()
 
     def _begin(self) -> None:
@@ -293,12 +280,12 @@ class _Frames:
         self._commits += 1
         if self._commits > _MOST_COMMITS:
             raise ValueError("more commits than gitboot asked for")
-        self._began, self._wall_s, self._files = time.monotonic(), self._allowance.wall_s(0), 0
+        self._began, self._wall_s, self._files = time.monotonic(), self._question.allowance.wall_s(0), 0
 
-    def end(self) -> InvalidRepository | _Killed:
-        """How the process ended, as an error."""
+    def _end(self) -> InvalidRepository | _Killed:
+        """Return an error that tells how the process ended."""
         status = self._process.wait()
-        if self._late:
+        if self._is_late:
             return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
         if status == -signal.SIGXCPU:
             return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
@@ -310,13 +297,13 @@ class _Frames:
 
 
 class _Assembly:
-    """A commit while it is put together, of its base and of what is said to be another."""
+    """A commit in the making: its base, and what the evaluator sends of the servers that differ."""
 
     def __init__(self, base: Commit | None) -> None:
         self._base = base
         self._touched: list[str] = []
-        self._decisions: dict[str, bytes] = {}
-        self._networks: dict[str, bytes] = {}
+        self._decisions: dict[str, Decision] = {}
+        self._networks: dict[str, Host] = {}
         self._machines: dict[SystemUuid, Machine] = {}
         self._labels: dict[str, Mapping[str, str]] = {}
         self._written: dict[str, Written] = {}
@@ -327,10 +314,10 @@ class _Assembly:
             if self._is_as_before(server):
                 continue
             self._touched.append(name)
-            if (decision := server.decision) is not None:
-                self._decisions[name] = decision
-            if (network := server.network) is not None:
-                self._networks[name] = network
+            if server.decision is not None:
+                self._decisions[name] = protocol.verified_decision(server.decision)
+            if server.network is not None:
+                self._networks[name] = protocol.network(server.network)
             if (machine := server.machine) is not None:
                 self._machines[machine.uuid] = machine
             if (labels := server.labels) is not None:
@@ -346,48 +333,74 @@ class _Assembly:
         return server.written == self._base.written.get(server.name)
 
     def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
-        base = self._base if self._base is not None else _nothing(result)
-        gone = result.gone
-        decisions = replace(
-            base.decisions,
-            revision=revision,
-            servers=_having(base.decisions.servers, self._decisions, gone),
-            networks=_having(base.decisions.networks, self._networks, gone),
-        )
+        base, gone = self._base, result.gone
+        shared = _without_servers(result.fleetwide) if result.fleetwide is not None else base
+        if shared is None:
+            raise ValueError("a commit without a base needs all that is said besides its servers")
+        before = base or shared
+        written, locations = before.written, before.locations
+        if shared.shown is None:  # no page is published
+            written, locations = {}, SourceLocations()
         commit = replace(
-            base,
+            shared,
             revision=revision,
-            decisions=decisions,
-            machines=merged(base.machines, self._machines, result.gone_machines),
-            labels=merged(base.labels, self._labels, gone),
-            sites=merged(base.sites, result.sites, result.gone_sites),
-            written=merged(base.written, self._written, gone),
-            locations=SourceLocations(
-                servers=merged(base.locations.servers, result.locations, gone),
-                shared=merged(base.locations.shared, result.documents, result.gone_documents),
+            decisions=replace(
+                shared.decisions,
+                revision=revision,
+                servers=replaced(before.decisions.servers, self._decisions, gone),
+                networks=replaced(before.decisions.networks, self._networks, gone),
             ),
-            base=self._base.revision if self._base is not None else None,
+            machines=merged(before.machines, self._machines, result.gone_machines),
+            labels=merged(before.labels, self._labels, gone),
+            sites=merged(before.sites, result.sites, result.gone_sites),
+            written=merged(written, self._written, gone),
+            locations=SourceLocations(
+                servers=merged(locations.servers, result.locations, gone),
+                shared=merged(locations.shared, result.documents, result.gone_documents),
+            ),
+            withheld=before.withheld,
+            base=base.revision if base is not None else None,
             touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
         )
-        return commit if result.fleetwide is None else _fleetwide(commit, result.fleetwide)
+        self._check(commit, result)
+        return commit
+
+    def _check(self, commit: Commit, result: protocol.CommitEnd) -> None:
+        """Raise ValueError if the parts of a server are not of one server, or a server lacks a part.
+
+        The base was checked before: the other servers have their parts unless a part of theirs is gone or replaced.
+        """
+        servers, networks = commit.decisions.servers, commit.decisions.networks
+        machines = self._base.machines if self._base is not None else {}
+        replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.gone_machines) if uuid in machines]
+        if not {each.name for each in replaced_machines} <= {*self._touched, *result.gone}:
+            raise ValueError("the machine of another server is gone")
+        if len({len(each) for each in (servers, networks, commit.labels, commit.machines)}) > 1:
+            raise ValueError("a server lacks a part")
+        for name in self._touched:
+            decision, host = servers.get(name), networks.get(name)
+            machine = commit.machines.get(decision.uuid) if decision is not None else None
+            named = [each.server for each in (decision, host) if each is not None]
+            if machine is None or [machine.name, *named] != [name] * 3 or name not in commit.labels:
+                raise ValueError(f"the parts of {name} are not of one server")
+        if not all(name in servers for name in result.come):
+            raise ValueError("a server that is new is none of the servers")
 
 
-def _nothing(result: protocol.CommitEnd) -> Commit:
-    """A commit without servers, to begin with."""
-    said = result.fleetwide
-    assert said is not None  # noqa: S101 - all of a commit is said where there is no base
+def _without_servers(said: protocol.FleetPart) -> Commit:
+    """A commit with what is said besides the servers."""
     decisions = Decisions(
         revision="",
         base_url=said.base_url,
         outputs=frozenset(said.outputs),
         evidence=said.evidence,
-        servers=Compact({}, protocol.decision, protocol.bytes_of),
-        networks=Compact({}, protocol.network, encode),
-        sites={},
-        unknown=None,
+        servers={},
+        networks={},
+        sites=said.sites,
+        unknown=said.unknown,
         unknown_not_found=said.unknown_not_found,
-        warnings=(),
-        dated=(),
+        warnings=said.warnings,
+        dated=said.dated,
     )
     return Commit(
         revision=Revision(""),
@@ -396,36 +409,8 @@ def _nothing(result: protocol.CommitEnd) -> Commit:
         machines={},
         sites={},
         labels={},
-        opt_outs=(),
-        minimum_versions={},
-    )
-
-
-def _fleetwide(commit: Commit, said: protocol.FleetPart) -> Commit:
-    decisions = replace(
-        commit.decisions,
-        base_url=said.base_url,
-        outputs=frozenset(said.outputs),
-        evidence=said.evidence,
-        sites=said.sites,
-        unknown=said.unknown,
-        unknown_not_found=said.unknown_not_found,
-        warnings=said.warnings,
-        dated=said.dated,
-    )
-    return replace(
-        commit,
-        fleet=said.fleet,
-        decisions=decisions,
         opt_outs=said.opt_outs,
         minimum_versions=said.minimum_versions,
         site=said.site,
-        written=commit.written if said.shown is not None else {},
-        locations=commit.locations if said.shown is not None else SourceLocations(),
         shown=said.shown,
     )
-
-
-def _having(before: Mapping[str, V], changed: Mapping[str, bytes], gone: tuple[str, ...]) -> Compact[V]:
-    assert isinstance(before, Compact)  # noqa: S101 - all that comes from here is
-    return before.having(changed, gone)

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from gitboot.bounds import Spent
+from gitboot.canonical import digest
 from gitboot.decoders import decoder
 from gitboot.diff.extent import Extent
 from gitboot.frames import encode
@@ -231,5 +232,13 @@ network: Final[Callable[[bytes], Host]] = decoder(Host)
 
 
 def bytes_of(said: Decision) -> bytes:
-    """A decision for `decision`, with its digest, which is not computed again there."""
+    """Return the bytes of a decision with its digest, for `decision`."""
     return encode(said.digested())
+
+
+def verified_decision(data: bytes) -> Decision:
+    """Return a decision from an evaluator. Raises ValueError if its digest is not that of its content."""
+    found = decision(data)
+    if found.digest != digest(found.facts()):
+        raise ValueError(f"the decision of {found.server} has another digest than its content")
+    return found

@@ -22,25 +22,25 @@ from gitboot.caches import Unusable
 from gitboot.decoders import decoder
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
-from gitboot.evaluator.encoded import Compact
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
-from gitboot.instance.planning import ImageFile, Plans
+from gitboot.instance.planning import ImageFile, Plans, about
 from gitboot.instance.standing import Standing, TargetState
-from gitboot.instance.states import states, to_bytes
 from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Digest, SystemUuid
-from gitboot.plan import BootFile, InstallAttempt, InstallProgress, Run
+from gitboot.plan import BootFile, BootPlan, Decision, InstallAttempt, InstallProgress, Record, Run
 from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
+from gitboot.render.schedule import ServerState
 from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import Host
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.written import Written
 from gitboot.sections import Sections, Spoilt, keep_sections
@@ -69,6 +69,17 @@ class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
     given: dict[str, tuple[str, Run]]
     installing: dict[str, InstallProgress]
     sightings: list[tuple[BootFile, Sighting]] | None
+
+
+class _KeptState(msgspec.Struct, frozen=True, array_like=True):
+    """A `ServerState`, but for what the commit says of the server."""
+
+    record: Record | None
+    absent: tuple[BootFile, ...]
+    at: datetime
+    plan: BootPlan | None
+    later: tuple[tuple[datetime, BootPlan | None], ...]
+    refresh_at: datetime | None
 
 
 class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
@@ -287,15 +298,15 @@ def _kept(standing: Standing, commit: Commit, held: Inventory) -> tuple[_KeptSta
         plans=_kept_plans(plans),
     )
     tables: dict[str, Items] = {
-        "decisions": _encoded(decisions.servers, protocol.bytes_of),
-        "networks": _encoded(decisions.networks, encode),
+        "decisions": ((name, each.digested()) for name, each in decisions.servers.items()),
+        "networks": decisions.networks.items(),
         "machines": commit.machines.items(),
         "sites": commit.sites.items(),
         "labels": ((name, dict(each)) for name, each in commit.labels.items()),
         "written": commit.written.items(),
         "locations": commit.locations.servers.items(),
         "documents": commit.locations.shared.items(),
-        "states": _encoded(plans.servers, to_bytes),
+        "states": ((name, _kept_state(each)) for name, each in plans.servers.items()),
         "instants": plans.transitions.instants.items(),
         "versions": ((name, dict(each)) for name, each in publication.versions.items()),
         "lying": held.states.items(),
@@ -334,8 +345,8 @@ def _read(kept: Sections) -> _Read:
             base_url=said.base_url,
             outputs=frozenset(said.outputs),
             evidence=said.evidence,
-            servers=Compact(table("decisions", _bytes), protocol.decision, protocol.bytes_of),
-            networks=Compact(table("networks", _bytes), protocol.network, encode),
+            servers=table("decisions", _decisions),
+            networks=table("networks", _networks),
             sites=said.sites,
             unknown=said.unknown,
             unknown_not_found=said.unknown_not_found,
@@ -355,7 +366,7 @@ def _read(kept: Sections) -> _Read:
     return _Read(
         small=small,
         commit=commit,
-        plans=_plans(small.plans, commit, table("states", _bytes), table("instants", _instants)),
+        plans=_plans(small.plans, commit, table("states", _states), table("instants", _instants)),
         tree=Inventory(
             states=table("lying", _texts),
             content=table("content", _paths),
@@ -387,13 +398,38 @@ def _kept_plans(plans: Plans) -> _KeptPlans:
     )
 
 
-def _plans(kept: _KeptPlans, commit: Commit, held: dict[str, bytes], instants: dict[str, datetime]) -> Plans:
+def _kept_state(state: ServerState) -> _KeptState:
+    return _KeptState(
+        record=state.record,
+        absent=tuple(sorted(state.absent, key=lambda file: (file.url, file.sha256))),
+        at=state.at,
+        plan=state.plan,
+        later=state.later,
+        refresh_at=state.refresh_at,
+    )
+
+
+def _state(kept: _KeptState, name: str, commit: Commit, stop: Halt) -> ServerState:
+    return ServerState(
+        decision=commit.decisions.servers[name],
+        record=kept.record,
+        about=about(commit, name),
+        stop=stop,
+        absent=frozenset(kept.absent),
+        at=kept.at,
+        plan=kept.plan,
+        later=kept.later,
+        refresh_at=kept.refresh_at,
+    )
+
+
+def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
     nobody: Agenda[str] = Agenda()
     return Plans(
         commit=commit,
         stop=kept.stop,
         left=kept.left,
-        servers=states(held, commit, kept.stop),
+        servers={name: _state(each, name, commit, kept.stop) for name, each in states.items()},
         transitions=nobody.moved(instants),
         planned_at=kept.planned_at,
         counts=dict(kept.counts),
@@ -411,14 +447,10 @@ def _plans(kept: _KeptPlans, commit: Commit, held: dict[str, bytes], instants: d
     )
 
 
-def _encoded(values: Mapping[str, Any], encode: Callable[[Any], bytes]) -> Iterator[tuple[str, bytes]]:
-    """Values as the bytes that they are held as, where they are."""
-    if isinstance(values, Compact):
-        return iter(values.held.items())
-    return ((name, encode(each)) for name, each in values.items())
-
-
 _decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
+_decisions: Final = decoder(dict[str, Decision])
+_networks: Final = decoder(dict[str, Host])
+_states: Final = decoder(dict[str, _KeptState])
 _bytes: Final = decoder(dict[str, bytes])
 _texts: Final = decoder(dict[str, str])
 _labels: Final = decoder(dict[str, dict[str, str]])
