@@ -91,10 +91,10 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a value of their kind: all of it decodes, and is of one server."""
+    """Return whether the bytes are a value of a kind that an evaluation finds: it decodes, and is of one server."""
     if kind is protocol.ResultKind.PARSED:
         return decoded_servers(data) is not None
-    if (row := decoded_row(data)) is None:
+    if kind is not protocol.ResultKind.DECIDED or (row := decoded_row(data)) is None:
         return False
     try:
         decision, host = protocol.verified_decision(row.decision), protocol.network(row.host)

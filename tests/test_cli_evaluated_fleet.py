@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli import deciding
-from gitboot.errors import SourceError
+from gitboot.cli import evaluated_fleet
 from gitboot.evaluator.workers import Forks
 from gitboot.resolve import decide
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
-from gitboot.source import fingerprints, open_snapshot, worktree
-from gitboot.source.worktree import WorkFiles
+from gitboot.source import worktree
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
-from tests.rack import Done, typed
+from tests.rack import typed
 from tests.repositories import Work
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
@@ -50,8 +48,7 @@ EDITS = {
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where commands keep what they find out, of a small fleet too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(deciding, "WORTH", 1)
+    monkeypatch.setattr(evaluated_fleet, "WORTH", 1)
     return tmp_path / "cache"
 
 
@@ -68,21 +65,13 @@ def kept(cache: Path) -> list[Path]:
     return sorted(cache.rglob("cache.sqlite"))
 
 
-def without_cache(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Done:
-    with monkeypatch.context() as patched:
-        patched.setattr(deciding, "WORTH", 1_000_000)
-        return typed(*command)
-
-
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_command_says_the_same_with_what_was_kept(
-    edit: str, cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_says_the_same_with_what_was_kept(edit: str, cache: Path, work: Work) -> None:
     assert typed("validate").code == 0
     assert kept(cache)
     work.write(EDITS[edit])
     for command in COMMANDS:
-        expected = without_cache(command, monkeypatch)
+        expected = typed(*command, "--no-cache")
         assert typed(*command) == expected
 
 
@@ -110,7 +99,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
         return decide_server(inputs, composer)
 
     monkeypatch.setattr(decide, "decide_server", noted)
-    monkeypatch.setattr(deciding, "workers", Forks)  # this process notes no server that another decides
+    monkeypatch.setattr(evaluated_fleet, "evaluation_workers", Forks)  # other processes would note nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")
     assert sorted(decided) == ["web01", "web02"]
@@ -134,9 +123,9 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "WORTH", len(FILES) + 1)
+    monkeypatch.setattr(evaluated_fleet, "WORTH", len(FILES) + 1)
     assert (typed("validate").code, kept(cache)) == (0, [])
-    monkeypatch.setattr(deciding, "WORTH", len(FILES))
+    monkeypatch.setattr(evaluated_fleet, "WORTH", len(FILES))
     assert typed("validate").code == 0
     assert len(kept(cache)) == 1
 
@@ -146,46 +135,28 @@ def test_what_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
     assert mac_of("web01") in typed("plan", "-o", "json").out.replace("-", ":")
 
 
-def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_the_fleet_are_read_and_each_time_anew(
+    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
-    content = worktree._content
+    read_work_file = worktree.read_work_file
 
-    def noted(root: Path, path: str) -> tuple[bytes, os.stat_result]:
+    def noted(root: Path, path: str) -> bytes:
         read.append(path)
-        return content(root, path)
+        return read_work_file(root, path)
 
-    monkeypatch.setattr(worktree, "_content", noted)
+    monkeypatch.setattr(worktree, "read_work_file", noted)
     for _ in range(2):
         assert typed("validate").code == 0
-        assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
-    assert kept(cache)
-    monkeypatch.setattr(fingerprints, "_GRANULE_NS", -(10**18))  # as if all had been written long ago
-    assert typed("validate").code == 0
-    (file,) = cache.rglob("*.files.snapshot")
-    read.clear()
+        assert sorted(read) == sorted([".gitbootignore", *FILES])
+        read.clear()
     first = typed("plan", "-o", "json", *AT)
-    assert WEB01 not in read
-    work.write({WEB01: FILES[WEB01].replace(mac_of("web01"), mac_of("web02"))})  # of the same size
-    os.utime(work.path / WEB01, ns=(0, 0))
-    second = typed("plan", "-o", "json", *AT)
-    assert WEB01 in read and second != first
-    file.write_bytes(file.read_bytes()[:-1])
-    assert typed("plan", "-o", "json", *AT) == second
-
-
-def test_a_file_that_is_written_while_it_is_read_is_told(work: Work) -> None:
-    first = open_snapshot(work.path, None).blobs
-    assert isinstance(first, WorkFiles)
-    known = {path: first[path] for path in (WEB01, "00.yaml")}
-    again = open_snapshot(work.path, None)
-    assert isinstance(again.blobs, WorkFiles)
-    again.blobs.recall(dict(first.marks()))
-    assert {path: again.blobs[path] for path in known} == known
-    assert again.read(known["00.yaml"]).decode() == FILES["00.yaml"]
-    work.write({WEB01: "{}"})
-    with pytest.raises(SourceError, match=f"{WEB01}: it was written while the fleet was read"):
-        again.read(known[WEB01])
+    before = (work.path / WEB01).stat()
+    work.write({WEB01: FILES[WEB01].replace(mac_of("web01"), mac_of("web02"))})
+    os.utime(work.path / WEB01, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (work.path / WEB01).stat().st_size == before.st_size
+    assert typed("plan", "-o", "json", *AT) != first
 
 
 def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:
@@ -195,11 +166,11 @@ def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> N
     assert typed("validate", *AT) == first
 
 
-def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:
     lenient = FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, ")
     work.write({"00.yaml": lenient, "lone.yaml": server("lone"), "other.yaml": server("other")})
     assert typed("validate").out.count("GB2010") == 2
     work.write({"other.yaml": server("other", "role: web"), "web02.yaml": server("web02", "role: web")})
     told = typed("validate")
-    assert told == without_cache(("validate",), monkeypatch)
+    assert told == typed("validate", "--no-cache")
     assert told.out.count("GB2010") == 1 and told.out.startswith("lone.yaml")
