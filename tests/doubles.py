@@ -27,6 +27,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
@@ -159,6 +160,9 @@ class Taking:
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return None

@@ -30,6 +30,7 @@ from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.recorded import records_in
 from gitboot.publish.tree import verify
@@ -89,6 +90,9 @@ class Brittle:
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return self.target.dated(path, file, at)
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return self.target.end_windows(at)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return self.target.update_list(keys, at)

@@ -13,7 +13,8 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
 from gitboot.evaluator.remote_cache import Cache
-from gitboot.frames import decoder, encode
+from gitboot.decoders import decoder
+from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more

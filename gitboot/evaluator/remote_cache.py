@@ -14,7 +14,8 @@ import msgspec
 
 from gitboot.evaluator import protocol
 from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
-from gitboot.frames import decoder, read_frame, write_frame
+from gitboot.decoders import decoder
+from gitboot.frames import read_frame, write_frame
 
 MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
 

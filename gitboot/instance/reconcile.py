@@ -45,8 +45,10 @@ from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.instance.turns import granted
+from gitboot.instance.window_watch import WindowWatch
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
+from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
@@ -57,6 +59,7 @@ from gitboot.stoppage import Halt, Stoppage
 from gitboot.timekeeping import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
+_QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states
 _MOST_UNWRITTEN: Final = 1000  # events that are kept in memory for the ledger
 
 
@@ -98,6 +101,8 @@ class Reconciler:
         self._target, self._bmcs, self._bookmark = target, bmcs, bookmark
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
         self._planning = outlet.listener.of(Work.PLAN)
+        self._windows = WindowWatch(target.end_windows)
+        self._waits_since: datetime | None = None  # for the first plan to be published; None: it was
         self._leave_stalled = outlet.stalled
         self._unwritten: list[Event] = []  # that the ledger does not have, for it could not be written
         self._started: Standing | None = None  # as the start left it, while it goes on from that without the ledger
@@ -195,6 +200,7 @@ class Reconciler:
             now = self._asked(now, commit, at)
             lap(Stage.ASK)
             now = self._waited(now, at) if wait else now
+        now = self._windows_ended(now, at, waits=not wait)
         # A commit is judged by the records once it is learned what was fetched before files changed.
         may_judge = now.attempt.awaits_records and _progress(now.attempt) != _progress(before.attempt)
         due = self._reported(now, at)
@@ -404,6 +410,27 @@ class Reconciler:
         unwritable, publication = publication.unwritable or error, replace(publication, unwritable=None)
         return replace(now, publication=publication, unwritable=unwritable)
 
+    def _windows_ended(self, now: Standing, at: datetime, *, waits: bool) -> Standing:
+        """End the windows that are over in what an earlier process published, until the first plan is published.
+
+        With ``waits``, only if there is no such plan for a while: reading all server states takes time.
+        """
+        if now.commit is not None and now.publication.complete:
+            self._waits_since = None
+            return replace(now, next_window_end=None)
+        since = self._waits_since = self._waits_since or at
+        if waits and since <= at < since + _QUICK_START:
+            return replace(now, next_window_end=since + _QUICK_START)
+        servers, events = self._windows.end(at)
+        before = now.publication
+        publication = replace(
+            before,
+            owed=before.owed | servers,
+            versions=replaced(before.versions, {}, servers & before.versions.keys()),
+            events=(*before.events, *events),
+        )
+        return replace(now, publication=publication, next_window_end=self._windows.next_end)
+
     def _note_left_output(self, now: Standing, commit: Commit) -> Standing:
         """Store which one-time boots an upgrade took out of OUTPUT, once all of it is published."""
         about = now.knowledge.facts
@@ -463,7 +490,7 @@ class Reconciler:
         self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
         self._report(replace(self.status, stages=self.laps.facts()), at)
         if now.unwritable is not None:
-            return at + LEDGER_RETRY
+            return min(at + LEDGER_RETRY, now.next_window_end or at + LEDGER_RETRY)
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
 

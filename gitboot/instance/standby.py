@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import threading
@@ -20,7 +21,7 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
 from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
-from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
+from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import directory as state
@@ -28,14 +29,14 @@ from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import look_for_repository, named_ledger, source_of
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
+from gitboot.instance.window_watch import WindowWatch
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.load import Revision
 from gitboot.model.scalars import format_instant
-from gitboot.phrases import count
 from gitboot.processes import spawn
-from gitboot.publish.ended_windows import end_windows
+from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source import FetchProcess, Source
 from gitboot.status import Condition, Event, Status
 
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import PostgresRenewing
 
 LOOK_S: Final = 2.0  # between two looks at the lease
-_SHARE: Final = 20  # how much longer than its last search for ended windows an instance waits until the next
 _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to what is published
 _FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
 
@@ -82,7 +82,7 @@ class Standby:
         self._accepted: str | None = None  # the commit that the acting instance has accepted
         self._woken = threading.Event()  # whether there is anything new to fetch, or to evaluate
         self._has_failed, self._said = False, ""
-        self._ends_windows_from = 0.0  # by the monotonic clock
+        self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
         """Wait while another instance has the lease; False: the end was asked for meanwhile.
@@ -117,9 +117,10 @@ class Standby:
                 if waits[0] == _STANDING_BY and is_large():
                     preparation.look()
                 self._say(*waits, since, preparation.said)
+                wait_s = min(LOOK_S, self._settings.lease_s / 5)
                 if not preparation.is_running:
-                    self._end_windows()
-                end.wait(min(LOOK_S, self._settings.lease_s / 5))
+                    wait_s = min(wait_s, self._end_windows())
+                end.wait(wait_s)
             return False
 
     def _looked(self, looking: PostgresRenewing) -> tuple[str, str] | None:
@@ -140,21 +141,13 @@ class Standby:
                 self._woken.set()
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
-    def _end_windows(self) -> None:
-        """End the windows that are over in the tree of this host: nobody else does while this instance waits."""
-        began_s, at = time.monotonic(), self._clock()
-        if began_s < self._ends_windows_from:
-            return
-        try:
-            servers = end_windows(self._settings.output, at)
-        except PublishError as error:
-            self._tell(Event(at=at, type="WindowsNotEnded", message=str(error), warning=True))
-            servers = ()
-        now_s = time.monotonic()
-        self._ends_windows_from = now_s + _SHARE * (now_s - began_s)
-        if servers:
-            message = f"{count(len(servers), 'server')} left a maintenance that is over, though this instance waits"
-            self._tell(Event(at=at, type="WindowsEnded", message=message, facts={"servers": list(servers)}))
+    def _end_windows(self) -> float:
+        """End the windows that are over in the tree of this host; return the seconds until the next window ends."""
+        _, events = self._windows.end(self._clock())
+        for event in events:
+            self._tell(event)
+        next_end = self._windows.next_end
+        return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
     def _note_progress(self, found: tuple[str, int] | None) -> None:
         """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""

@@ -106,6 +106,7 @@ class Standing:
     is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
+    next_window_end: datetime | None = None  # in OUTPUT, while nothing was published since the start
     unread: str | None = None  # why the spool could not be read the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
     unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # that endpoints have met of late
@@ -226,12 +227,14 @@ class Standing:
     def next_due(self, at: datetime) -> datetime | None:
         """When, after ``at``, the clock alone asks for another reconcile.
 
-        While there is no commit to plan by, as after a start until it is evaluated, the clock changes no plan.
+        While there is no commit to plan by, as after a start until it is evaluated, the clock changes no plan. But
+        windows that an earlier process published end.
         """
         held_up = any(each.type == "Accepting" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if held_up else None
         dues = (
             self.plans.transitions.next if self.commit is not None else None,
+            self.next_window_end,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
             retry_at if (retry_at := self.attempt.retry_at) is not None and retry_at > at else None,

@@ -1,0 +1,41 @@
+"""End maintenance windows in OUTPUT while the instance publishes no plans, and report it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+from gitboot.errors import PublishError
+from gitboot.phrases import count
+from gitboot.publish.ended_windows import EndedWindows
+from gitboot.status import Event
+
+_RETRY: Final = timedelta(seconds=5)
+
+
+class WindowWatch:
+    """Ends windows by ``end_windows``, on a standby and on an instance that has not published its first plan."""
+
+    def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
+        self._end_windows = end_windows
+        self._failure = ""
+        self.next_end: datetime | None = None  # when to call `end` next; None: no window is known to end
+
+    def end(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
+        """End the windows that are over at ``at``; return the servers whose files changed, and what to report.
+
+        A failure is reported once. It has to be tried again at `next_end`.
+        """
+        try:
+            servers, self.next_end = self._end_windows(at)
+        except PublishError as error:
+            self.next_end = at + _RETRY
+            is_known, self._failure = str(error) == self._failure, str(error)
+            event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
+            return frozenset(), () if is_known else (event,)
+        self._failure = ""
+        if not servers:
+            return frozenset(), ()
+        message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
+        return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
