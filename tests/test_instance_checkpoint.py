@@ -18,8 +18,8 @@ from typing import Any, cast
 import pytest
 
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.instance import bookmark, build, planning
-from gitboot.instance.directory import PLANNED
+from gitboot.instance import build, checkpoint, planning
+from gitboot.instance.directory import CACHE
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.standing import Fetched
@@ -54,8 +54,8 @@ NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is kept of small fleets, too, and after each change."""
-    monkeypatch.setattr(bookmark, "WORTH", 0)
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta())
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(build, "Patrol", Patient)
 
 
@@ -118,7 +118,7 @@ class Twin:
 
     def begin(self, now: datetime, *, initial: str | None = None) -> None:
         if not self._keeps:
-            (self.folder / "state" / PLANNED).unlink(missing_ok=True)
+            (self.folder / "state" / CACHE).unlink(missing_ok=True)
         process = in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
         self.parts = self._open.enter_context(process)
         self.turn(now)
@@ -317,7 +317,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Often it is of some commits, fetches and records before."""
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta(minutes=seed % 3 * 30))
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
     twins, happened = Twins(tmp_path, random.Random(seed)), list[str]()
     try:
         for _ in range(6):
@@ -331,7 +331,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
 def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta(minutes=seed % 3 * 30))
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
     resumed = list[bool]()
 
     def noted(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
@@ -368,7 +368,7 @@ def left(tmp_path: Path) -> tuple[Path, Repository]:
     repository.push({"all.yaml": FLEET})
     with in_process(tmp_path, repository.bare, initial="fresh") as parts:
         reconcile(parts)
-    assert (tmp_path / "state" / PLANNED).exists()
+    assert (tmp_path / "state" / CACHE).exists()
     return tmp_path, repository
 
 
@@ -416,7 +416,7 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
 ) -> None:
     """As where the instance was killed before it was worth it to keep the next one."""
     folder, repository = left
-    kept = (folder / "state" / PLANNED).read_bytes()
+    kept = (folder / "state" / CACHE).read_bytes()
     first = repository.push({"README.md": "one"})
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
@@ -424,7 +424,7 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         second = parts.reconciler.status.applied
-    (folder / "state" / PLANNED).write_bytes(kept)
+    (folder / "state" / CACHE).write_bytes(kept)
     asked = evaluated(monkeypatch)
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
@@ -444,11 +444,11 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.next_transition == at("20T22:00")
-    kept = (folder / "state" / PLANNED).read_bytes()
+    kept = (folder / "state" / CACHE).read_bytes()
     repository.push({"README.md": "one"})
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
-    (folder / "state" / PLANNED).write_bytes(kept)
+    (folder / "state" / CACHE).write_bytes(kept)
     with in_process(folder, repository.bare, evaluates=False) as parts:
         parts.source.fetch()
         assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) is None
@@ -461,14 +461,14 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
 def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
     """A server that was provisioned after that is not offered its installer once more, not for a moment."""
     folder, repository = left
-    kept = (folder / "state" / PLANNED).read_bytes()
+    kept = (folder / "state" / CACHE).read_bytes()
     item = item_of("web00", 1)
     with in_process(folder, repository.bare) as parts:
         requests.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
     before = written(folder)
-    (folder / "state" / PLANNED).write_bytes(kept)
+    (folder / "state" / CACHE).write_bytes(kept)
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
@@ -497,7 +497,7 @@ def test_what_cannot_be_relied_on_is_done_without(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     folder, repository = left
-    path = folder / "state" / PLANNED
+    path = folder / "state" / CACHE
     if harm == "cut short":
         path.write_bytes(path.read_bytes()[:-1])
     with in_process(folder, repository.bare) as parts:
