@@ -272,7 +272,7 @@ class _Chunks:
                 keys[name].append(digest)
                 chunks[digest] = chunk
                 left -= len(chunk)
-            lacking = self._lacking(chunks)
+            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # or has them damaged
             self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
             new |= lacking
             is_taken = left >= 0 and not self._lacking(lacking)
