@@ -12,8 +12,9 @@ import msgspec
 
 from gitboot.assets.fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, judge, judge_content
+from gitboot.decoders import decoder
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.frames import decoder, encode
+from gitboot.frames import encode
 from gitboot.plan import BootFile
 
 
