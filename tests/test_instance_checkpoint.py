@@ -589,15 +589,17 @@ def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repo
     path, before = folder / "state" / CACHE, contents(folder)
     rows = [row for (row,) in sql(path, "SELECT rowid FROM entry")]
     assert len(rows) >= 10
-    whole = path.read_bytes()
+    whole, warned = path.read_bytes(), 0
     for row in rows:
         path.write_bytes(whole)
         sql(path, f"DELETE FROM entry WHERE rowid = {row}")
         with in_process(folder, repository.bare) as parts:
             assert parts.reconciler.standing.plans.commit is None
             reconcile(parts)
+            warned += "KeptUnusable" in {event.type for event in parts.events}
         assert contents(folder) == before
         assert is_resumed(folder, repository)
+    assert warned == len(rows) - 1  # a cache without the manifest looks like a new one
 
 
 @pytest.mark.parametrize("harm", HARMS)

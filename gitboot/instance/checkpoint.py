@@ -22,7 +22,7 @@ import msgspec
 
 from gitboot.assets.sighting import Sighting
 from gitboot.decoders import decoder
-from gitboot.disk_cache import CacheTable, DiskCache
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.encoded import Compact
@@ -205,7 +205,7 @@ class Checkpoint:
                 tree = self._tree.inventory()
             except PublishError:
                 return
-            self._chunks.write(key, encode(_small(standing, commit, tree)), _tables(standing, commit, tree))
+            self._chunks.write(key, encode(_kept_standing(standing, commit, tree)), _tables(standing, commit, tree))
             self._planned = 0
         self._stored_at = at
 
@@ -236,16 +236,16 @@ class _Chunks:
 
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self._manifests = CacheTable[_Manifest](cache, _MANIFEST, _Manifest)
-        self.are_too_many = False  # for the cache; the next process tries again
+        self.are_too_many = False  # for the cache; only another process tries again
 
     def manifest(self, key: bytes) -> _Manifest | None:
-        return self._manifests.get_many([key]).get(key)
+        value = self._cache.get_many(_MANIFEST, [key]).get(key)
+        return _manifest(value) if value is not None else None
 
     def has(self, key: bytes) -> bool:
         """Return whether the cache has a manifest and its chunks."""
         manifest = self.manifest(key)
-        return manifest is not None and self._lacking(manifest.keys) == set()
+        return manifest is not None and not self._lacking(manifest.keys)
 
     def chunk(self, key: bytes) -> bytes:
         """Return the bytes of a chunk. Raises KeyError."""
@@ -285,7 +285,7 @@ class _Chunks:
             self._delete_chunks(new)
             return
         self._cache.delete_many(_MANIFEST, [key])
-        self._manifests.insert_many({key: after})
+        self._cache.insert_many(_MANIFEST, {key: encode(after)})
         if before is not None:
             self._delete_chunks(before.keys - after.keys)
 
@@ -367,7 +367,7 @@ def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
 Rows = Iterable[tuple[str, Any]]
 
 
-def _small(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
+def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
     publication, plans, decisions = standing.publication, standing.plans, commit.decisions
     assert publication.terms is not None  # noqa: S101 - there are some in what stands
     return _KeptStanding(
@@ -406,7 +406,7 @@ def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Ro
 
 
 def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
-    """Return what `_small` and `_tables` returned. Raises KeyError, ValueError and DecodeError."""
+    """Return what `_kept_standing` and `_tables` returned. Raises KeyError, ValueError and DecodeError."""
 
     def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
         return chunks.rows(manifest.tables[name], decode)
@@ -507,6 +507,7 @@ def _encoded(values: Mapping[str, Any], encode: Callable[[Any], bytes]) -> Itera
 
 _MANIFEST: Final = "checkpoint"
 _CHUNK: Final = "checkpoint-chunk"
+_manifest: Final[Callable[[bytes], _Manifest]] = decoder(_Manifest)
 _decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
 _bytes: Final = decoder(dict[str, bytes])
 _texts: Final = decoder(dict[str, str])
