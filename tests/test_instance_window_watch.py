@@ -18,8 +18,8 @@ from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import exceeded
 from gitboot.frames import Child
-from gitboot.instance import bookmark
-from gitboot.instance.directory import CACHE, PLANNED
+from gitboot.instance import checkpoint
+from gitboot.instance.directory import CACHE
 from gitboot.instance.loop import Loop
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
@@ -64,7 +64,6 @@ def publish(folder: Path, repository: Repository, now: datetime) -> None:
         parts.source.fetch()
         parts.reconciler.reconcile(now, fetched=Fetched(), wait=True)
         assert boots_maintenance(folder) == len(NAMES)
-    (folder / "state" / PLANNED).unlink(missing_ok=True)
     (folder / "state" / CACHE).unlink(missing_ok=True)
 
 
@@ -195,7 +194,7 @@ def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_
     tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit that it accepted last is newer than the checkpoint, and its evaluation is held back."""
-    monkeypatch.setattr(bookmark, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
     with in_process(tmp_path, repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
         for text in (None, "one"):
             if text is not None:

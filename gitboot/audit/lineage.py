@@ -9,11 +9,11 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gitboot.audit.effects import EffectKind, ServerEffect, effects
+from gitboot.decoders import decoder
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
 from gitboot.evaluator.remote_cache import Cache
-from gitboot.decoders import decoder
 from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid

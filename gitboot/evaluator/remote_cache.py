@@ -12,9 +12,9 @@ from typing import IO, Final, Protocol
 
 import msgspec
 
+from gitboot.decoders import decoder
 from gitboot.evaluator import protocol
 from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
-from gitboot.decoders import decoder
 from gitboot.frames import read_frame, write_frame
 
 MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
