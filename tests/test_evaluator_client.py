@@ -26,11 +26,12 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, ResultKind
 from gitboot.frames import Buffer, Child, encode
 from gitboot.load import Revision
+from gitboot.model.scalars import SystemUuid
 from gitboot.problems.codes import Code
 from gitboot.source import Remote, Source
 from gitboot.status import Condition
 from tests.configured import configured
-from tests.fleets import SEED, mac_of, policy, server
+from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.inprocess import in_process
 from tests.instance import Repository, alive, evaluators, eventually, running
 from tests.preloaded import Command, captured, nursery
@@ -238,18 +239,16 @@ def with_decision(row: bytes, **fields: Any) -> bytes:
     return encode(DecidedRow(protocol.bytes_of(decision), found.host, found.findings))
 
 
-def test_a_process_whose_answer_is_wrong_ends_and_its_commit_is_not_accepted(
+def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
     source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
 ) -> None:
     evaluation, cache = cached
     first = evaluate(evaluation, newest(source)).commit
     stored(evaluation, cache, first)
-    evaluation.settle(None)
     for key, value in cache.rows[ResultKind.DECIDED].items():
-        cache.rows[ResultKind.DECIDED][key] = with_decision(value, server="web02")
-    with pytest.raises(NotEvaluated):
+        cache.rows[ResultKind.DECIDED][key] = with_decision(value, uuid=SystemUuid(uuid_of("web02")))
+    with pytest.raises(NotEvaluated, match="killed twice"):
         evaluated_anew(state, first.revision, cache)
-    eventually(lambda: not evaluators(os.getpid()))
 
 
 def test_only_what_the_cache_lacks_is_stored(
