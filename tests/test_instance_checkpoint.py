@@ -472,7 +472,9 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
     (folder / "state" / CACHE).write_bytes(kept)
     with in_process(folder, repository.bare, evaluates=False) as parts:
         parts.source.fetch()
-        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) is None
+        quick = at("20T23:00") + timedelta(seconds=2)  # then it looks once for windows that are over
+        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) == quick
+        assert parts.reconciler.reconcile(quick, fetched=Fetched()) == at("21T04:00")
         assert parts.reconciler.status.accepted is None
     with in_process(folder, repository.bare) as parts:
         parts.source.fetch()
