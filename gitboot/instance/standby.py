@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.caches import this_program
 from gitboot.decoders import decoder
+from gitboot.disk_cache import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit

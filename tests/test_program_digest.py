@@ -1,4 +1,4 @@
-"""A program is named by a digest of its files and of the versions of its libraries."""
+"""The digest of the program that the keys of the cache have: its files, and the versions of its libraries."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gitboot import caches
+from gitboot import disk_cache
 
 
 def digest_of(program: Path, libraries: Path) -> str:
-    """What a process with that gitboot calls itself."""
-    script = "from gitboot.caches import this_program; print(this_program().hex())"
+    """Return the digest that a process with that gitboot computes."""
+    script = "from gitboot.disk_cache import this_program; print(this_program().hex())"
     environment = {**os.environ, "PYTHONPATH": f"{program}:{libraries}"}
     command = [sys.executable, "-P", "-c", script]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_program_is_told_by_its_files_and_by_the_versions_of_its_libraries(tmp_path: Path) -> None:
+def test_the_digest_of_a_program_differs_by_its_files_and_by_the_versions_of_its_libraries(tmp_path: Path) -> None:
     program, libraries = tmp_path / "program", tmp_path / "libraries"
-    shutil.copytree(Path(caches.__file__).parent, program / "gitboot")
+    shutil.copytree(Path(disk_cache.__file__).parent, program / "gitboot")
     (libraries / "yaml").mkdir(parents=True)
     (libraries / "yaml" / "__init__.py").touch()
     (libraries / "pyyaml-6.0.1.dist-info").mkdir()
