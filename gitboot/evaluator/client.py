@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gitboot.bounds import uncollected
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
@@ -306,6 +307,7 @@ class _Assembly:
         self._labels: dict[str, Mapping[str, str]] = {}
         self._written: dict[str, Written] = {}
 
+    @uncollected()  # what is decoded stays
     def take(self, servers: tuple[protocol.ServerPart, ...]) -> None:
         for server in servers:
             name = server.name
