@@ -155,6 +155,9 @@ class DiskCache:
                     if code in _REFUSED:
                         self._say("is not used", error)
                         return None
+                    if not self._writes:  # another process has the file, and makes it anew
+                        self.close()
+                        return None
                     self._say("is made anew", error)
                     self._remove()
             return None

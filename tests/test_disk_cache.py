@@ -293,6 +293,20 @@ def test_a_file_that_is_no_good_is_made_anew(filled: Path, damage: str, while_op
 
 
 @pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
+@pytest.mark.parametrize("damage", REPAIRED)
+def test_a_reader_leaves_a_file_that_is_no_good_to_its_writer(filled: Path, damage: str, while_open: bool) -> None:
+    with DiskCache(filled, lambda _: None, writes=False) as cache:
+        if while_open:
+            assert cache.get_many("kind", ROWS) == ROWS
+        REPAIRED[damage](filled)
+        folder = {each: each.read_bytes() for each in filled.parent.glob("*")}
+        for _ in range(2):
+            assert cache.get_many("kind", ROWS).items() <= ROWS.items()
+            cache.close()
+    assert {each: each.read_bytes() for each in filled.parent.glob("*")} == folder
+
+
+@pytest.mark.parametrize("while_open", [False, True], ids=["closed", "open"])
 @pytest.mark.parametrize("damage", NOT_USED)
 def test_what_gitboot_did_not_put_there_is_left_alone_with_one_warning(
     filled: Path, damage: str, while_open: bool
