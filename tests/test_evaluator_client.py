@@ -280,6 +280,31 @@ def test_the_process_of_a_commit_that_was_not_accepted_ends_and_nothing_is_store
     assert not cache.rows
 
 
+def test_a_process_that_follows_a_rejected_commit_stays(
+    repository: Repository, source: Source, cached: tuple[Evaluation, StoredResults]
+) -> None:
+    evaluation, _ = cached
+
+    def accept(base: Commit | None) -> Commit:
+        commit = evaluate(evaluation, newest(source), base).commit
+        evaluation.settle(commit.revision)
+        evaluation.keep(commit.revision)
+        return commit
+
+    first = accept(None)
+    repository.push({"broken.yaml": "kind: Nothing\n"})
+    with pytest.raises(InvalidRepository):
+        evaluation.evaluate(newest(source), first)
+    evaluation.settle(first.revision)
+    repository.push({"broken.yaml": ""})
+    second = accept(first)
+    process = evaluators(os.getpid())
+    assert len(process) == 1
+    repository.push({"README.md": "Hello"})
+    accept(second)
+    assert evaluators(os.getpid()) == process
+
+
 def test_a_commit_that_is_approved_after_its_process_has_ended_is_stored(
     source: Source, cached: tuple[Evaluation, StoredResults]
 ) -> None:

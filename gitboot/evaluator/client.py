@@ -139,7 +139,7 @@ class Evaluation:
             self._end_process()
         if self._process is None:
             self._process, self._evaluated = Child("gitboot.evaluator", str(self._state)), set()
-            self._kept.clear()
+            self._kept &= {base.revision} if base is not None else set()  # the new process has evaluated no other
         untrusted = frozenset(self._evaluated - self._kept)
         self._evaluated |= {revision} if base is None else {revision, base.revision}
         spooled = _Spooled(SpooledResults(self._state), untrusted)

@@ -496,6 +496,8 @@ class Accepting:
             commit = kept
         else:
             try:
+                if kept is not None:
+                    self._evaluation.keep(kept.revision)
                 evaluated = self._evaluation.evaluate(before, kept)
             except NotEvaluated as error:
                 attempt = _refused(_postponed(attempt, attempt.retries, at), before, error, events, at)
