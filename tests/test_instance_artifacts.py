@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.assets.remembered import write_sightings
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.override import State
 from gitboot.disk_cache import DiskCache
-from gitboot.instance.build import looking
+from gitboot.instance.build import looking, seen_before
 from gitboot.instance.lookout import Lookout
 from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
+from gitboot.model.scalars import Digest
 from gitboot.plan import BootFile, BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench
@@ -343,7 +345,7 @@ def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
     assert planned is not None and planned.override is None
 
 
-def test_the_ledger_has_what_was_seen_last_and_only_for_the_host_that_saw_it(bench: Bench, told: Told) -> None:
+def test_the_ledger_has_what_was_seen_last_and_a_shared_one_by_which_host(bench: Bench, told: Told) -> None:
     bench.decide(*ONCE)
     told.see(ABSENT, KERNEL)
     told.see(THERE, "flatcar-1/initrd")
@@ -384,6 +386,18 @@ def settings(folder: Path, check: str = "head", assets: Path | None = None) -> S
 def ledger(tmp_path: Path) -> Iterator[Store]:
     with Unsynced.open(tmp_path / "ledger.sqlite") as store:
         yield store
+
+
+def test_an_upgrade_keeps_what_an_earlier_version_saw_until_the_ledger_has_it(tmp_path: Path, ledger: Store) -> None:
+    seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): THERE}
+    file = tmp_path / "artifacts.json"
+    write_sightings(file, seen)
+    assert seen_before(settings(tmp_path), ledger) == seen
+    assert file.exists()
+    with ledger.writing() as tx:
+        facts.store_sightings(tx, seen, "")
+    assert seen_before(settings(tmp_path), ledger) == seen
+    assert not file.exists()
 
 
 @pytest.fixture

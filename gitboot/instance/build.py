@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+from gitboot.assets.remembered import read_sightings
+from gitboot.assets.sighting import Sighting
 from gitboot.assets.verifying import ReadResults
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
@@ -70,7 +72,7 @@ from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import IDENTITY
 from gitboot.observe.stopped import Words, folders
-from gitboot.plan import Record
+from gitboot.plan import BootFile, Record
 from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
@@ -566,11 +568,24 @@ def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[
         is_read = settings.artifacts.check is CheckAssets.READ
         return Fetchers(by_prefix), lambda url: is_read or url.startswith(tuple(here))
 
-    before = facts.sightings(store, place_of(settings.state))
+    before = seen_before(settings, store)
     every_s = settings.artifacts.every_s
     lookout = Lookout(fetcher_of, before=before, results=ReadResults(cache), every_s=every_s, wake=wake)
     with closing(lookout):
         yield lookout
+
+
+def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
+    """Return what the instance saw of artifacts before its start; an earlier version stored that in a file.
+
+    The file goes once the ledger has sightings.
+    """
+    former = settings.state / state.FORMER_SIGHTINGS
+    if before := facts.sightings(store, place_of(settings.state)):
+        with suppress(OSError):
+            former.unlink()
+        return before
+    return read_sightings(former)
 
 
 def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:

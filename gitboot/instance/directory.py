@@ -33,7 +33,8 @@ NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
 _LATELY: Final = 50  # accepted commits whose extent is kept
 SPOOL: Final = "spool"  # where the endpoints of this instance record fetches, unless it is told another folder
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
-_FORMER: Final = ("planned.snapshot", "evaluated.snapshot", "artifacts.json")  # caches of earlier versions
+FORMER_SIGHTINGS: Final = "artifacts.json"  # of artifacts, which earlier versions stored in a file
+_FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # caches of earlier versions
 
 
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
