@@ -38,13 +38,13 @@ def framed(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next frame; None at the end of the stream, also in the middle of a frame."""
+def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
+    """Return the next frame; None at the end of the stream, in the middle of a frame, and for a longer frame."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
-    data = stream.read(length) if length <= MAX_FRAME else b""
+    data = stream.read(length) if length <= max_bytes else b""
     return data if len(data) == length else None
 
 

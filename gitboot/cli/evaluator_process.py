@@ -181,12 +181,15 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
 
 def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
     """Answer the lookups of a child until it ends, and return its exit code, or end by the signal that ended it."""
-    if opens is None:
-        code = _wait(child)
-    else:
-        serving = Thread(target=_serve, args=(channel, opens), name="cache")
-        serving.start()
-        code = _wait(child)
+    serving = Thread(target=_serve, args=(channel, opens), name="cache") if opens is not None else None
+    try:
+        if serving is not None:
+            serving.start()
+    except RuntimeError:  # the system has no room for a thread; the child evaluates without a cache
+        channel.close()
+        serving = None
+    code = _wait(child)
+    if serving is not None:
         with suppress(OSError):
             channel.shutdown(socket.SHUT_RDWR)  # what the child has sent can still be read; nobody can send more
         serving.join()

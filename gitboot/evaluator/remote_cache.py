@@ -13,11 +13,14 @@ from typing import IO, Final, Protocol
 import msgspec
 
 from gitboot.decoders import decoder
+from gitboot.disk_cache import MAX_VALUE_BYTES
 from gitboot.evaluator import protocol
 from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
 from gitboot.frames import read_frame, write_frame
 
 MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
+MAX_MESSAGE_BYTES: Final = 2**27  # that `serve_cache` reads: a value that the cache stores fits
+_BATCH_BYTES: Final = 2**24  # of new results in one message, and one value more
 
 
 class Results(Protocol):
@@ -53,8 +56,9 @@ class RemoteCache:
         return found
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        left = iter(rows.items())
-        while not self._is_lost and (batch := dict(islice(left, protocol.MAX_KEYS))):
+        for batch in _batches(rows):
+            if self._is_lost:
+                return
             with self._exchange():
                 write_frame(self._outgoing, NewResults(kind, batch))
 
@@ -64,6 +68,20 @@ class RemoteCache:
         with suppress(OSError, EOFError):
             yield
             self._is_lost = False
+
+
+def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
+    """Yield the results that one message may have. Values that the cache does not store are left out."""
+    batch, size = dict[bytes, bytes](), 0
+    for key, value in rows.items():
+        if len(value) > MAX_VALUE_BYTES:
+            continue
+        batch[key], size = value, size + len(value)
+        if len(batch) == protocol.MAX_KEYS or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = {}, 0
+    if batch:
+        yield batch
 
 
 def lookup(results: Results | None, wanted: Wanted) -> Known:
@@ -82,7 +100,7 @@ def serve_cache(
     Nothing of a wrong frame is inserted.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
-        while (frame := read_frame(incoming)) is not None:
+        while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:
             message = _decode(frame)
             if isinstance(message, Wanted):
                 write_frame(outgoing, lookup(cache, message))
