@@ -217,6 +217,8 @@ class Checkpoint:
             except PublishError:
                 return
             self._chunks.write(key, encode(_kept_standing(standing, commit, tree)), _tables(standing, commit, tree))
+            if self._chunks.are_too_many:
+                self._warn("a checkpoint does not fit into the cache: the next start plans and publishes all servers")
             self._planned = 0
         self._stored_at = at
 

@@ -30,7 +30,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 def place_of(state: Path) -> str:
     """Return where the instance with this state directory is, in words."""
-    return f"{socket.gethostname()}:{state.absolute()}"
+    return f"{socket.gethostname()}:{state.resolve()}"
 
 
 class Holder(NamedTuple):
