@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -258,6 +259,14 @@ REPAIRED: dict[str, Damage] = {
     "readable by others": lambda path: path.chmod(0o640),
     "another user's": give_away,
 }
+
+
+def what_lies_at(path: Path) -> tuple[int, ...]:
+    """What differs once anything is put there: not the time at which the file was read."""
+    found = path.lstat()
+    return found.st_ino, found.st_mode, found.st_uid, found.st_size, found.st_mtime_ns
+
+
 NOT_OURS = "its folder belongs to another user, or everybody may write there"
 NOT_USED: dict[str, tuple[Damage, str]] = {
     "a directory": (put_a_directory, "Is a directory"),
@@ -317,12 +326,12 @@ def test_what_gitboot_did_not_put_there_is_left_alone_with_one_warning(
         if while_open:
             cache.get_many("kind", ROWS)
         spoil(filled)
-        before = filled.lstat()
+        before = what_lies_at(filled)
         for _ in range(3):
             assert cache.get_many("kind", ROWS) == {}
             cache.insert_many("kind", {b"new": b"value"})
     assert said == [f"the cache {filled} is not used: {reason}"]
-    assert filled.lstat() == before
+    assert what_lies_at(filled) == before
 
 
 def test_a_trigger_counts_as_damage_when_the_file_is_opened(filled: Path) -> None:
@@ -562,3 +571,34 @@ def test_a_header_that_asks_for_a_wal_gets_none(filled: Path) -> None:
         cache.insert_many("kind", ROWS)
         assert list(filled.parent.iterdir()) == [filled]
     assert said == [f"the cache {filled} is made anew: it has a write-ahead log"]
+
+
+# The digest of the program
+
+
+def digest_of(program: Path, libraries: Path) -> str:
+    """Return the digest that a process with that gitboot computes."""
+    script = "from gitboot.disk_cache import this_program; print(this_program().hex())"
+    environment = {**os.environ, "PYTHONPATH": f"{program}:{libraries}"}
+    command = [sys.executable, "-P", "-c", script]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_digest_of_a_program_differs_by_its_files_and_by_the_versions_of_its_libraries(tmp_path: Path) -> None:
+    program, libraries = tmp_path / "program", tmp_path / "libraries"
+    shutil.copytree(Path(disk_cache.__file__).parent, program / "gitboot")
+    (libraries / "yaml").mkdir(parents=True)
+    (libraries / "yaml" / "__init__.py").touch()
+    (libraries / "pyyaml-6.0.1.dist-info").mkdir()
+    found = [digest_of(program, libraries)]
+    assert digest_of(program, libraries) == found[0]
+    (libraries / "pyyaml-6.0.1.dist-info").rename(libraries / "pyyaml-6.0.2.dist-info")
+    found.append(digest_of(program, libraries))
+    with (program / "gitboot" / "phrases.py").open("a") as file:
+        file.write("# another\n")
+    found.append(digest_of(program, libraries))
+    (program / "gitboot" / "phrases.py").rename(program / "gitboot" / "sentences.py")
+    found.append(digest_of(program, libraries))
+    (program / "gitboot" / "serve" / "openapi.yaml").write_text("")
+    found.append(digest_of(program, libraries))
+    assert len(set(found)) == 5

@@ -292,6 +292,11 @@ class Learning:
         new = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
         return replaced(self.known.secret_fetches, new, self.new_secret_fetches.keys() - new.keys())
 
+    def _sees_otherwise(self) -> bool:
+        """Return whether the ledger is to store other sightings."""
+        before, now = self.known.sightings, self.sightings
+        return now is not before and _presences(now) != _presences(before)
+
     def news(self, at: datetime) -> News:
         """What of it the ledger is to store."""
         return News(
@@ -320,7 +325,7 @@ class Learning:
             events=tuple(self.events),
             taken=self.taken if self.taken != self.known.taken else None,
             prune_before=self.prune_before,
-            sightings=self.sightings if _presences(self.sightings) != _presences(self.known.sightings) else None,
+            sightings=self.sightings if self._sees_otherwise() else None,
         )
 
 
