@@ -262,6 +262,41 @@ def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
         assert boots_maintenance(left) == 0
 
 
+def test_servers_with_replaced_files_are_published_though_a_later_file_could_not_be_replaced(
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    with in_process(tmp_path, repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
+        for text in (None, "one"):
+            if text is not None:
+                repository.push({"README.md": text})
+            parts.source.fetch()
+            parts.reconciler.reconcile(OPEN, fetched=Fetched(), wait=True)
+    place = Disk.place
+
+    def full(self: Disk, path: str) -> None:
+        if path == f"boot/{ENTRIES[1]}":
+            raise PublishError("no space left on device")
+        place(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Disk, "place", full)
+        with in_process(tmp_path, repository.bare, clock=lambda: OPEN) as parts:
+            reconcile_until(parts, OPEN, OVER)
+            assert boots_maintenance(tmp_path) == 1
+            assert parts.reconciler.standing.publication.owed == set(NAMES)
+            assert not of_type(parts, "WindowsEnded")
+            patch.undo()
+            repository.push(documents(UNTIL))
+            parts.source.fetch()
+            parts.reconciler.reconcile(OVER, fetched=Fetched(), wait=True)
+            parts.reconciler.reconcile(OVER, wait=True)
+    assert boots_maintenance(tmp_path) == len(NAMES), "the new commit prolongs the window"
+    assert verify(tmp_path / "output") == ()
+
+
 class StoppedChild(Child):
     """A process that is stopped before it is asked anything."""
 

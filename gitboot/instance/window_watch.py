@@ -8,7 +8,7 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import count
-from gitboot.publish.ended_windows import EndedWindows
+from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
 from gitboot.status import Event
 
 _RETRY: Final = timedelta(seconds=5)
@@ -33,7 +33,8 @@ class WindowWatch:
             self.next_end = at + _RETRY
             is_known, self._failure = str(error) == self._failure, str(error)
             event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
-            return frozenset(), () if is_known else (event,)
+            changed = frozenset(error.servers if isinstance(error, WindowsNotEnded) else ())
+            return changed, () if is_known else (event,)
         self._failure = ""
         if not servers:
             return frozenset(), ()
