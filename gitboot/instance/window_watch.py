@@ -8,6 +8,7 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import count
+from gitboot.progress import Told
 from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
 from gitboot.status import Event
 
@@ -40,3 +41,28 @@ class WindowWatch:
             return frozenset(), ()
         message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
+
+
+class WindowsMeanwhile:
+    """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
+
+    ``due`` is when to end windows first; None: never. ``now`` returns the time. Each report goes to ``told``, too.
+    """
+
+    def __init__(self, watch: WindowWatch, due: datetime | None, now: Callable[[], datetime], told: Told) -> None:
+        self._watch, self._now, self._told = watch, now, told
+        self.due = due
+        self.servers: frozenset[str] = frozenset()  # whose files changed
+        self.events: tuple[Event, ...] = ()
+        self.ended_at: datetime | None = None  # when files changed last
+
+    def report(self, done: int, total: int) -> None:
+        """Pass a progress report on, and end the windows that are over by now."""
+        self._told(done, total)
+        if self.due is None or (now := self._now()) < self.due:
+            return
+        servers, events = self._watch.end(now)
+        self.due = self._watch.next_end
+        self.servers, self.events = self.servers | servers, (*self.events, *events)
+        if servers:
+            self.ended_at = now
