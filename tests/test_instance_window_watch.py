@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
@@ -18,13 +19,14 @@ from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import exceeded
 from gitboot.frames import Child
-from gitboot.instance import checkpoint
+from gitboot.instance import checkpoint, planning
 from gitboot.instance.directory import CACHE
 from gitboot.instance.loop import Loop
 from gitboot.instance.standing import Fetched
 from gitboot.load import Revision
 from gitboot.model.scalars import format_instant
-from gitboot.publish.directory import Directory
+from gitboot.progress import Told, counted
+from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk
 from gitboot.publish.resuming import suspects
 from gitboot.publish.tree import verify
@@ -215,6 +217,51 @@ def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_
     assert verify(tmp_path / "output") == ()
 
 
+@pytest.mark.parametrize("is_prolonged", [False, True], ids=["", "the new commit prolongs the window"])
+@pytest.mark.parametrize("has_waited", [False, True], ids=["in the first pass", "in a later pass"])
+def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
+    left: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch, has_waited: bool, is_prolonged: bool
+) -> None:
+    now, seen = OPEN, list[tuple[str, int]]()
+    publish_tree = Directory.publish
+
+    def planned_slowly(items: Collection[str], told: Told) -> Iterator[str]:
+        """Make plans until the window is over."""
+        nonlocal now
+        for item in counted(items, told):
+            yield item
+            now = OVER
+        seen.append(("planned", boots_maintenance(left)))
+
+    def publish_noted(self: Directory, *args: Any, **kwargs: Any) -> Published:
+        seen.append(("publishes", boots_maintenance(left)))
+        done = publish_tree(self, *args, **kwargs)
+        seen.append(("published", boots_maintenance(left)))
+        return done
+
+    if is_prolonged:
+        repository.push(documents(UNTIL))
+    with in_process(left, repository.bare, clock=lambda: now) as parts:
+        parts.source.fetch()
+        if has_waited:
+            with monkeypatch.context() as patch:
+                patch.setattr(Here, "evaluate", held_back)
+                for now in (OPEN, OPEN + timedelta(seconds=2)):
+                    parts.reconciler.reconcile(now, fetched=Fetched())
+        monkeypatch.setattr(planning, "counted", planned_slowly)
+        monkeypatch.setattr(Directory, "publish", publish_noted)
+        parts.reconciler.reconcile(now, fetched=Fetched())
+        assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
+        after = len(NAMES) if is_prolonged else 0
+        assert [each for each in seen if each[0] != "planned"] == [("publishes", 0), ("published", after)]
+        assert seen[0] == ("planned", 0)
+        assert parts.reconciler.standing.publication.owed == set()
+        parts.reconciler.reconcile(OVER, fetched=Fetched())
+    assert boots_maintenance(left) == after
+    assert verify(left / "output") == ()
+    assert set(suspects(left / "output")) == {None}
+
+
 def test_a_start_that_publishes_at_once_reads_no_state_to_end_windows(
     left: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +307,41 @@ def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
         assert boots_maintenance(left) == len(NAMES)
         reconcile_until(parts, times[-1], times[-1] + timedelta(seconds=5))
         assert boots_maintenance(left) == 0
+
+
+def test_servers_with_replaced_files_are_published_though_a_later_file_could_not_be_replaced(
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    with in_process(tmp_path, repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
+        for text in (None, "one"):
+            if text is not None:
+                repository.push({"README.md": text})
+            parts.source.fetch()
+            parts.reconciler.reconcile(OPEN, fetched=Fetched(), wait=True)
+    place = Disk.place
+
+    def full(self: Disk, path: str) -> None:
+        if path == f"boot/{ENTRIES[1]}":
+            raise PublishError("no space left on device")
+        place(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Here, "evaluate", held_back)
+        patch.setattr(Disk, "place", full)
+        with in_process(tmp_path, repository.bare, clock=lambda: OPEN) as parts:
+            reconcile_until(parts, OPEN, OVER)
+            assert boots_maintenance(tmp_path) == 1
+            assert parts.reconciler.standing.publication.owed == set(NAMES)
+            assert not of_type(parts, "WindowsEnded")
+            patch.undo()
+            repository.push(documents(UNTIL))
+            parts.source.fetch()
+            parts.reconciler.reconcile(OVER, fetched=Fetched(), wait=True)
+            parts.reconciler.reconcile(OVER, wait=True)
+    assert boots_maintenance(tmp_path) == len(NAMES), "the new commit prolongs the window"
+    assert verify(tmp_path / "output") == ()
 
 
 class StoppedChild(Child):

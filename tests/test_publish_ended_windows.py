@@ -14,9 +14,9 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
-from gitboot.publish.ended_windows import WindowEnds, end_windows
+from gitboot.publish.ended_windows import WindowEnds, WindowsNotEnded, end_windows
 from gitboot.render.state import server_of
-from tests.fleets import at, image, maintenance, server
+from tests.fleets import at, image, mac_of, maintenance, server
 from tests.serving import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
 
 OVER = at("21T04:00")
@@ -210,3 +210,37 @@ def test_another_tree_in_its_place_is_noticed(here: Site) -> None:
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
     here.publish(planned(*ALWAYS, REPAIR, now=AFTER), commit="2", at=AFTER)
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["all states are read", "one server is due after the other"])
+@pytest.mark.parametrize("is_third_server", [False, True], ids=["at the third file", "at the third server"])
+def test_a_failure_half_way_forgets_no_server_and_reads_no_other_state_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_third_server: bool, is_first: bool
+) -> None:
+    here, names = Site(tmp_path / "out"), [f"web{number:02}" for number in range(1, 6)]
+    later = maintenance("later", "20T22:00 21T06:00", select="{servers: [web04, web05]}")
+    repair = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01, web02, web03]}")
+    servers = [server(name, "role: web") for name in names[1:]]
+    here.publish(planned(*ALWAYS, *servers, repair, later, now=AFTER), at=AFTER)
+    entry = f"boot/v1/boot/{mac_of('web03').replace(':', '-')}/boot.ipxe"
+    ends, place, done = WindowEnds(frozen()), Disk.place, count(1)
+    if not is_first:
+        end_windows(here.root, ends, AFTER)
+
+    def full(self: Disk, path: str) -> None:
+        if (path == entry) if is_third_server else (next(done) >= 3):
+            raise PublishError("no space left on device")
+        place(self, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "place", full)
+        with pytest.raises(WindowsNotEnded) as caught:
+            end_windows(here.root, ends, OVER)
+    touched = caught.value.servers
+    assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))
+    assert ends.is_due(OVER)
+    read = counted_reads(monkeypatch)
+    assert end_windows(here.root, ends, OVER) == (("web01", "web02", "web03"), at("21T06:00"))
+    assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in names[:3]]
+    assert not ends.is_due(OVER)
+    assert end_windows(here.root, ends, at("21T06:00")).servers == ("web04", "web05"), "each server once"

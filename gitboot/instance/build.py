@@ -250,7 +250,12 @@ def assembled(
         target=Followed(outside.target, outside.followers, settings.list_keys),
         bmcs=bmcs,
         outlet=Outlet(
-            tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener(), stalled=stalled
+            tell=tell,
+            report=report,
+            laps=laps or Laps(),
+            listener=listener or WorkListener(),
+            stalled=stalled,
+            clock=clock,
         ),
         checkpoint=outside.checkpoint,
     )

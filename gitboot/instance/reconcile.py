@@ -45,7 +45,7 @@ from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.instance.turns import granted
-from gitboot.instance.window_watch import WindowWatch
+from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
@@ -75,6 +75,7 @@ class Outlet:
     laps: Laps = field(default_factory=Laps)
     listener: WorkListener = field(default_factory=WorkListener)
     stalled: Callable[[Condition], None] = _nobody
+    clock: Callable[[], datetime] | None = None  # None: a pass does not measure how long it takes
 
 
 class Reconciler:
@@ -102,6 +103,7 @@ class Reconciler:
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
         self._planning = outlet.listener.of(Work.PLAN)
         self._windows = WindowWatch(target.end_windows)
+        self._clock = outlet.clock
         self._waits_since: datetime | None = None  # for the first plan to be published; None: it was
         self._leave_stalled = outlet.stalled
         self._unwritten: list[Event] = []  # that the ledger does not have, for it could not be written
@@ -133,6 +135,7 @@ class Reconciler:
         keeps no window open: what was known before is planned.
         """
         lap = self.laps.start(Stage.TAKE_IN)
+        time = self._time_from(at)
         before = replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
@@ -184,10 +187,10 @@ class Reconciler:
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
-            now, different = self._plan(now, commit, at)
+            now, different, at = self._plan(now, commit, at, time)
             self._inbox.artifacts.want(_needed(now.plans, commit), _bases(commit))
             if wait:
-                now, different = self._looked(now, commit, different, at)
+                now, different, at = self._looked(now, commit, different, at, time)
             lap(Stage.PLAN)
             now = self._note_left_output(self._published(now, commit, different, at), commit)
             transition = before.plans.transitions.next
@@ -344,8 +347,8 @@ class Reconciler:
         return self._after(before, before.attempt, heard, (learnt,), at)
 
     def _looked(
-        self, before: Standing, commit: Commit, different: frozenset[str], at: datetime
-    ) -> tuple[Standing, frozenset[str]]:
+        self, before: Standing, commit: Commit, different: frozenset[str], at: datetime, time: Callable[[], datetime]
+    ) -> tuple[Standing, frozenset[str], datetime]:
         """Plan once more with what there is to be seen of artifacts, each of which was looked at."""
         self._inbox.artifacts.wait()
         learnt = learn(before.knowledge, Batch(sightings=self._inbox.artifacts.seen()), at)
@@ -353,17 +356,49 @@ class Reconciler:
             with self._inbox.held():
                 write(self._store, (learnt.news,))
         except LedgerError as error:
-            return replace(before, unwritable=str(error)), different
+            return replace(before, unwritable=str(error)), different, at
         for event in learnt.news.events:
             self._tell(event)
         planned = replace(before, knowledge=learnt.knowledge, unplanned=frozenset())  # all of it was, right before
-        now, others = self._plan(planned, commit, at)
-        return replace(now, unplanned=before.unplanned | now.unplanned), different | others
+        now, others, at = self._plan(planned, commit, at, time)
+        return replace(now, unplanned=before.unplanned | now.unplanned), different | others, at
 
-    def _plan(self, now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
-        """Plan, with a stop that the ledger could not take; return the servers whose files may be others as well."""
+    def _plan(
+        self, now: Standing, commit: Commit, at: datetime, time: Callable[[], datetime]
+    ) -> tuple[Standing, frozenset[str], datetime]:
+        """Plan, with a stop that the ledger could not take; return the servers whose files may be others as well.
+
+        The first plans of a large fleet take minutes, and nothing else writes files meanwhile. So windows that are over
+        by ``time`` end in what an earlier process published. The plans are then brought up to that time, because they
+        are not to open these windows again. The last value is the instant of the plans.
+        """
         beside = self._inbox.stoppage if now.unwritable is not None else None
-        return _planned(now, commit, at, self._planning, beside)
+        due = None
+        if self._waits_since is not None:
+            due = now.next_window_end
+        elif not now.publication.complete:
+            due = at + _QUICK_START
+        windows = WindowsMeanwhile(self._windows, due, time, self._planning)
+        now, different = _planned(now, commit, at, windows.report, beside)
+        if windows.due != due:
+            now = replace(
+                now,
+                publication=_owing(now.publication, windows.servers, windows.events),
+                next_window_end=windows.due,
+            )
+        if windows.ended_at is not None and windows.ended_at > at:
+            at, unplanned = windows.ended_at, now.unplanned
+            planned = replace(now, unplanned=frozenset())  # all of it was, right before
+            now, others = _planned(planned, commit, at, self._planning, beside)
+            now, different = replace(now, unplanned=unplanned | now.unplanned), different | others
+        return now, different, at
+
+    def _time_from(self, at: datetime) -> Callable[[], datetime]:
+        """Return a function that returns the time, if it is ``at`` now."""
+        if (clock := self._clock) is None:
+            return lambda: at
+        began = clock()
+        return lambda: at + max(clock() - began, timedelta())
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
@@ -422,13 +457,7 @@ class Reconciler:
         if waits and since <= at < since + _QUICK_START:
             return replace(now, next_window_end=since + _QUICK_START)
         servers, events = self._windows.end(at)
-        before = now.publication
-        publication = replace(
-            before,
-            owed=before.owed | servers,
-            versions=replaced(before.versions, {}, servers & before.versions.keys()),
-            events=(*before.events, *events),
-        )
+        publication = _owing(now.publication, servers, events)
         return replace(now, publication=publication, next_window_end=self._windows.next_end)
 
     def _note_left_output(self, now: Standing, commit: Commit) -> Standing:
@@ -493,6 +522,16 @@ class Reconciler:
             return min(at + LEDGER_RETRY, now.next_window_end or at + LEDGER_RETRY)
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
+
+
+def _owing(before: TargetState, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
+    """Return the publication after files of these servers changed: the next one has them, whatever their plans are."""
+    return replace(
+        before,
+        owed=before.owed | servers,
+        versions=replaced(before.versions, {}, servers & before.versions.keys()),
+        events=(*before.events, *events),
+    )
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:

@@ -8,7 +8,8 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import count
-from gitboot.publish.ended_windows import EndedWindows
+from gitboot.progress import Told
+from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
 from gitboot.status import Event
 
 _RETRY: Final = timedelta(seconds=5)
@@ -33,9 +34,35 @@ class WindowWatch:
             self.next_end = at + _RETRY
             is_known, self._failure = str(error) == self._failure, str(error)
             event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
-            return frozenset(), () if is_known else (event,)
+            changed = frozenset(error.servers if isinstance(error, WindowsNotEnded) else ())
+            return changed, () if is_known else (event,)
         self._failure = ""
         if not servers:
             return frozenset(), ()
         message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
         return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
+
+
+class WindowsMeanwhile:
+    """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
+
+    ``due`` is when to end windows first; None: never. ``now`` returns the time. Each report goes to ``told``, too.
+    """
+
+    def __init__(self, watch: WindowWatch, due: datetime | None, now: Callable[[], datetime], told: Told) -> None:
+        self._watch, self._now, self._told = watch, now, told
+        self.due = due
+        self.servers: frozenset[str] = frozenset()  # whose files changed
+        self.events: tuple[Event, ...] = ()
+        self.ended_at: datetime | None = None  # when files changed last
+
+    def report(self, done: int, total: int) -> None:
+        """Pass a progress report on, and end the windows that are over by now."""
+        self._told(done, total)
+        if self.due is None or (now := self._now()) < self.due:
+            return
+        servers, events = self._watch.end(now)
+        self.due = self._watch.next_end
+        self.servers, self.events = self.servers | servers, (*self.events, *events)
+        if servers:
+            self.ended_at = now

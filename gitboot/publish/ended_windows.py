@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +37,14 @@ class EndedWindows(NamedTuple):
     next_end: datetime | None  # None: no window in the tree is known to end
 
 
+class WindowsNotEnded(PublishError):
+    """A window could not be ended. gitboot replaced files of ``servers`` all the same, maybe not all."""
+
+    def __init__(self, message: str, servers: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.servers = servers
+
+
 class WindowEnds:
     """When the windows of a published tree end, so that each can be ended at that time.
 
@@ -48,6 +56,7 @@ class WindowEnds:
         self._monotonic = monotonic
         self._ends: dict[str, datetime] = {}  # when a file of a server may have to be replaced next, by server
         self._reads_all_from_s: float | None = None  # None: now
+        self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
 
     @property
     def next_end(self) -> datetime | None:
@@ -65,25 +74,36 @@ class WindowEnds:
         answers outside of windows, because a newer commit may have cancelled that window. In place of a boot that
         writes a disk, the file becomes the fallback of that boot. A file whose content is not known to be of a window
         stays as it is. New files are ``dated`` then, or one second after the version before if that is later.
-        After a `PublishError`, the next call tries again.
+        Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
         """
         began_s, reads_all = self._monotonic(), self._reads_all
-        names = _server_names(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
-        replaced: dict[str, bytes | None] = {}
-        servers: list[str] = []
+        due = _server_names(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
-        for state in _states_with_windows(disk, names):
-            if files := dict(_files_of_ended_windows(disk, state, at)):
-                servers.append(state.server)
-                replaced |= files
-            if (end := _next_turn(state, at)) is not None:
-                ends[state.server] = end
-        _replace(disk, replaced, dated)
-        self._ends = ends
-        if reads_all:
-            now_s = self._monotonic()
-            self._reads_all_from_s = now_s + _SHARE * (now_s - began_s)
-        return EndedWindows(tuple(sorted(servers)), self.next_end)
+        contents: dict[str, dict[str, bytes | None]] = {}
+        settled: dict[str, datetime | None] = {}  # when each server is due next, if that does not wait for its files
+        after: dict[str, datetime | None] = {}  # when each server is due next, once its files are replaced
+        try:
+            for name in due:
+                state = _state_with_windows(disk, name)
+                files = dict(_files_of_ended_windows(disk, state, at)) if state is not None else {}
+                next_turn = _next_turn(state, at) if state is not None else None
+                if files:
+                    contents[name], after[name] = files, next_turn
+                else:
+                    settled[name] = next_turn
+            _replace(disk, contents, dated, self._replaced)
+            settled |= after
+        except PublishError as error:
+            raise WindowsNotEnded(str(error), tuple(sorted(self._replaced))) from error
+        finally:
+            times = {name: settled.get(name, min(self._ends.get(name, at), at)) for name in due}
+            self._ends = ends | {name: time for name, time in times.items() if time is not None}
+            if reads_all:
+                now_s = self._monotonic()
+                self._reads_all_from_s = now_s + _SHARE * (now_s - began_s)
+        servers = tuple(sorted(self._replaced))
+        self._replaced.clear()
+        return EndedWindows(servers, self.next_end)
 
     @property
     def _reads_all(self) -> bool:
@@ -123,15 +143,15 @@ def _server_names(disk: Disk) -> list[str]:
     return [name for name in found if name is not None]
 
 
-def _states_with_windows(disk: Disk, names: Iterable[str]) -> Iterator[PublishedServer]:
-    """Yield the states that have windows. The next publication replaces damaged ones."""
-    for name in names:
-        data = disk.read(state_path(name))
-        if data is not None and _IN_WINDOW in data:
-            try:
-                yield parse(data)
-            except ValueError:
-                continue
+def _state_with_windows(disk: Disk, name: str) -> PublishedServer | None:
+    """Return the state of a server if it has windows. The next publication replaces a damaged state."""
+    data = disk.read(state_path(name))
+    if data is None or _IN_WINDOW not in data:
+        return None
+    try:
+        return parse(data)
+    except ValueError:
+        return None
 
 
 def _files_of_ended_windows(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
@@ -157,19 +177,27 @@ def _next_turn(state: PublishedServer, at: datetime) -> datetime | None:
     return min((since for since in times if since is not None and since > at), default=None)
 
 
-def _replace(disk: Disk, contents: Mapping[str, bytes | None], dated: datetime) -> None:
-    """Put all contents in place of the files at these paths, durably; None: remove the file."""
+def _replace(
+    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], dated: datetime, replaced: set[str]
+) -> None:
+    """Put all contents in place of the files at these paths, by server, durably; None: remove the file.
+
+    Each server is added to ``replaced`` before its first file changes.
+    """
     if not contents:
         return
-    for path, content in contents.items():
-        if content is not None:
-            disk.stage(path, content, dated)
+    for files in contents.values():
+        for path, content in files.items():
+            if content is not None:
+                disk.stage(path, content, dated)
     disk.sync()
-    for path, content in contents.items():
-        if content is None:
-            disk.remove(path)
-        else:
-            disk.place(path)
+    for name, files in contents.items():
+        replaced.add(name)
+        for path, content in files.items():
+            if content is None:
+                disk.remove(path)
+            else:
+                disk.place(path)
     disk.sync()
 
 
