@@ -119,7 +119,7 @@ class Followed:
         return self._target.holds(files)
 
     def end_windows(self, at: datetime) -> EndedWindows:
-        """As the target does. Nothing follows: what an earlier process published may be older than the followers."""
+        """End the windows of the target that are over. Followers stay: they may be newer than the target."""
         return self._target.end_windows(at)
 
     def turn(self, at: datetime) -> None:

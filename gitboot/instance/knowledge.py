@@ -49,7 +49,7 @@ class Knowledge:
     unsearched: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: nobody looks
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: the settings turn the checks off
     claims: tuple[SoleClaim, ...] = ()  # of other hosts, which no ledger keeps; they withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:

@@ -37,7 +37,7 @@ class Looked:
         return False
 
     def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - as a Directory has it
-        """End nothing."""
+        """Return that no window ended, because a dry run writes no file."""
         return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> None:
