@@ -37,8 +37,8 @@ test-packages: $(READY) ## build the Debian package and the image, and install t
 	scripts/install-packages packaging/packages.txt
 	$(PYTEST) --packages tests/packages
 
-bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; `make bench BENCH='server --sizes 1000'`
-	@scripts/install '.[bench]'
+bench: $(READY) ## measure what gitboot costs, and write docs/benchmarks.md; installs Debian packages; `make bench BENCH='first-pass --sizes 1000'`
+	scripts/install-packages benchmarks/packages.txt
 	$(BIN)/python -m benchmarks $(BENCH)
 
 flows: $(READY) ## list what gitboot calls in three flows; `make flows FLOWS='compare benchmarks/flows/2fefe59.json'`

@@ -1,1 +1,1 @@
-"""What gitboot costs, each figure beside the least that the same work can cost in the same run: `make bench`."""
+"""Benchmarks: the cost of gitboot beside the least that the same work can cost, measured in one run."""

@@ -1,10 +1,10 @@
-"""Ten thousand BMCs in one process: what they show is what the double of the tests shows; they only set overrides.
+"""Thousands of BMCs in one process that answer as the Redfish double of the tests does.
 
     python -m benchmarks.bmc_double COUNT --certificate PEM --key PEM [--latency SECONDS]
 
-It prints its port when it answers. Machine N is `/redfish/v1/Systems/N`, with the UUID of `uuid_of`. What it costs is
-not what is measured, so it knows only what a client of gitboot asks: GET and PATCH of a system, GET of its Manager, a
-session, and `GET /counted`: how many requests and connections there were.
+The program prints its port when it serves. System N is `/redfish/v1/Systems/N`, with the UUID of `uuid_of`. The program
+serves only what gitboot and sushy use: GET and PATCH of a system, GET of its Manager, sessions. `GET /counted` returns
+the number of requests by method, of connections, and of systems that were read after they were set.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import resource
 import ssl
 from collections import Counter
 from datetime import UTC, datetime
@@ -36,12 +37,13 @@ def uuid_of(number: int) -> str:
 
 
 class Site:
-    """The state of all machines, and what was asked of them."""
+    """The state of all systems, and the number of requests."""
 
     def __init__(self, count: int, latency_s: float) -> None:
         self.count, self.latency_s = count, latency_s
         self.counted: Counter[str] = Counter()
         self._set: dict[int, dict[str, Any]] = {}
+        self._confirmed: set[int] = set()  # systems that were read after they were set
         machine = Machine("bmc", uuid=uuid_of(0xABCDEF), serial="SERIAL", system="NUMBER")
         shown = machine.system()
         self._boot = shown.pop("Boot")
@@ -52,12 +54,12 @@ class Site:
         self._manager = json.dumps(machine.manager() | manager)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[str, str, str]:
-        """Status line, more headers, body."""
+        """Return the status line, more headers, and the body."""
         self.counted[method] += 1
         if path.rstrip("/") == "/redfish/v1":
             return "200 OK", "", _ROOT
         if path == "/counted":
-            return "200 OK", "", json.dumps(self.counted)
+            return "200 OK", "", json.dumps({**self.counted, "confirmed": len(self._confirmed)})
         if path.startswith(SESSIONS):
             return self._session(method)
         folder, _, name = path.rpartition("/")
@@ -69,7 +71,10 @@ class Site:
         number = int(name)
         if method == "PATCH":
             self._set[number] = self._set.get(number, {}) | json.loads(body)["Boot"]
+            self._confirmed.discard(number)
             return "204 No Content", "", ""
+        if number in self._set:
+            self._confirmed.add(number)
         boot = self._boot | self._set.get(number, {})
         etag = f'ETag: "{hash(tuple(boot[each] for each in _BOOT)) & 0xFFFFFFFF:x}"\r\n'
         shown = self._shown.replace("NUMBER", name).replace("SERIAL", f"SN{number:06}")
@@ -88,7 +93,7 @@ class Site:
 
 
 class Connection(asyncio.Protocol):
-    """One client, who sends one request after the other."""
+    """A connection of a client that waits for each answer before its next request."""
 
     def __init__(self, site: Site) -> None:
         self._site, self._received = site, b""
@@ -140,6 +145,8 @@ def main() -> None:
     parser.add_argument("--certificate", type=Path, required=True)
     parser.add_argument("--key", type=Path, required=True)
     asked = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection for each BMC
     uvloop.run(_serve(asked.count, asked.latency, asked.certificate, asked.key))
 
 

@@ -1,4 +1,4 @@
-"""What a process costs, of processor, time and memory; and what one that goes on has cost so far."""
+"""The cost of a process and of all that it starts: processor time, wall time, and the memory of each process."""
 
 from __future__ import annotations
 
@@ -10,51 +10,60 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-ROUNDS: Final = 5  # of which the median counts
-
-_LAST: Final = 500  # characters
+_LAST_BYTES: Final = 500  # of what a failed program printed
+_SAMPLE_EVERY_S: Final = 0.02  # the memory of the processes of a command
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
+_NOT_BEGUN: Final = 8  # `gitboot run --once` exits with 8 before `gitboot records begin`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """In seconds, and in MiB of the largest process."""
+    """The cost of one round."""
 
-    cpu_s: float
+    cpu_s: float  # user and system time of all processes
     wall_s: float
-    peak_mib: float | None = None
+    memory_mib: tuple[float, ...] = ()  # the peak of each process, the largest first
 
-    def __truediv__(self, times: int) -> Cost:
-        return Cost(cpu_s=self.cpu_s / times, wall_s=self.wall_s / times, peak_mib=self.peak_mib)
+    @property
+    def peak_mib(self) -> float | None:
+        return max(self.memory_mib, default=None)
+
+    def __truediv__(self, units: int) -> Cost:
+        """Return the cost of each unit. The memory stays the memory of the whole."""
+        return Cost(cpu_s=self.cpu_s / units, wall_s=self.wall_s / units, memory_mib=self.memory_mib)
 
 
 def median(costs: Iterable[Cost]) -> Cost:
-    """The median of each by itself."""
-    each = list(costs)
-    peaks = [cost.peak_mib for cost in each if cost.peak_mib is not None]
+    """Return the median of each column. The memory is the one of the round with the median sum."""
+    rounds = list(costs)
+    by_memory = sorted((cost.memory_mib for cost in rounds), key=sum)
     return Cost(
-        cpu_s=statistics.median(cost.cpu_s for cost in each),
-        wall_s=statistics.median(cost.wall_s for cost in each),
-        peak_mib=statistics.median(peaks) if peaks else None,
+        cpu_s=statistics.median(cost.cpu_s for cost in rounds),
+        wall_s=statistics.median(cost.wall_s for cost in rounds),
+        memory_mib=by_memory[len(by_memory) // 2],
     )
 
 
-_PARTIAL: Final = 8  # what `gitboot run --once` ends with where nobody has said yet what is installed
+def measure_command(
+    command: Sequence[str | Path], *, rounds: int, prepare: Callable[[], object] = lambda: None, **options: Any
+) -> list[Cost]:
+    """Run a command ``rounds`` times and return the cost of each. ``prepare`` runs before each round.
+
+    ``options`` are those of `subprocess.Popen`. Raises AssertionError if the command fails.
+    """
+    costs = []
+    for _ in range(rounds):
+        prepare()
+        costs.append(_run(command, options))
+    return costs
 
 
-def of_command(
-    command: Sequence[str | Path], *, rounds: int = ROUNDS, before: Callable[[], object] = lambda: None, **how: object
-) -> Cost:
-    """Run a command so often, ``before`` it each time that, and give the median; what it starts counts with it."""
-    return median(_once(command, before, how) for _ in range(rounds))
-
-
-# A process counts as its own peak what its parent held when it was started: so a small one starts it, and waits for it.
+# A small process starts the command, because Linux counts the memory of the parent as a peak of its child.
 _STARTER: Final = """
 import os, sys, time
 began = time.perf_counter()
@@ -65,70 +74,96 @@ os.write(int(sys.argv[1]), b"%d %a %a %d" % (status, usage.ru_utime + usage.ru_s
 """
 
 
-def _once(command: Sequence[str | Path], before: Callable[[], object], how: dict[str, object]) -> Cost:
-    before()
-    found, told = os.pipe()
-    starter = (sys.executable, "-I", "-S", "-c", _STARTER, str(told), *map(str, command))
-    given = {"stdout": subprocess.DEVNULL, **how, "pass_fds": (told,), "start_new_session": True}
-    with tempfile.TemporaryFile() as said, os.fdopen(found) as pipe:
+def _run(command: Sequence[str | Path], options: dict[str, Any]) -> Cost:
+    reading, writing = os.pipe()
+    starter = (sys.executable, "-I", "-S", "-c", _STARTER, str(writing), *map(str, command))
+    given = {"stdout": subprocess.DEVNULL, **options, "pass_fds": (writing,), "start_new_session": True}
+    with tempfile.TemporaryFile() as printed, os.fdopen(reading) as pipe:
         try:
-            process = subprocess.Popen(starter, **{"stderr": said, **given})  # type: ignore[call-overload]
+            process = subprocess.Popen(starter, **{"stderr": printed, **given})
         finally:
-            os.close(told)
+            os.close(writing)
+        peaks: dict[int, float] = {}
         try:
-            process.wait()
-        except BaseException:  # its row has no time left
+            while process.poll() is None:
+                for pid in _descendants(process.pid):
+                    peaks[pid] = max(peaks.get(pid, 0.0), _peak_mib(pid))
+                time.sleep(_SAMPLE_EVERY_S)
+        except BaseException:  # the row has no time left
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
-        status, cpu_s, took_s, peak_kib = pipe.read().split() or ("-1", "0", "0", "0")
-        ended = os.waitstatus_to_exitcode(int(status)) if process.returncode == 0 else process.returncode
-        if ended not in (0, _PARTIAL):
-            said.seek(0)
-            raise AssertionError(f"{shlex.join(map(str, command))} ended with {ended}: {last_words(said.read())}")
-    return Cost(cpu_s=float(cpu_s), wall_s=float(took_s), peak_mib=int(peak_kib) / 1024)
+        status, cpu_s, took_s, largest_kib = pipe.read().split() or ("-1", "0", "0", "0")
+        exit_code = os.waitstatus_to_exitcode(int(status)) if process.returncode == 0 else process.returncode
+        if exit_code not in (0, _NOT_BEGUN):
+            printed.seek(0)
+            raise AssertionError(
+                f"{shlex.join(map(str, command))} exited with {exit_code}: {last_words(printed.read())}"
+            )
+    return Cost(cpu_s=float(cpu_s), wall_s=float(took_s), memory_mib=_memory(peaks.values(), int(largest_kib) / 1024))
 
 
-def last_words(said: bytes) -> str:
-    """What a program that failed has said at its end."""
-    return said.decode(errors="replace").strip()[-_LAST:] or "it said nothing"
+def _memory(sampled: Iterable[float], largest: float) -> tuple[float, ...]:
+    """Return the peaks, in MiB. Samples can miss the last growth of the largest process, which Linux counts exactly."""
+    rest = sorted((each for each in sampled if each), reverse=True)[1:]
+    return (largest, *(min(each, largest) for each in rest))
 
 
-def so_far(pid: int) -> Cost:
-    """What a process and all that it has started have cost until now; wall is the clock's."""
-    family = list(_family(pid))
-    return Cost(
-        cpu_s=sum(map(_cpu_s, family)),
-        wall_s=time.perf_counter(),
-        peak_mib=max((_peak_mib(each) for each in family), default=0.0),
-    )
+def last_words(printed: bytes) -> str:
+    """Return the end of what a failed program printed."""
+    return printed.decode(errors="replace").strip()[-_LAST_BYTES:] or "it printed nothing"
+
+
+def cost_so_far(pid: int) -> Cost:
+    """Return what a process and its descendants have cost since their start. The wall time is a clock reading."""
+    family = [pid, *_descendants(pid)]
+    return Cost(cpu_s=sum(map(_cpu_s, family)), wall_s=time.perf_counter(), memory_mib=_sorted(map(_peak_mib, family)))
 
 
 def between(before: Cost, after: Cost) -> Cost:
-    return Cost(cpu_s=after.cpu_s - before.cpu_s, wall_s=after.wall_s - before.wall_s, peak_mib=after.peak_mib)
+    """Return what was spent between two results of `cost_so_far`."""
+    return Cost(cpu_s=after.cpu_s - before.cpu_s, wall_s=after.wall_s - before.wall_s, memory_mib=after.memory_mib)
 
 
-def _family(pid: int) -> Iterable[int]:
-    yield pid
+def resident_mib(pid: int) -> tuple[float, ...]:
+    """Return the memory that a process and each of its descendants have now, the largest first."""
+    return _sorted(_status_mib(each, "VmRSS:") for each in (pid, *_descendants(pid)))
+
+
+def _sorted(sizes_mib: Iterable[float]) -> tuple[float, ...]:
+    return tuple(sorted((each for each in sizes_mib if each), reverse=True))
+
+
+def _descendants(pid: int) -> Iterator[int]:
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from _family(int(child))
+        try:
+            children = task.read_text().split()
+        except OSError:
+            continue  # the thread has just ended
+        for child in children:
+            yield int(child)
+            yield from _descendants(int(child))
 
 
 def _cpu_s(pid: int) -> float:
-    """A process's own to the nanosecond, and by the tick that of its children which have ended."""
+    """Return the time of a process, exact, and of its children that have ended, in clock ticks."""
     try:
-        own = time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3), as Linux makes it
+        own = time.clock_gettime(~pid << 3 | 2)  # clock_getcpuclockid(3) of Linux
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0.0  # it has just ended, and counts with its parent
+        return 0.0  # the process has just ended: its parent counts it
     return own + (int(fields[13]) + int(fields[14])) / _TICKS
 
 
 def _peak_mib(pid: int) -> float:
+    return _status_mib(pid, "VmHWM:")
+
+
+def _status_mib(pid: int, field: str) -> float:
+    """Return a size from /proc/PID/status, or 0 if the process has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0.0
-    _, told, peak = status.partition("VmHWM:")
-    return int(peak.split()[0]) / 1024 if told else 0.0  # one that has ended, and is not waited for yet, has none
+    _, found, rest = status.partition(field)
+    return int(rest.split()[0]) / 1024 if found else 0.0

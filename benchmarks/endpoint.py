@@ -1,265 +1,231 @@
-"""What an endpoint costs: its start, an entry, and a boot that is recorded first.
+"""The endpoint: requests for boot scripts beside nginx, requests during a commit, and the start of `gitboot serve`.
 
-A tree of so many servers is published; `gitboot serve` and nginx answer from it with one process each. A request is
-counted by the CPU time of who answers, which does not depend on how fast the client asks.
+A request is counted by the processor time of the process that answers. It does not depend on the speed of the client.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-import os
 import random
+import re
 import shutil
 import socket
-import statistics
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from hashlib import sha256
+from http.client import HTTPConnection
+from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Final
 
-from benchmarks.cost import Cost, between, median, of_command, so_far
+from benchmarks.cost import Cost, between, cost_so_far, last_words
+from benchmarks.fleet import Fleet, mac_of
+from benchmarks.instance import Instance, edit_every_server
 from benchmarks.place import Place
+from benchmarks.repository import Repository
 from benchmarks.row import CannotRun, Figure
-from gitboot.observe.spool import identity
-from gitboot.plan import Record
-from gitboot.publish.directory import Directory
-from gitboot.render.formats import shared_files
-from gitboot.render.schedule import server_state
-from gitboot.render.state import state_path
-from gitboot.render.terms import Terms, render
-from gitboot.render.tree import File
-from tests.fleets import SEED, decided, mac_of, policy, uuid_of
 
-AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
-WORKING_SET = 1000
-REQUESTS = 20_000
-MACHINES = 1000
-WITHIN_S = 10
-PAGES = 20
-IMPORTS = "import uvicorn.protocols.http.httptools_impl, uvloop, starlette.routing"
+_MACHINES: Final = 1000  # at most, that fetch again and again
+_ALWAYS: Final = re.compile(rb"role: batch(?!.*memory-suspect)")
+_REQUESTS: Final = 20_000
+_CONNECTIONS: Final = 16
+_PATIENCE_S: Final = 60
+_PER_SECOND: Final = 200  # requests, while a commit is published
+_IDLE_S: Final = 15
 
 
-def mac(number: int) -> str:
-    return f"02-00-00-{number >> 16:02x}-{number >> 8 & 255:02x}-{number & 255:02x}"
+def boot_script(number: int) -> str:
+    """Return the path of a server's boot script."""
+    return f"/v1/boot/{mac_of(number)}/boot.ipxe"
 
 
-def path_of(number: int) -> str:
-    return f"/v1/boot/{mac(number)}/boot.ipxe"
+def some_servers(fleet: Fleet, at_most: int) -> list[int]:
+    """Return the numbers of servers all over the fleet that always boot from the network.
 
-
-def publish(root: Path, servers: int, often: str, spool: Path | None = None) -> None:
-    """The tree of a fleet whose servers differ in name, MAC address and UUID, and so in what is offered to them.
-
-    What they boot as often as they ask writes no disk; what they boot once does, and is given by ``spool``.
+    Every version serves their boot scripts without a record of each fetch.
     """
-    boots = "web" if often == "Once" else "repair"
-    decisions = decided(*SEED[:-1], policy("web", often=often, boots=boots))
-    found = server_state(decisions, decisions.servers["web01"], Record(), AT)
-    text = found.files[state_path("web01")].content.decode()
-    own, uuid = mac_of("web01").replace(":", "-"), uuid_of("web01")
-    turns = [turn for each in found.published.paths.values() for turn in each]
-    offered = {digest for turn in turns for digest in (turn.digest, turn.writes and turn.writes.offer) if digest}
-    files = {}
-    for number in range(servers):
-        name = f"s{number:06}"
-        replaced = text
-        for digest in offered:
-            replaced = replaced.replace(digest, sha256(f"{digest} {number}".encode()).hexdigest())
-        replaced = replaced.replace(own, mac(number)).replace(uuid, f"{number:08x}-0000-4000-8000-000000000000")
-        entry = found.files[f"boot/v1/boot/{own}/boot.ipxe"]
-        files[name] = {
-            state_path(name): File(replaced.replace("web01", name).encode()),
-            f"boot{path_of(number)}": File(entry.content.replace(b"web01", name.encode())),
-        }
-    with Directory.open(root, ledger="bench") as target:
-        shared = {**shared_files(decisions), **render(Terms(giver=identity(spool) if spool is not None else None))}
-        target.publish(files, shared, complete=True, commit="bench", at=AT)
+    in_any_order = random.Random(1).sample(range(fleet.servers), fleet.servers)
+    always = (number for number in in_any_order if _ALWAYS.search(fleet.server(number)))
+    return sorted(islice(always, at_most))
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
 
 
-def ask(port: int, path: str) -> bytes:
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\nConnection: close\r\n\r\n".encode())
-        return b"".join(iter(lambda: client.recv(65536), b""))
-
-
-def until_answered(process: subprocess.Popen[bytes], port: int, path: str, began: float) -> float:
-    while True:
-        if process.poll() is not None:
-            raise CannotRun(f"{process.args!r} has ended")
-        try:
-            assert ask(port, path).startswith(b"HTTP/1.1 200")
-        except OSError:
-            time.sleep(0.002)
-        else:
-            return time.perf_counter() - began
+def is_served(port: int, path: str) -> bool:
+    """Return whether a server answers this path with 200."""
+    try:
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: iPXE\r\nConnection: close\r\n\r\n".encode())
+            return b"".join(iter(lambda: client.recv(65536), b"")).startswith(b"HTTP/1.1 200")
+    except OSError:
+        return False
 
 
 @contextmanager
-def serving(root: Path, *arguments: str) -> Iterator[tuple[int, int, float]]:
-    """The port and process of an endpoint, and how long it took to its first answer."""
-    port, began = free_port(), time.perf_counter()
-    where = ("--out", str(root), "--listen", f"127.0.0.1:{port}")
-    command = [sys.executable, "-m", "gitboot", "serve", *where, *arguments]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+def _serving(command: tuple[str, ...], port: int, path: str, stderr: Path) -> Iterator[tuple[int, float]]:
+    """Run a server inside the block. Yield its process and the seconds to its first answer."""
+    began = time.perf_counter()
+    with stderr.open("wb") as printed, subprocess.Popen(command, stderr=printed) as process:
         try:
-            yield port, process.pid, until_answered(process, port, path_of(0), began)
+            while not is_served(port, path):
+                if process.poll() is not None or time.perf_counter() - began > _PATIENCE_S:
+                    raise AssertionError(f"{command[0]} does not serve: {last_words(stderr.read_bytes())}")
+                time.sleep(0.002)
+            yield process.pid, time.perf_counter() - began
         finally:
             process.terminate()
 
 
-@contextmanager
-def nginx(root: Path, folder: Path) -> Iterator[tuple[int, int]]:
-    port = free_port()
+def _gitboot(place: Place, port: int) -> tuple[str, ...]:
+    return place.gitboot.command("serve", "--out", str(place.output), "--listen", f"127.0.0.1:{port}")
+
+
+def _nginx(place: Place, port: int, folder: Path) -> tuple[str, ...]:
     configuration = folder / "nginx.conf"
     configuration.write_text(
-        f"user root; worker_processes 1; daemon off; pid {folder}/pid; error_log /dev/null; events {{ }}\n"
+        f"user root; worker_processes 1; daemon off; pid {folder}/pid; error_log stderr; events {{ }}\n"
         f"http {{ access_log off; keepalive_requests 1000000;\n"
-        f"server {{ listen 127.0.0.1:{port}; root {root}/boot; }} }}\n"
+        f"server {{ listen 127.0.0.1:{port}; root {place.output}/boot; }} }}\n"
     )
-    with subprocess.Popen(["nginx", "-c", str(configuration)], stderr=subprocess.DEVNULL) as process:
-        try:
-            until_answered(process, port, path_of(0), time.perf_counter())
-            (worker,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            yield port, int(worker)
-        finally:
-            process.terminate()
+    return "nginx", "-c", str(configuration)
 
 
-async def arriving(port: int, machines: int, within_s: float, *, seed: int) -> list[float]:
-    """The seconds from when each machine comes to when it has its entry, over a connection of its own.
-
-    They come when they come, whether those before them have been answered or not.
-    """
-    dice, loop = random.Random(seed), asyncio.get_running_loop()
-    begins = loop.time() + 0.1
-
-    async def one(number: int, due: float) -> float:
-        await asyncio.sleep(due - loop.time())
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        await answered(reader, writer, path_of(number))
-        took = loop.time() - due
-        writer.close()
-        return took
-
-    return await asyncio.gather(*(one(number, begins + dice.uniform(0, within_s)) for number in range(machines)))
+# Requests
 
 
-async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str) -> None:
-    """Ask for a path, and take its answer, all of it."""
-    writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: iPXE\r\n\r\n".encode())
-    head = await reader.readuntil(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200"), head
-    length = int(head.lower().partition(b"content-length:")[2].split()[0])
-    await reader.readexactly(length)
+def measure_requests(place: Place) -> Figure:
+    """The cost of one request, of `gitboot serve` with one worker and of nginx with one worker."""
+    if shutil.which("nginx") is None:
+        raise CannotRun("nginx is missing: scripts/install-packages benchmarks/packages.txt")
+    ours, theirs = list[Cost](), list[Cost]()
+    port, other_port = free_port(), free_port()
+    chosen = some_servers(place.fleet, _MACHINES)
+    path = boot_script(chosen[0])
+    with (
+        place.own_folder("nginx") as folder,
+        _serving(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, _),
+        _serving(_nginx(place, other_port, folder), other_port, path, folder / "nginx.log") as (other, _),
+    ):
+        for _ in range(place.rounds):
+            ours.append(_per_request(port, pid, chosen))
+            theirs.append(_per_request(other_port, other, chosen))
+    return Figure(rounds=ours, beside={"nginx": theirs})
 
 
-async def many(port: int, numbers: list[int], connections: int, path: Callable[[int], str] = path_of) -> list[float]:
-    """The seconds that each request took, over so many connections that stay open."""
-    waiting, took = list(reversed(numbers)), []
+def _per_request(port: int, pid: int, chosen: list[int]) -> Cost:
+    dice = random.Random(1)
+    asyncio.run(_fetch(port, chosen))
+    before = cost_so_far(pid)
+    asyncio.run(_fetch(port, [dice.choice(chosen) for _ in range(_REQUESTS)]))
+    return between(before, cost_so_far(pid)) / _REQUESTS
 
-    async def one() -> None:
+
+async def _fetch(port: int, numbers: list[int]) -> None:
+    """Fetch the boot scripts of these servers over connections that stay open."""
+    waiting = list(reversed(numbers))
+
+    async def one_connection() -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         while waiting:
-            began = time.perf_counter()
-            await answered(reader, writer, path(waiting.pop()))
-            took.append(time.perf_counter() - began)
+            path = boot_script(waiting.pop())
+            writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nUser-Agent: iPXE\r\n\r\n".encode())
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 200"), (path, head)
+            await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
         writer.close()
 
-    await asyncio.gather(*(one() for _ in range(connections)))
-    return took
+    await asyncio.gather(*(one_connection() for _ in range(_CONNECTIONS)))
 
 
-def per_request(port: int, pid: int, servers: int, connections: int) -> Cost:
-    dice = random.Random(1)
-    chosen = [dice.randrange(servers) for _ in range(min(WORKING_SET, servers))]
-    asyncio.run(many(port, chosen, connections))
-    before = so_far(pid)
-    asyncio.run(many(port, [dice.choice(chosen) for _ in range(REQUESTS)], connections))
-    return between(before, so_far(pid)) / REQUESTS
+# Latency
 
 
-def sync_s(folder: Path) -> float:
-    """What one fdatasync of a line takes there, in the middle of many."""
-    took = []
-    with (folder / "synced").open("wb", buffering=0) as file:
-        for _ in range(100):
-            began = time.perf_counter()
-            file.write(b"x" * 250)
-            os.fdatasync(file.fileno())
-            took.append(time.perf_counter() - began)
-    return sorted(took)[50]
+def measure_latency(place: Place) -> Figure:
+    """The wall time is the 99th percentile of requests while a commit changes every server."""
+    with place.own_folder("latency") as folder:
+        repository = Repository(folder / "fleet.git")
+        repository.commit(place.fleet.files())
+        port = free_port()
+        instance = Instance(folder, repository, place.fleet, place.gitboot, "--listen", f"127.0.0.1:{port}")
+        instance.begin()
+        with instance.running():
+            instance.wait_until_idle()
+            paths = [boot_script(number) for number in some_servers(place.fleet, _MACHINES)]
+            with _client(port, paths) as requests:
+                requests.send("idle")
+                time.sleep(_IDLE_S)
+                requests.send("commit")
+                idle = [Cost(cpu_s=0, wall_s=_p99_s(requests.recv()))]
+                rounds = []
+                for _ in range(place.rounds):
+                    (cost,) = instance.measure_commits(edit_every_server, 1)
+                    requests.send("commit")
+                    rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=_p99_s(requests.recv()), memory_mib=cost.memory_mib))
+    return Figure(rounds=rounds, beside={"no commit": idle})
 
 
-# Rows
+@contextmanager
+def _client(port: int, paths: list[str]) -> Iterator[Connection]:
+    """Run a client that fetches without a pause between the words that it receives."""
+    context = get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=fetch_until_stopped, args=(port, paths, theirs), daemon=True)
+    process.start()
+    try:
+        yield ours
+        ours.send("stop")
+        process.join()
+    finally:
+        process.kill()
 
 
-def start(place: Place) -> Figure:
-    """To the first answer; the floor is to import what any such endpoint stands on."""
-    root = _published(place, "Always")
-    floor = of_command([sys.executable, "-c", IMPORTS], rounds=place.rounds)
-    costs = []
-    for _ in range(place.rounds):
-        with serving(root) as (_, pid, took):
-            found = so_far(pid)
-            costs.append(Cost(cpu_s=found.cpu_s, wall_s=took, peak_mib=found.peak_mib))
-    return Figure(cost=median(costs), floor=floor)
+def fetch_until_stopped(port: int, paths: list[str], controls: Connection) -> None:
+    """Fetch 200 times a second. On each word but the first, send what was measured: seconds and HTTP status."""
+    connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    chosen = random.Random(1)
+    controls.recv()
+    measured: list[tuple[float, int]] = []
+    due = time.monotonic()
+    while True:
+        if controls.poll():
+            if controls.recv() == "stop":
+                return
+            controls.send(measured)
+            measured = []
+        due = max(due + 1 / _PER_SECOND, time.monotonic() - 1)
+        time.sleep(max(0.0, due - time.monotonic()))
+        began = time.perf_counter()
+        connection.request("GET", chosen.choice(paths), headers={"User-Agent": "iPXE"})
+        answer = connection.getresponse()
+        answer.read()
+        measured.append((time.perf_counter() - began, answer.status))
 
 
-def entry(place: Place, connections: int = 16) -> Figure:
-    if shutil.which("nginx") is None:
-        raise CannotRun("there is no nginx (apt install nginx-light)")
-    root = _published(place, "Always")
-    with serving(root) as (port, pid, _), nginx(root, place.folder) as (other_port, other):
-        pairs = [
-            (
-                per_request(port, pid, place.servers, connections),
-                per_request(other_port, other, place.servers, connections),
-            )
-            for _ in range(place.rounds)
-        ]
-    ours, theirs = (median(each) for each in zip(*pairs, strict=True))
-    return Figure(cost=ours, floor=theirs, note=f"{theirs.cpu_s / ours.cpu_s:.2f} × nginx")
+def _p99_s(measured: list[tuple[float, int]]) -> float:
+    failed = [status for _, status in measured if status != 200]
+    assert not failed, f"{len(failed)} of {len(measured)} requests were answered with {failed[0]}"
+    times_s = sorted(took_s for took_s, _ in measured)
+    return times_s[math.ceil(len(times_s) * 0.99) - 1]
 
 
-def once(place: Place) -> Figure:
-    """Machines that come to boot within ten seconds, each recorded before it is answered; a round has its own spool."""
+# Start
+
+
+def measure_start(place: Place) -> Figure:
+    """The cost from the start of `gitboot serve` to its first answer."""
     rounds = []
-    for number in range(place.rounds):
-        (spool := place.folder / f"spool-{number}").mkdir()
-        publish(root := place.folder / f"once-{number}", servers := min(place.servers, MACHINES), "Once", spool)
-        with serving(root, "--spool", str(spool), "--accept-filesystem", "tmpfs") as (port, pid, _):
-            before = so_far(pid)
-            took = sorted(asyncio.run(arriving(port, servers, WITHIN_S, seed=number)))
-            cost = between(before, so_far(pid)) / servers
-        rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=took[math.ceil(len(took) * 0.99) - 1]))
-        shutil.rmtree(root)
-    sync = statistics.median(sync_s(place.folder) for _ in range(place.rounds))
-    return Figure(cost=median(rounds), floor=Cost(cpu_s=0, wall_s=sync), note="wall: p99; floor: one sync")
-
-
-def listed(place: Place) -> Figure:
-    """The first page of the servers, again and again over one connection."""
-    costs = []
-    with serving(_published(place, "Always")) as (port, pid, _):
-        for _ in range(place.rounds + 1):  # the first finds out what there is
-            before = so_far(pid)
-            asyncio.run(many(port, [0] * PAGES, 1, lambda _: "/api/v1/servers"))
-            costs.append(between(before, so_far(pid)) / PAGES)
-    return Figure(cost=median(costs[1:]))
-
-
-def _published(place: Place, often: str) -> Path:
-    root = place.folder / "endpoint"
-    if not root.exists():
-        publish(root, place.servers, often)
-    return root
+    (path,) = map(boot_script, some_servers(place.fleet, 1))
+    with place.own_folder("start") as folder:
+        for _ in range(place.rounds):
+            port = free_port()
+            with _serving(_gitboot(place, port), port, path, folder / "gitboot.log") as (pid, took_s):
+                cost = cost_so_far(pid)
+                rounds.append(Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib))
+    return Figure(rounds=rounds)

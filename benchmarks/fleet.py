@@ -1,4 +1,4 @@
-"""Believable fleets of any size, made of a seed: sites, racks, pools that inherit, rollouts, pins, three NICs each."""
+"""Realistic fleets of any size from a seed: sites, racks, pools that inherit, rollouts, pins, three NICs each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Final
+
+from benchmarks.gitboot_version import NOW
 
 _EXAMPLE: Final = Path(__file__).resolve().parent.parent / "example-repo"
 _OWN: Final = {"servers", "maintenances", "policies", "README.md", "fleet.yaml", ".github", ".gitlab-ci.yml"}
@@ -54,15 +56,16 @@ _PIN: Final = "  pin: {image: flatcar-4230.2.4, reason: DISK-113}\n"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fleet:
-    """A fleet as its files; the same seed gives the same, and the first servers of a larger one."""
+    """A fleet as files. The same seed gives the same fleet, and the first servers of a larger fleet."""
 
     servers: int
     seed: int = 1
     rack_files: bool = False  # a file for each rack, instead of one for each server
     bmcs: bool = True
+    spec: str = NOW.fleet_spec  # lines of the Fleet document
 
     def files(self) -> Iterator[tuple[str, bytes]]:
-        """All files, in the order of their paths but for the shared ones, which come first; nothing is held."""
+        """Yield all files: first the shared ones, then those of the servers, both in the order of their paths."""
         yield from sorted(self.shared().items())
         if not self.rack_files:
             yield from ((self.path(number), self.server(number)) for number in range(self.servers))
@@ -72,7 +75,7 @@ class Fleet:
             yield f"{_rack_path(first)}.yaml", b"---\n".join(map(self.server, rack))
 
     def shared(self) -> dict[str, bytes]:
-        """What is no server: the example's images, profiles and templates, and policies of our own."""
+        """Return the files without servers: images, profiles and templates of the example, and generated policies."""
         found = {
             path.relative_to(_EXAMPLE).as_posix(): path.read_bytes()
             for path in sorted(_EXAMPLE.rglob("*"))
@@ -82,11 +85,11 @@ class Fleet:
         return found | {path: text.encode() for path, text in own.items()}
 
     def path(self, number: int) -> str:
-        """The file of a server, where each has one."""
+        """Return the path of a server's file in a fleet without `rack_files`."""
         return f"{_rack_path(number)}/{name_of(number)}.yaml"
 
     def server(self, number: int) -> bytes:
-        """The document of a server."""
+        """Return the document of a server."""
         dice = Random(self.seed << 32 | number)
         (role,) = dice.choices([name for name, _ in (*_ROLES, *_OTHERS)], [share for _, share in (*_ROLES, *_OTHERS)])
         more = "".join(f", {label}" for label, share in _LABELS if dice.random() < share)
@@ -114,13 +117,17 @@ class Fleet:
             for site in sites
         )
         spec = "spec:\n  baseURL: http://boot.example.net\n  unknownServers: {profile: discovery}\n"
-        # Simulated machines fetch their boots from the tree.
-        spec += "  serving: {oneTimeBoots: Copies, lateEnds: Accept}\n"
+        spec += self.spec
         spec += "  outputs: [ipxe, grub]\n  provisioning: {evidence: Fetched, monitors: [10.9.0.0/24]}\n  sites:\n"
         return _HEAD.format(kind="Fleet", name="bench") + spec + "".join(lines)
 
 
 _LABELS: Final = (("accelerator: gpu", 0.05), ("health: memory-suspect", 0.002))
+
+
+def mac_of(number: int) -> str:
+    """Return the address of a server's first interface, as it is spelt in paths."""
+    return f"24-6e-96-{number >> 16 & 255:02x}-{number >> 8 & 255:02x}-{number & 255:02x}"
 
 
 def name_of(number: int) -> str:

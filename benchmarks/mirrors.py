@@ -2,7 +2,7 @@
 
     python -m benchmarks.mirrors --sizes 1000,10000
 
-It prints the table of docs/benchmarks.md. A real instance follows a real repository, and writes to real servers on this
+It prints the table of docs/mirrors.md. A real instance follows a real repository, and writes to real servers on this
 machine, whose requests, connections and bytes are counted. Everything lies in memory.
 """
 
@@ -29,11 +29,12 @@ from typing import Any, Final, NamedTuple
 
 import pygit2
 
-from benchmarks.cost import Cost, between, median, of_command
+from benchmarks.cost import Cost, between, measure_command, median
 from benchmarks.fleet import Fleet
+from benchmarks.gitboot_version import find_gitboot
+from benchmarks.instance import Instance, edit_one_server
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
-from benchmarks.running import GITBOOT, Instance, one_server
 from gitboot.publish.directory import Directory
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.list_root import make_list_keys
@@ -271,18 +272,19 @@ class Site:
         self.keys.mkdir(mode=0o700)
         self.key.write_bytes(make_list_keys(self.keys, None, datetime.now(UTC)))
         self._commits = 0
+        self.gitboot = find_gitboot()
         self.instance().begin()
         self.output = self.instance().output
         self.boot = self.output / "boot"
 
     def instance(self, *more: str) -> Instance:
         signed = f"list-keys = {json.dumps(str(self.keys))}\n"
-        return Instance(self.folder, self.repository, self.fleet, *more, settings=signed)
+        return Instance(self.folder, self.repository, self.fleet, self.gitboot, *more, settings=signed)
 
     def commit(self) -> str:
         """Commit a change of one server."""
         self._commits += 1
-        return self.repository.commit(one_server(self.fleet, self._commits))
+        return self.repository.commit(edit_one_server(self.fleet, self._commits))
 
     def own_folder(self, name: str) -> Path:
         (made := self.folder / name).mkdir()
@@ -300,23 +302,23 @@ def target_figures(site: Site, name: str, way: Way) -> Iterator[Figures]:
         stack.callback(instance.end)
         mark, began = copy.mark(), time.perf_counter()
         instance.start()
-        instance.published()
+        instance.wait_until_published(None)
         _wait_for_copy(site, copy)
-        spent = instance.spent()
-        first = Cost(cpu_s=spent.cpu_s, wall_s=time.perf_counter() - began, peak_mib=spent.peak_mib)
+        spent = instance.cost_so_far()
+        first = Cost(cpu_s=spent.cpu_s, wall_s=time.perf_counter() - began, memory_mib=spent.memory_mib)
         _wait_until_quiet(copy)
         yield Figures(name, "first copy", copy.since(mark), copy.unit, first)
-        instance.settle()
+        instance.wait_until_idle()
         costs, traffic = list[Cost](), list[Traffic]()
         for _ in range(site.rounds + 1):  # the first makes what the others find made
-            mark, before = copy.mark(), instance.spent()
+            mark, before = copy.mark(), instance.cost_so_far()
             began = time.perf_counter()
-            instance.until_applied(site.commit())
+            instance.wait_until_published(site.commit())
             _wait_for_copy(site, copy)
             took_s = time.perf_counter() - began
             _wait_until_quiet(copy)
-            spent = between(before, instance.spent())
-            costs.append(Cost(cpu_s=spent.cpu_s, wall_s=took_s, peak_mib=spent.peak_mib))
+            spent = between(before, instance.cost_so_far())
+            costs.append(Cost(cpu_s=spent.cpu_s, wall_s=took_s, memory_mib=spent.memory_mib))
             traffic.append(copy.since(mark))
         yield Figures(name, "one server", _median(traffic[1:]), copy.unit, median(costs[1:]))
 
@@ -346,13 +348,13 @@ def program_figures(site: Site, name: str) -> Iterator[Figures]:
     with ExitStack() as stack:
         relay = stack.enter_context(rsync_daemon(folder, site.boot, read_only=True))
         source, arguments = f"rsync://{relay.authority}/tree", ("--write-program", str(folder), "--from")
-        command = [*GITBOOT, "verify-mirror", str(mirror), *arguments, source, "--key", str(site.key)]
+        command = [*site.gitboot.command(), "verify-mirror", str(mirror), *arguments, source, "--key", str(site.key)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         where = ("--from", source, "--to", str(mirror), "--key", str(site.key), "--state", str(folder / "state"))
 
         def run(what: str) -> Figures:
             mark = Traffic(relay.connections, relay.size_bytes)
-            cost = of_command([sys.executable, "-I", folder / PROGRAM, *where], rounds=1)
+            (cost,) = measure_command([sys.executable, "-I", folder / PROGRAM, *where], rounds=1)
             if _read(mirror / "signed/timestamp.json") != (site.output / _TIMESTAMP).read_bytes():
                 raise AssertionError("the program has not copied the tree")
             traffic = Traffic(relay.connections, relay.size_bytes).since(mark)
@@ -365,7 +367,7 @@ def program_figures(site: Site, name: str) -> Iterator[Figures]:
         runs, lists = list[Figures](), list[Traffic]()
         for _ in range(site.rounds):
             before = files_below(site.boot / "signed")
-            instance.until_applied(site.commit())
+            instance.wait_until_published(site.commit())
             lists.append(written(site.boot / "signed", before))
             runs.append(run("one server"))
         yield runs[0]._replace(traffic=_median(each.traffic for each in runs), cost=median(each.cost for each in runs))
@@ -411,8 +413,8 @@ def _verified(site: Site, mirror: str, folder: Path, *more: str) -> Cost:
     costs = []
     for _ in range(site.rounds):
         with (folder / "report.json").open("w") as report:
-            command = [*GITBOOT, "verify-mirror", mirror, "--key", str(site.key), "-o", "json", *more]
-            costs.append(of_command(command, rounds=1, stdout=report))
+            command = [*site.gitboot.command(), "verify-mirror", mirror, "--key", str(site.key), "-o", "json", *more]
+            costs += measure_command(command, rounds=1, stdout=report)
         found = json.loads((folder / "report.json").read_text())
         if found["items"] or found["list"]["signature"] != "Verified":
             raise AssertionError(f"{mirror}: {found['items'][:3]}, {found['list']}")

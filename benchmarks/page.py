@@ -1,119 +1,35 @@
-"""What was measured as a page: a table and a plot a row, kept in `docs/benchmarks/measured.json` from run to run."""
+"""The page docs/benchmarks.md: tables and plots of one run."""
 
 from __future__ import annotations
 
-import json
-import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks.cost import ROUNDS
-from benchmarks.row import Figure, Row
+from benchmarks.cost import Cost, median
+from benchmarks.plot import COLOURS, Line, draw
 from benchmarks.rows import ROWS
+from benchmarks.run import Result, Run
 
 _DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
-_PAGE: Final = _DOCS / "benchmarks.md"
-_FOLDER: Final = _DOCS / "benchmarks"
-_KEPT: Final = _FOLDER / "measured.json"
-_BEGIN: Final = "<!-- what `make bench` writes begins here -->"
+_SHOWN_PROCESSES: Final = 3
+_TITLES: Final = {row.name: row.title for row in ROWS}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """A row at one size, in one place."""
-
-    row: Row
-    servers: int
-    where: str
-    figure: Figure | None = None
-    cannot: str = ""
-    rounds: int = ROUNDS
-    failed: bool = False
-    late: bool = False  # there was no time left for it: what the page says of it stays
-
-    def line(self) -> str:
-        """For who watches."""
-        head = f"{self.row.name:9} {self.servers:>9,} {self.where:7}"
-        if self.figure is None:
-            return f"{head} {self.cannot}"
-        return f"{head} {'  '.join(cell for cell in _cells(self.facts()) if cell)}"
-
-    def facts(self) -> dict[str, Any]:
-        """As it is kept."""
-        facts: dict[str, Any] = {"row": self.row.name, "servers": self.servers, "where": self.where}
-        if self.figure is None:
-            return {**facts, "cannot": self.cannot}
-        cost, floor = self.figure.cost, self.figure.floor
-        facts |= {"cpu": cost.cpu_s, "wall": cost.wall_s, "peak": cost.peak_mib, "note": self.figure.note}
-        if self.rounds != ROUNDS:
-            facts["rounds"] = self.rounds
-        return facts | ({"floorCpu": floor.cpu_s, "floorWall": floor.wall_s} if floor is not None else {})
+def write_page(run: Run, docs: Path = _DOCS) -> None:
+    """Write the page and its plots, and remove plots that the page no longer has."""
+    (plots := docs / "benchmarks").mkdir(exist_ok=True)
+    drawn = {f"{name}.svg": svg for name, svg in draw_plots(run).items()}
+    for path in plots.iterdir():
+        if path.name not in drawn:
+            path.unlink()
+    for name, svg in drawn.items():
+        (plots / name).write_text(svg)
+    (docs / "benchmarks.md").write_text(render_page(run))
 
 
-def write(found: Iterable[Measured]) -> None:
-    """Put what was measured in the place of what was kept of the same rows, sizes and places."""
-    kept = json.loads(_KEPT.read_text()) if _KEPT.exists() else []
-    by_key = {_key(each): each for each in (*kept, *(each.facts() for each in found))}
-    facts = [by_key[key] for key in sorted(by_key)]
-    _FOLDER.mkdir(exist_ok=True)
-    _KEPT.write_text(json.dumps(facts, indent=1, sort_keys=True) + "\n")
-    text = _PAGE.read_text().partition(_BEGIN)[0]
-    _PAGE.write_text(f"{text}{_BEGIN}\n\n" + "\n".join(sections(facts)))
-
-
-def _key(facts: dict[str, Any]) -> tuple[str, str, int]:
-    """What stands once: of a row that has one size, whichever that was."""
-    servers = 0 if facts["row"] in _OF_ONE_SIZE else facts["servers"]
-    return facts["row"], facts["where"], servers
-
-
-_OF_ONE_SIZE: Final = frozenset(row.name for row in ROWS if row.only is not None)
-
-
-def sections(facts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield f"Python {platform.python_version()}, Linux {platform.release().partition('-')[0]}, {platform.machine()}.\n"
-    for row in ROWS:
-        if mine := [each for each in facts if each["row"] == row.name]:
-            yield "\n".join(_section(row, mine)) + "\n"
-
-
-def _section(row: Row, facts: Sequence[dict[str, Any]]) -> Iterator[str]:
-    yield f"### {row.title}\n"
-    beside = f" Beside it: {row.floor}." if row.floor else ""
-    yield f"`python -m benchmarks {row.name}`. Goal: {row.goal}.{beside}\n"
-    yield from dict.fromkeys(f"Not measured: {each['cannot']}.\n" for each in facts if "cannot" in each)
-    measured = sorted(
-        (each for each in facts if "cannot" not in each), key=lambda each: (each["where"], each["servers"])
-    )
-    if not measured:
-        return
-    yield "| servers | files in | CPU | wall | peak | beside it: CPU | wall | CPU ÷ | |"
-    yield "|---|---|---|---|---|---|---|---|---|"
-    for each in measured:
-        cells = (f"{each['servers']:,}" if row.only is None else "", each["where"], *_cells(each))
-        yield f"| {' | '.join(cells)} |"
-    if _plotted(row, measured):
-        yield f"\n![{row.title}: cost against the number of servers](benchmarks/{row.name}.svg)"
-
-
-def _cells(facts: dict[str, Any]) -> tuple[str, ...]:
-    floor_cpu = facts.get("floorCpu")
-    return (
-        _seconds(facts["cpu"]),
-        _seconds(facts["wall"]),
-        f"{facts['peak']:,.0f} MiB" if facts["peak"] else "",
-        _seconds(floor_cpu) if floor_cpu else "",
-        _seconds(facts["floorWall"]) if "floorWall" in facts else "",
-        f"{facts['cpu'] / floor_cpu:.3g}" if floor_cpu else "",
-        "; ".join(filter(None, (facts["note"], _fewer(facts.get("rounds"))))),
-    )
-
-
-def _fewer(rounds: int | None) -> str:
-    """That a figure is the median of another number of rounds than the page says."""
-    return "" if rounds is None else f"{rounds} rounds" if rounds > 1 else "one round"
+# Cells
 
 
 def _seconds(value: float) -> str:
@@ -125,35 +41,321 @@ def _seconds(value: float) -> str:
     return f"{value * 1e6:.3g} µs"
 
 
-def _plotted(row: Row, facts: Sequence[dict[str, Any]]) -> bool:
-    """Draw cost against size, where there was more than one; say whether."""
-    if len({each["servers"] for each in facts}) < 2:
-        return False
-    try:
-        import matplotlib as mpl  # an extra of its own: no test draws
-    except ImportError:
-        return (_FOLDER / f"{row.name}.svg").exists()  # the figures count without their plots
-
-    mpl.use("svg")
-    from matplotlib import pyplot as plt
-
-    with mpl.rc_context({"svg.hashsalt": "gitboot", "svg.fonttype": "none", "font.size": 9}):
-        figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
-        for label, style, points in _lines(facts):
-            axes.plot(*zip(*points, strict=True), style, label=label)
-        axes.set(xscale="log", yscale="log", xlabel="servers", ylabel="seconds")
-        axes.grid(visible=True, which="major", alpha=0.3)
-        axes.legend()
-        figure.savefig(_FOLDER / f"{row.name}.svg", metadata={"Date": None})
-        plt.close(figure)
-    return True
+def _times(factor: float) -> str:
+    return f"{factor:,.0f} ×" if factor >= 10 else f"{factor:.2g} ×"
 
 
-def _lines(facts: Sequence[dict[str, Any]]) -> Iterator[tuple[str, str, list[tuple[int, float]]]]:
-    """What is drawn: a name, how, and the seconds for each number of servers."""
-    for where in dict.fromkeys(each["where"] for each in facts):
-        here = [each for each in facts if each["where"] == where]
-        yield f"CPU, {where}", "o-", [(each["servers"], each["cpu"]) for each in here]
-        yield f"wall, {where}", ".:", [(each["servers"], each["wall"]) for each in here]
-    if floors := {each["servers"]: each["floorCpu"] for each in facts if each.get("floorCpu")}:
-        yield "CPU of what is beside it", "k--", list(floors.items())
+def _memory(result: Result) -> str:
+    """Return the memory of each process."""
+    sizes_mib = median(result.rounds).memory_mib
+    if not sizes_mib:
+        return ""
+    each = " + ".join(f"{size:,.0f}" for size in sizes_mib[:_SHOWN_PROCESSES])
+    others = sizes_mib[_SHOWN_PROCESSES:]
+    return f"{each} MiB" + (f", {len(others)} more: {sum(others):,.0f} MiB" if others else "")
+
+
+def _memory_per_server(result: Result) -> str:
+    """Return the memory of all processes for each server."""
+    return f"{sum(median(result.rounds).memory_mib) * 1024 / result.servers:,.3g} KiB"
+
+
+def _largest_per_server(result: Result) -> str:
+    return f"{max(median(result.rounds).memory_mib) * 1024 / result.servers:,.3g} KiB"
+
+
+def _beside(result: Result) -> str:
+    """Return the processor time of what is compared, and how many times as much gitboot takes."""
+    cpu_s = median(result.rounds).cpu_s
+    floors_s = [median(costs).cpu_s for costs in result.beside.values()]
+    return "; ".join(f"{_seconds(each)} ({_times(cpu_s / each)})" if each else "0" for each in floors_s)
+
+
+def _per_second(costs: Sequence[Cost]) -> str:
+    """Return how many requests one core answers in a second."""
+    return f"{1 / median(costs).cpu_s:,.0f}"
+
+
+def _first_beside(result: Result) -> Sequence[Cost]:
+    return next(iter(result.beside.values()))
+
+
+# Tables
+
+_Column = tuple[str, Callable[[Result], str]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Section:
+    """A heading with a table, and maybe a plot."""
+
+    title: str
+    text: str
+    rows: tuple[str, ...]
+    columns: tuple[_Column, ...]
+    other: _Column  # of each other version
+    plotted: Callable[[Result], float] | None = None
+    y_title: str = ""
+    floors: bool = False  # whether the plot has what is compared
+
+
+def _cpu(result: Result) -> float:
+    return median(result.rounds).cpu_s
+
+
+def _wall(result: Result) -> float:
+    return median(result.rounds).wall_s
+
+
+_COSTS: Final[tuple[_Column, ...]] = (
+    ("CPU", lambda result: _seconds(_cpu(result))),
+    ("wall", lambda result: _seconds(_wall(result))),
+    ("memory", _memory),
+    ("beside it", _beside),
+    ("", lambda result: result.note),
+)
+_OTHER_CPU: Final[_Column] = ("CPU", lambda result: _seconds(_cpu(result)))
+
+SECTIONS: Final = (
+    _Section(
+        title="Commits",
+        text=(
+            "An instance follows a repository on the same machine. The wall time is from the commit to the last "
+            "published file."
+        ),
+        rows=("one-server", "readme", "policy"),
+        columns=_COSTS,
+        other=_OTHER_CPU,
+        plotted=_cpu,
+        y_title="seconds of CPU",
+    ),
+    _Section(
+        title="Start",
+        text=(
+            "The first pass and a restart end when everything is published. A take-over ends when the standby serves "
+            "boot scripts of servers all over the fleet. Its wall time includes the lease."
+        ),
+        rows=("first-pass", "restart", "take-over"),
+        columns=(*_COSTS[:3], ("a server", _memory_per_server), *_COSTS[3:]),
+        other=("CPU, wall", lambda result: f"{_seconds(_cpu(result))}, {_seconds(_wall(result))}"),
+        plotted=_cpu,
+        y_title="seconds of CPU",
+        floors=True,
+    ),
+    _Section(
+        title="Memory",
+        text="The memory of each process of an instance that rests after commits.",
+        rows=("memory",),
+        columns=(("memory", _memory), ("a server", _memory_per_server), ("largest, a server", _largest_per_server)),
+        other=("largest, a server", _largest_per_server),
+    ),
+    _Section(
+        title="Commands",
+        text="Each command runs in a work tree of the fleet. All but the first row have a full cache.",
+        rows=("validate", "validate-again", "diff", "explain"),
+        columns=_COSTS,
+        other=_OTHER_CPU,
+        plotted=_cpu,
+        y_title="seconds of CPU",
+    ),
+    _Section(
+        title="Requests",
+        text=(
+            "`gitboot serve` and nginx serve the same files with one worker each. A client keeps 16 connections open "
+            "and fetches the boot scripts of up to 1,000 servers at random. The rate is what one fully used "
+            "core answers."
+        ),
+        rows=("requests",),
+        columns=(
+            ("requests a second", lambda result: _per_second(result.rounds)),
+            ("nginx", lambda result: _per_second(_first_beside(result))),
+            ("share of nginx", lambda result: f"{median(_first_beside(result)).cpu_s / _cpu(result):.2f}"),
+            ("memory", _memory),
+        ),
+        other=("requests a second", lambda result: _per_second(result.rounds)),
+    ),
+    _Section(
+        title="Requests during a commit",
+        text=(
+            "A client fetches 200 boot scripts a second from an instance with `--listen`. Meanwhile the instance "
+            "publishes a commit that changes every server. The figures are 99th percentiles."
+        ),
+        rows=("latency",),
+        columns=(
+            ("no commit", lambda result: _seconds(median(_first_beside(result)).wall_s)),
+            ("during the commit", lambda result: _seconds(_wall(result))),
+            ("factor", lambda result: _times(_wall(result) / median(_first_beside(result)).wall_s)),
+        ),
+        other=("during the commit", lambda result: _seconds(_wall(result))),
+    ),
+    _Section(
+        title="Start of an endpoint",
+        text="The cost from the start of `gitboot serve` to its first answer.",
+        rows=("endpoint-start",),
+        columns=_COSTS[:3],
+        other=("wall", lambda result: _seconds(_wall(result))),
+    ),
+    _Section(
+        title="BMCs",
+        text=(
+            "Each server has a BMC that speaks TLS and answers after 300 ms. An instance starts, and sets and confirms "
+            "an override at each BMC. Its start is included. Stock sushy does the same with 64 threads, and "
+            "without a ledger."
+        ),
+        rows=("bmcs",),
+        columns=(
+            ("BMCs a second", lambda result: f"{1 / _wall(result):,.0f}"),
+            ("CPU each", lambda result: _seconds(_cpu(result))),
+            ("memory", _memory),
+            ("sushy: BMCs a second", lambda result: f"{1 / median(_first_beside(result)).wall_s:,.0f}"),
+            ("CPU each", lambda result: _seconds(median(_first_beside(result)).cpu_s)),
+        ),
+        other=("BMCs a second", lambda result: f"{1 / _wall(result):,.0f}"),
+    ),
+    _Section(
+        title="Cobbler",
+        text=(
+            "Cobbler 3.3 has 1,000 systems with one network interface each in memory, and writes their files. gitboot "
+            "parses, checks and publishes a fleet of 1,000 servers with three interfaces each."
+        ),
+        rows=("cobbler",),
+        columns=_COSTS,
+        other=_OTHER_CPU,
+    ),
+)
+
+# The page
+
+_MEASURE_AGAIN: Final = """\
+## Measure again
+
+`make bench` installs the Debian packages that it needs, measures every row and writes this page. It needs root for
+Cobbler. One run at three sizes takes some hours and 8 GiB of memory. A row that this machine cannot measure gives the
+reason.
+
+```
+make bench                                          # all rows, for 1,000, 10,000 and 100,000 servers
+make bench BENCH='first-pass --sizes 1000'          # one row; prints it, and leaves this page as it is
+make bench BENCH='--python ../old/.venv/bin/python' # the gitboot of another checkout as well
+make bench BENCH='--page build/benchmarks.json'     # write this page from an earlier run, and measure nothing
+```
+
+`make bench BENCH=--help` lists the rows and the options. A run writes all rounds to `build/benchmarks.json`.
+
+**The fleet** (`benchmarks/fleet.py`) comes from a seed. It has sites of 2,000 servers, racks of 40, and three network
+interfaces a server. It has 20 policies, a stream in rollout, maintenances, pins and parked servers. Half of the servers
+have Ignition, a tenth have autoinstall, and a fifth have cloud-init. Each server has a file of its own.
+
+**The floors** (`benchmarks/floors/`) are C programs that do only the work that cannot be left out.
+
+[Copies of the tree](mirrors.md#what-copies-cost) and the [modules that three flows
+call](architecture.md#what-three-flows-call) are measured by programs of their own.
+"""
+
+
+def render_page(run: Run) -> str:
+    """Return the page as Markdown."""
+    return "\n".join(
+        [*_introduction(run), *(line for each in SECTIONS for line in _section(run, each)), _MEASURE_AGAIN]
+    )
+
+
+def _introduction(run: Run) -> Iterator[str]:
+    now, *others = run.versions
+    yield "# Benchmarks\n"
+    yield (
+        f"One run of `make bench` measured all figures of this page, on {run.date}, on one machine: {run.machine}. "
+        f"Files were {'in memory' if run.files == 'memory' else 'on a new ext4'}. "
+        f"Each figure is the median of {run.rounds} rounds.\n"
+    )
+    yield (
+        f"gitboot is commit {now['commit']}, with Python {now['python']}."
+        + "".join(f" *{each['name']}* is commit {each['commit']}, with Python {each['python']}." for each in others)
+        + "\n"
+    )
+    yield "- *CPU* is the user and system time of all processes of gitboot together. It depends on the machine."
+    yield "- *Wall* is the time that you wait. It depends also on other programs that use the machine."
+    yield "- *Memory* is the peak of each process, the largest first, and the sum for each server."
+    yield (
+        "- *Beside it* is the CPU of another program for the same work, measured in the same run. The factor shows how "
+        "many times as much gitboot takes.\n"
+    )
+    if max(run.load, default=0.0) > 1:
+        yield f"Other programs used the machine: its load was {run.load[0]:.1f} before the run. Compare the CPU.\n"
+
+
+def _section(run: Run, section: _Section) -> Iterator[str]:
+    now, *others = (each["name"] for each in run.versions)
+    measured = [result for row in section.rows for result in run.find(row, now)]
+    if not measured:
+        return
+    yield f"## {section.title}\n\n{section.text}\n"
+    if (name := _plot_name(run, section)) is not None:
+        yield f"![{section.title}: {section.y_title} by number of servers](benchmarks/{name}.svg)\n"
+    columns = [column for column in section.columns if any(column[1](each) for each in measured if each.rounds)]
+    heads = ["", "servers", *(head for head, _ in columns), *(f"{each}: {section.other[0]}" for each in others)]
+    yield f"| {' | '.join(heads)} |"
+    yield f"|{'---|' * len(heads)}"
+    for position, result in enumerate(measured):
+        title = _TITLES[result.row] if position == 0 or measured[position - 1].row != result.row else ""
+        if result.rounds:
+            cells = [cell(result) for _, cell in columns]
+        else:
+            cells = [f"not measured: {result.failure}", *[""] * (len(columns) - 1)][: len(columns)]
+        theirs = [_of_other(run, section, result, version) for version in others]
+        yield f"| {' | '.join([title, f'{result.servers:,}', *cells, *theirs])} |"
+    yield ""
+    if _beside in (cell for _, cell in columns):
+        yield from _legend(measured)
+
+
+def _of_other(run: Run, section: _Section, result: Result, version: str) -> str:
+    found = [each for each in run.find(result.row, version) if each.servers == result.servers and each.rounds]
+    return section.other[1](found[0]) if found else ""
+
+
+def _legend(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the names of what is beside the rows."""
+    titles: dict[str, dict[str, None]] = {}  # by names, in the order of the rows
+    for result in results:
+        if result.beside:
+            titles.setdefault("; ".join(result.beside), {})[_TITLES[result.row]] = None
+    if len(titles) == 1:
+        yield f"Beside it: {', '.join(titles)}.\n"
+    else:
+        yield "Beside it:\n"
+        yield "\n".join(f"- {', '.join(rows)}: {names}." for names, rows in titles.items()) + "\n"
+
+
+# Plots
+
+
+def draw_plots(run: Run) -> dict[str, str]:
+    """Return the SVG of each plot, by name."""
+    return {
+        name: draw(lines, f"{section.title}: {section.y_title} by number of servers", "servers", section.y_title)
+        for section in SECTIONS
+        if (name := _plot_name(run, section)) is not None and (lines := plot_lines(run, section))
+    }
+
+
+def _plot_name(run: Run, section: _Section) -> str | None:
+    return section.title.lower() if plot_lines(run, section) else None
+
+
+def plot_lines(run: Run, section: _Section) -> list[Line]:
+    """Return a line for each row and version with at least two sizes, and for each floor that the section plots."""
+    if section.plotted is None:
+        return []
+    now, *others = (each["name"] for each in run.versions)
+    lines, short = list[Line](), {row: row.replace("-", " ") for row in section.rows}
+    for row, colour in zip(section.rows, COLOURS, strict=False):
+        for version in (now, *others):
+            measured = [each for each in run.find(row, version) if each.rounds]
+            points = [(each.servers, section.plotted(each)) for each in measured]
+            name = short[row] if version == now else f"{short[row]}, {version}"
+            lines.append(Line(name=name, points=points, colour=colour, is_dashed=version != now))
+            if version == now and section.floors:
+                floors = [(each.servers, median(_first_beside(each)).cpu_s) for each in measured if each.beside]
+                lines.append(Line(name=f"beside {short[row]}", points=floors))
+    return [line for line in lines if len(line.points) > 1]

@@ -1,4 +1,4 @@
-"""Where a fleet of one size lies while it is measured: its repository, its instance, what is made of it once."""
+"""The files of one gitboot and a fleet of one size: the repository, the instance, the checkout."""
 
 from __future__ import annotations
 
@@ -11,63 +11,96 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from benchmarks.cost import Cost
+from benchmarks.cost import Cost, measure_command
 from benchmarks.fleet import Fleet
+from benchmarks.gitboot_version import Gitboot
+from benchmarks.instance import Instance
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
-from benchmarks.running import Instance
 
 
 class Place:
-    """A folder for fleets of ``servers``; all that lies there is made when it is first asked for."""
+    """A folder for one gitboot and a fleet of ``servers``. Rows share what they need; it is made at first use."""
 
-    def __init__(self, folder: Path, servers: int, *, tools: Path, rounds: int) -> None:
-        self.folder, self.servers, self.tools, self.rounds = folder, servers, tools, rounds
-        self.fleet = Fleet(servers=servers, bmcs=False)
-        self._open = ExitStack()
+    def __init__(self, folder: Path, servers: int, gitboot: Gitboot, *, tools: Path, rounds: int) -> None:
+        self.folder, self.servers, self.gitboot, self.tools, self.rounds = folder, servers, gitboot, tools, rounds
+        self.fleet = Fleet(servers=servers, bmcs=False, spec=gitboot.spelling.fleet_spec)
+        self._closing = ExitStack()
 
     def __enter__(self) -> Self:
         self.folder.mkdir(parents=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._closing.close()
         shutil.rmtree(self.folder)
+
+    @contextmanager
+    def own_folder(self, name: str) -> Iterator[Path]:
+        """Make a folder for one row, and remove it at the end of the block."""
+        (made := self.folder / name).mkdir()
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made)
 
     @cached_property
     def repository(self) -> Repository:
-        """The fleet as one commit; what follows in it belongs to the instance."""
+        """The fleet as one commit. Later commits are for `instance`."""
         repository = Repository(self.folder / "fleet.git")
         repository.commit(self.fleet.files())
         return repository
 
     @cached_property
-    def first_pass(self) -> Cost:
-        """What it cost to publish the fleet once; `instance` goes on from there."""
-        return self._published[1]
+    def first_passes(self) -> list[Cost]:
+        """The cost of each pass into an empty OUTPUT."""
+        return [self._published[1], *(self._pass_into_nothing() for _ in range(self.rounds - 1))]
+
+    def _pass_into_nothing(self) -> Cost:
+        with self.own_folder("first-pass") as folder:
+            instance = Instance(folder, self.repository, self.fleet, self.gitboot)
+            (cost,) = measure_command(instance.command("--once"), rounds=1)
+        return cost
 
     @property
-    def standing(self) -> Instance:
-        """One that knows that all is installed, and does not run unless `instance` was asked for."""
+    def published_instance(self) -> Instance:
+        """An instance that has published the fleet and has a record of each server. It runs if `instance` was used."""
         return self._published[0]
 
     @cached_property
     def instance(self) -> Instance:
-        """The same, running."""
-        self._open.enter_context(self.standing.running())
-        self.standing.settle()
-        return self.standing
+        """The published instance, running."""
+        self._closing.enter_context(self.published_instance.running())
+        self.published_instance.wait_until_idle()
+        return self.published_instance
+
+    def pause(self) -> None:
+        """End the published instance if it runs. The next use of `instance` starts it again."""
+        self.__dict__.pop("instance", None)
+        self._closing.close()
+
+    def stop_instance(self) -> Instance:
+        """Return the published instance, ended."""
+        self.pause()
+        return self.published_instance
 
     @cached_property
     def _published(self) -> tuple[Instance, Cost]:
-        instance = Instance(self.folder, self.repository, self.fleet)
+        instance = Instance(self.folder, self.repository, self.fleet, self.gitboot)
         return instance, instance.begin()
 
     @cached_property
+    def output(self) -> Path:
+        """The published tree of a fleet whose servers are all installed."""
+        _ = self.instance
+        return self.stop_instance().output
+
+    @cached_property
     def checkout(self) -> Path:
-        """The fleet's files, as a work tree of a repository of its own."""
-        found = self.folder / "checkout"
-        subprocess.run(["git", "clone", "-q", str(self.repository.path), str(found)], check=True)
+        """The first commit of the fleet, as a work tree of a repository of its own."""
+        found, repository = self.folder / "checkout", Repository(self.folder / "checkout.git")
+        repository.commit(self.fleet.files())
+        subprocess.run(["git", "clone", "-q", str(repository.path), str(found)], check=True)
         return found
 
     @cached_property
@@ -80,7 +113,7 @@ class Place:
 
 @contextmanager
 def memory(name: str) -> Iterator[Path]:
-    """A folder in memory."""
+    """Make a folder in memory."""
     root = Path("/dev/shm")
     if not root.is_dir():
         raise CannotRun("there is no /dev/shm")
@@ -90,21 +123,21 @@ def memory(name: str) -> Iterator[Path]:
 
 @contextmanager
 def disk(name: str, scratch: Path) -> Iterator[Path]:
-    """A fresh ext4 in a file below ``scratch``: a worn one is several times as slow after a mass deletion."""
+    """Mount a new ext4 that lies in a file below ``scratch``. A used one can be several times slower."""
     image, at = scratch / f"{name}.ext4", scratch / f"{name}.mounted"
     at.mkdir()
-    made = (
+    commands = (
         ["truncate", "-s", "64G", str(image)],
         ["mkfs.ext4", "-q", "-N", "8000000", str(image)],
         ["mount", "-o", "loop", str(image), str(at)],
     )
     try:
-        for command in made:
+        for command in commands:
             if subprocess.run(command, capture_output=True, check=False).returncode:
-                raise CannotRun(f"there is no fresh disk: {command[0]} needs root, and loop devices")
+                raise CannotRun(f"a new disk cannot be mounted: {command[0]} failed; it needs root and loop devices")
         try:
             yield at
-        finally:  # or nothing of it can be removed
+        finally:
             subprocess.run(["umount", str(at)], check=True)
     finally:
         image.unlink(missing_ok=True)

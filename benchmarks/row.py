@@ -1,9 +1,9 @@
-"""A row: what is measured, beside what, and what it is to reach."""
+"""A row of the benchmarks: one question of a user, and how it is measured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.cost import Cost
@@ -13,33 +13,31 @@ if TYPE_CHECKING:
 
 
 class CannotRun(Exception):
-    """A row that this machine cannot measure; says what is missing."""
+    """This machine cannot measure a row. The message names what is missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figure:
-    """What came out once."""
+    """What one row measured, round by round."""
 
-    cost: Cost
-    floor: Cost | None = None
-    note: str = ""  # what else was counted: files, bytes
+    rounds: Sequence[Cost]
+    beside: Mapping[str, Sequence[Cost]] = field(default_factory=dict)  # what it is compared with, by name
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One row of the goals."""
+    """One row at several numbers of servers."""
 
     name: str  # on the command line
     title: str
-    floor: str  # what it is compared with, in words
-    goal: str  # in words
-    measure: Callable[[Place], Figure]  # raises `CannotRun`
+    measure: Callable[[Place], Figure]  # raises CannotRun
+    sizes: tuple[int, ...] | None = None  # servers; None: those of the command line
     smallest: int = 1  # servers
-    only: int | None = None  # servers: no other number makes a difference
-    writes: bool = False  # files, so that it counts where they lie
+    largest: int | None = None
 
-    def sizes(self, asked: Sequence[int]) -> tuple[int, ...]:
-        """Of how many servers it is measured, where so many are asked for."""
-        if self.only is not None:
-            return (self.only,)
-        return tuple(size for size in asked if size >= self.smallest)
+    def chosen_sizes(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """Return the numbers of servers to measure, of those that the command line has."""
+        if self.sizes is not None:
+            return self.sizes
+        return tuple(size for size in sizes if self.smallest <= size <= (self.largest or size))

@@ -134,6 +134,33 @@ def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
     return layout.lines.place(at.start)
 
 
+def value_lines(data: bytes, index: int) -> dict[Path, int]:
+    """Return the line of each value of a document, by its path. An absent value has the line of its key."""
+    layout = _layout(data, index)
+    return {path: layout.lines.place(spot.start).line for path, spot in _spots((), layout.root)}
+
+
+def _spots(path: Path, spot: Spot) -> Iterator[tuple[Path, Spot]]:
+    yield path, spot
+    if isinstance(spot.items, dict):
+        for key, (_, below) in spot.items.items():
+            yield from _spots((*path, key), below)
+    else:
+        for number, below in enumerate(spot.items or ()):
+            yield from _spots((*path, number), below)
+
+
+def document_text(data: bytes, index: int) -> bytes:
+    """Return the bytes of a document, from its `---` line to the next one."""
+    span = _spans(data)[index]
+    return data[span.start : span.end]
+
+
+def lines_above(data: bytes, index: int) -> int:
+    """Return how many lines a file has above a document."""
+    return _spans(data)[index].lines_before
+
+
 def rewritten(data: bytes, index: int, path: Path, text: str) -> bytes:
     """The file with ``text`` in place of one scalar of a document; all else stays as it is, byte by byte.
 
@@ -287,6 +314,10 @@ class _Faults:
             self.note(place, Code.NOT_UTF8, "bytes that are not UTF-8", "save the file as UTF-8")
 
     def note_syntax(self, error: MarkedYAMLError) -> None:
+        if marker := _CONFLICT.search(self.source):
+            message = f"a conflict marker of Git: {marker[0][:7].decode()}"
+            self.note(self.place_of_byte(marker.start()), Code.NOT_YAML, message, _RESOLVE)
+            return
         problem, context = error.problem or "", error.context or ""
         began: Any = error.context_mark
         mark: Any = began if problem in _SEEN_TOO_LATE else error.problem_mark
@@ -468,6 +499,9 @@ def _is_absent(event: Any) -> bool:
 _SPREAD = "spread its documents over several files"
 _TOO_DEEP: Final = f"over {MAX_DEPTH} lists and mappings within each other"
 _NEST_LESS: Final = "nest less"
+# git-merge(1), "How conflicts are presented".
+_CONFLICT: Final = re.compile(rb"^(?:(?:<{7}|>{7}|\|{7}) .*|={7}\r?)$", re.MULTILINE)
+_RESOLVE: Final = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= and >>>>>>>"
 _NO_TAGS = "remove it; put text that begins with '!' in quotes"
 _QUOTE_TEMPLATES = "use text as a key; put a value that begins with '{{' in quotes"
 # What libyaml notices only behind the place where its author has to look.

@@ -41,8 +41,10 @@ Anything else is a bug of gitboot's own and ends in its traceback.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
+from gitboot.problems.dated import DatedProblem, holding
 from gitboot.problems.problem import Problem
 
 
@@ -115,10 +117,19 @@ class Ordering(Protocol):
 class InvalidRepository(GitbootError):
     """A commit that does not hold together, with every problem in it, sorted by place."""
 
-    def __init__(self, problems: Iterable[Problem], *, fleet: Ordering | None = None) -> None:
+    def __init__(
+        self, problems: Iterable[Problem], *, fleet: Ordering | None = None, dated: Iterable[DatedProblem] = ()
+    ) -> None:
         self.problems = tuple(sorted(problems))
+        self.dated = tuple(dated)  # that depend on the time, and are not among `problems`
         self.fleet = fleet  # None: it is not well formed
         super().__init__("\n".join(map(str, self.problems)))
+
+    def at(self, now: datetime) -> InvalidRepository:
+        """Return the error with the problems that hold at an instant among its own."""
+        if not (found := holding(self.dated, now)):
+            return self
+        return InvalidRepository((*self.problems, *found), fleet=self.fleet)
 
 
 class NotEvaluated(InvalidRepository):

@@ -9,8 +9,8 @@ import struct
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from functools import cache
-from typing import IO, Any, Final
+from contextlib import suppress
+from typing import IO, Final
 
 import msgspec
 
@@ -28,16 +28,6 @@ _NICE: Final = 10  # machines are answered first
 encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def decoder(kind: Any) -> Callable[[bytes], Any]:
-    """What makes values of a type of bytes; the type is looked into when the first come, which takes milliseconds."""
-
-    @cache
-    def made() -> Callable[[bytes], Any]:
-        return msgspec.msgpack.Decoder(kind).decode
-
-    return lambda data: made()(data)
-
-
 def write_frame(stream: IO[bytes], message: msgspec.Struct) -> None:
     stream.write(framed(encode(message)))
     stream.flush()
@@ -48,13 +38,13 @@ def framed(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def read_frame(stream: IO[bytes]) -> bytes | None:
-    """The next frame; None at the end of the stream, also in the middle of a frame."""
+def read_frame(stream: IO[bytes], max_bytes: int = MAX_FRAME) -> bytes | None:
+    """Return the next frame; None at the end of the stream, in the middle of a frame, and for a longer frame."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack(head)
-    data = stream.read(length) if length <= MAX_FRAME else b""
+    data = stream.read(length) if length <= max_bytes else b""
     return data if len(data) == length else None
 
 
@@ -65,11 +55,13 @@ class Buffer:
         self._held = bytearray()
 
     def add(self, data: bytes) -> Iterator[bytes]:
-        """The frames that are whole now."""
+        """The frames that are whole now. Raises ValueError for one that is too long."""
         self._held += data
         start = 0
         while len(self._held) >= start + _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._held, start)
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length:,} bytes")
             end = start + _LENGTH.size + length
             if len(self._held) < end:
                 break
@@ -92,15 +84,26 @@ class Child:
             bufsize=0,
             process_group=0,
         )
+        assert self._process.stdin is not None  # noqa: S101
+        os.set_blocking(self._process.stdin.fileno(), False)  # a process that does not read must not hold this one
 
     @property
     def has_ended(self) -> bool:
         return self._process.poll() is not None
 
-    def send(self, question: msgspec.Struct) -> None:
-        """Ask; raises BrokenPipeError where it has ended."""
+    def send(self, question: msgspec.Struct, left_s: Callable[[], float] | None = None) -> None:
+        """Send a frame. Raises BrokenPipeError if the process has ended, TimeoutError if no seconds are left."""
         assert self._process.stdin is not None  # noqa: S101
-        write_frame(self._process.stdin, question)
+        pipe, rest = self._process.stdin.fileno(), memoryview(framed(encode(question)))
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        while rest:
+            left = left_s() if left_s is not None else None
+            if left is not None and left <= 0:
+                raise TimeoutError
+            if poll.poll(left * 1000 if left is not None else None):
+                with suppress(BlockingIOError):
+                    rest = rest[os.write(pipe, rest[:_PIECE]) :]
 
     def answers(self, left_s: Callable[[], float] | None = None) -> Iterator[bytes]:
         """What it answers, until it ends; raises TimeoutError where nothing has come and no seconds are left."""

@@ -291,10 +291,11 @@ class MaintenanceDecision:
     def active(self, at: datetime) -> bool:
         return is_within(at, self.start, self.end)
 
-    def overlaps(self, other: MaintenanceDecision) -> bool:
-        return (self.start is None or other.end is None or self.start < other.end) and (
-            other.start is None or self.end is None or other.start < self.end
-        )
+    def overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
+        """Return the window [start, end) in which both are active; None: there is no such window."""
+        start = max((each for each in (self.start, other.start) if each is not None), default=None)
+        end = min((each for each in (self.end, other.end) if each is not None), default=None)
+        return (start, end) if start is None or end is None or start < end else None
 
     def facts(self) -> dict[str, Any]:
         return {

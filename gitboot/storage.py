@@ -117,6 +117,13 @@ def filesystem_of(path: Path) -> str:
     return ""
 
 
+def is_on_network(path: Path) -> bool:
+    """Whether a file is on a network file system, or will be if it does not exist yet."""
+    while not os.path.exists(path) and path != path.parent:
+        path = path.parent
+    return _NETWORK.fullmatch(filesystem_of(path)) is not None
+
+
 def _type_at(mounts: str, path: Path) -> str:
     """Of the mounts, proc(5), the one that a path is below; of several at one place the last hides the others."""
     found = ("", "")

@@ -11,8 +11,9 @@ from typing import Any, Self
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import Clock, Outside, assembled, pool_of
-from gitboot.instance.commit import Commit
+from gitboot.instance.following import ListedTarget
 from gitboot.instance.inbox import Bmcs
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.lookout import ArtifactWatch
@@ -65,6 +66,7 @@ class Bench:
         keys: TokenKeys = NO_KEYS,
         artifacts: ArtifactWatch | None = None,
         named: bool = True,
+        target: ListedTarget | None = None,  # None: files are not written
     ) -> None:
         self.now, self.ahead = NOON, timedelta(0)  # the clock, and by how much it is ahead of what is true
         self.events: list[Event] = []
@@ -85,7 +87,7 @@ class Bench:
         outside = Outside(
             source=self.commits,
             evaluation=self.commits,
-            target=self.target,
+            target=target if target is not None else self.target,
             owner=owner,
             observes=observes,
             keys=keys,

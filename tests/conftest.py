@@ -20,6 +20,7 @@ from hypothesis import settings
 
 from gitboot.storage import filesystem_of
 from tests import newledgers, searching, templates
+from tests.asking import umask
 from tests.boots import page
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ _HERE: Final = Path(__file__).parent
 os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # where tests may lie, as in containers
 
 os.environ.pop("COLUMNS", None)  # which xdist sets: tables are as wide as where nobody looks
-
-os.environ["XDG_STATE_HOME"] = os.devnull  # so commands keep nothing of large fleets, but where a test lets them
 
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of it
@@ -102,15 +101,22 @@ _FIRST: Final = (
         "test_instance_standby",
         "test_instance_unwritable",
         "test_instance_preparing",
-        "test_evaluate",
-        "test_evaluate_hostile",
+        "test_evaluator_client",
+        "test_evaluator_hostile",
         "test_run",
         "test_drills",
     ),
     *("test_publish_kill", "test_ci"),
     *("test_cli_requests", "test_serve_once", "test_kill_hand_over", "test_resolve_leaks", "test_serve_supervise"),
     *("test_instance_days", "test_serve_certificate", "test_project", "test_instance_verdicts"),
-    *("test_source_fetcher", "test_laws", "test_evaluate_laws", "test_instance_standing", "test_machine_lives"),
+    *(
+        "test_source_fetcher",
+        "test_laws",
+        "test_evaluator_laws",
+        "test_instance_output_laws",
+        "test_instance_standing",
+        "test_machine_lives",
+    ),
     *("test_instance_overrides", "test_document", "test_diff_less", "test_source_remote"),
     *("test_source_snapshot", "test_targets_s3", "test_serve_published", "test_serve_named", "test_template"),
     *("test_site_lives", "test_site_faults", "test_targets_run", "test_cli"),
@@ -163,3 +169,11 @@ def postgres_server() -> Iterator[PostgresServer]:
 
     with postgresql() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def own_umask() -> Iterator[None]:
+    """Give the next test the umask that this one had: two instances in one process leave the one that ended last."""
+    before = umask()
+    yield
+    os.umask(before)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar, Final
 from gitboot.bmc.job import Job, Result
 from gitboot.diff.guard import Limits
 from gitboot.errors import PublishError
-from gitboot.evaluate import wire
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Evaluator
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.frames import encode
-from gitboot.instance.commit import Commit, Evaluated, commit_of
-from gitboot.instance.evaluation import assembled
 from gitboot.instance.inbox import Bmcs
 from gitboot.ledger.store import Store
 from gitboot.load import Revision, Snapshot, load
@@ -27,6 +27,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
@@ -122,7 +123,13 @@ class Commits:
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated:
         difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
-        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference)))
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in told(difference)))
+
+    def keep(self, revision: Revision) -> None:
+        """There is no cache."""
+
+    def settle(self, accepted: Revision | None) -> None:
+        """There is no process."""
 
 
 @dataclass
@@ -153,6 +160,9 @@ class Taking:
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return None

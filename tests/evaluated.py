@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated
-from gitboot.evaluate import wire
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import Evaluator
-from gitboot.evaluate.limits import Allowance, exceeded
+from gitboot.evaluator import protocol
+from gitboot.evaluator.client import Evaluation, assembled
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.frames import encode
 from gitboot.instance import build
-from gitboot.instance.commit import Commit, Evaluated
-from gitboot.instance.evaluation import Evaluation, assembled
-from gitboot.instance.laps import Laps
 from gitboot.load import Revision
 from gitboot.progress import Told, unheard
 from gitboot.source import Reader
@@ -39,7 +39,7 @@ class Here(Evaluation):
             difference = self._evaluator.evaluate(revision, base.revision if base is not None else None)
         finally:
             self._reader.close()
-        return assembled(base, revision, (wire.answer(encode(each)) for each in told(difference, self._site)))
+        return assembled(base, revision, (protocol.answer(encode(each)) for each in told(difference, self._site)))
 
 
 class Slow(Here):
@@ -58,9 +58,10 @@ def evaluated_here() -> Iterator[None]:
         *,
         allowance: Allowance,
         waits: bool,
-        laps: Laps | None = None,
+        timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
         read: Told = unheard,
         site: str | None = None,
+        cache: DiskCache | None = None,
     ) -> Here:
         return Here(Reader(state), site)
 

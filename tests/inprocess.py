@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gitboot.diff.guard import Limits
+from gitboot.evaluator.client import Evaluation
 from gitboot.instance.build import running
-from gitboot.instance.evaluation import Evaluation
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings

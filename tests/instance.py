@@ -197,7 +197,7 @@ def running(
 
 
 def is_program(pid: int, name: str) -> bool:
-    """Whether a process is that part of gitboot: it was started (``gitboot.evaluate``, ``gitboot serve``) or forked."""
+    """Return whether a process is a part of gitboot: started (``gitboot.source``, ``gitboot serve``) or forked."""
     process = Path(f"/proc/{pid}")
     try:
         words = (process / "cmdline").read_text().split("\0")
@@ -208,7 +208,7 @@ def is_program(pid: int, name: str) -> bool:
 
 def evaluators(parent: int) -> list[int]:
     """The evaluators that a process has started."""
-    return _children(parent, "evaluate")
+    return _children(parent, "evaluator")
 
 
 def fetchers(parent: int) -> list[int]:
@@ -232,7 +232,7 @@ def peak_mib(process: int) -> int:
 
 def children(parent: int) -> list[int]:
     """The processes that a process has started, of whatever name."""
-    return [each for name in ("evaluate", "source", "serve") for each in _children(parent, name)]
+    return [each for name in ("evaluator", "source", "serve") for each in _children(parent, name)]
 
 
 def _children(parent: int, name: str) -> list[int]:

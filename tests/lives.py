@@ -28,6 +28,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
@@ -238,6 +239,9 @@ class Life:
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return int(at.timestamp())
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return None

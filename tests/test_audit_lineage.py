@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.audit.lineage import Changed, Lineage, Skipped
-from gitboot.audit.steps import Steps
-from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.disk_cache import DiskCache
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.load import Revision
 from gitboot.source import History, open_history
 from tests.fleets import SEED, policy, server, uuid_of
@@ -26,15 +26,19 @@ def work(tmp_path: Path) -> Work:
     return made
 
 
-def lineage(history: History, steps: Steps) -> Lineage:
-    return Lineage(history.steps, steps, Evaluator(history.snapshot).evaluate)
+def lineage(history: History, cache: DiskCache) -> Lineage:
+    return Lineage(history.steps, cache, Evaluator(history.snapshot).evaluate)
+
+
+def cache_of(work: Work) -> DiskCache:
+    return DiskCache(work.path.parent / "cache.sqlite", pytest.fail)
 
 
 def told(work: Work, server: str, rev: str | None = None, path: Path | None = None) -> list[str]:
     """What history says: the subject, and what kind of change it is; an invalid commit is in brackets."""
     history = open_history(path or work.path, rev)
-    with Steps.open(work.path.parent / "history.sqlite") as steps:
-        entries = list(lineage(history, steps).of(server))
+    with cache_of(work) as cache:
+        entries = list(lineage(history, cache).of(server))
     return [
         f"{entry.commit.subject}: {entry.effect.kind}" if isinstance(entry, Changed) else f"({entry.commit.subject})"
         for entry in entries
@@ -78,8 +82,8 @@ def test_an_invalid_commit_is_skipped_and_said(work: Work) -> None:
     work.commit({POLICY: "kind: Nonsense"}, "Break again")
     assert told(work, "web01") == ["(Break again)", "Fix otherwise: Changed", "(Break)", "Begin: Added"]
     assert told(work, "web01", "HEAD~3") == ["Begin: Added"]
-    with Steps.open(work.path.parent / "history.sqlite") as steps:
-        first, *_ = lineage(open_history(work.path, None), steps).of("web01")
+    with cache_of(work) as cache:
+        first, *_ = lineage(open_history(work.path, None), cache).of("web01")
     assert isinstance(first, Skipped)
     assert first.problem.startswith('06.yaml:1:7: GB1021: there is no kind "Nonsense"')
 
@@ -145,8 +149,8 @@ def test_each_fleet_is_decided_once_and_the_second_time_none(work: Work, decided
 def test_no_more_is_decided_than_is_asked_for(work: Work, decided: list[str]) -> None:
     for often in ("Never", "Once", "Always"):
         work.commit({POLICY: policy("web", often=often)}, often)
-    with Steps.open(work.path.parent / "history.sqlite") as steps:
-        next(lineage(open_history(work.path, None), steps).of("web01"))
+    with cache_of(work) as cache:
+        next(lineage(open_history(work.path, None), cache).of("web01"))
     assert len(decided) == 2
 
 

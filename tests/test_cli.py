@@ -336,6 +336,20 @@ def test_a_problem_is_told_with_its_place_from_here_its_code_and_its_hint(
     assert annotation.startswith(f"::error file={path},line={line},col={column},title=GB2011::")
 
 
+@for_each(
+    ("instant", "code"),
+    [("2026-11-20T12:00:00Z", Exit.INVALID), ("2026-11-21T03:59:59Z", Exit.INVALID), ("2026-11-21T04:00:00Z", 0)],
+)
+def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(
+    gitboot: Run, tmp_path: Path, instant: str, code: int
+) -> None:
+    write_fleet(tmp_path, *(maintenance(name, "20T22:00 21T04:00") for name in ("a", "b")))
+    for command in ("validate", "plan"):
+        done = gitboot(command, tmp_path, "--at", instant)
+        said = done.out + done.err
+        assert (done.code, "GB2012" in said, "until 2026-11-21T04:00:00Z" in said) == (code, *2 * [bool(code)]), done
+
+
 @pytest.mark.parametrize("name", ["plan", "render", "explain"])
 def test_no_command_looks_into_an_invalid_fleet(gitboot: Run, tmp_path: Path, name: str) -> None:
     (tmp_path / "fleet").mkdir()
@@ -502,7 +516,7 @@ def test_what_must_not_be_read_is_said_in_one_message(gitboot: Run, tmp_path: Pa
     for module in (
         "instance.accept",
         "bmc.pool",
-        "instance.evaluation",
+        "evaluator.client",
         "ledger",
         "instance.loop",
         "instance.requests",

@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from gitboot import storage
+from gitboot.disk_cache import DiskCache
+from gitboot.frames import encode
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
 from tests.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
@@ -151,7 +154,7 @@ def test_history_shows_commits_and_what_each_changed(gitboot: Typed, work: Work,
         "    policy  none  -> web: flatcar-1, Always",
     ]
     assert gitboot("history", "web01", "--path", work.path) == (code, out, "")
-    assert (tmp_path / "cache" / "gitboot" / "history.sqlite").exists()
+    assert (tmp_path / "cache" / "gitboot" / "cache.sqlite").exists()
 
 
 def test_history_shows_what_a_list_lost_and_got_or_its_new_order(gitboot: Typed, work: Work) -> None:
@@ -169,8 +172,39 @@ def test_history_is_kept_below_the_home_unless_told_otherwise(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(work.path)
     assert gitboot("history", "web01")[0] == 0
-    assert (tmp_path / "home" / ".cache" / "gitboot" / "history.sqlite").exists()
+    assert (tmp_path / "home" / ".cache" / "gitboot" / "cache.sqlite").exists()
     assert work.git("status", "--porcelain") == ""
+
+
+def test_no_cache_computes_anew_and_stores_nothing(gitboot: Typed, work: Work, tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "gitboot" / "cache.sqlite"
+    expected = gitboot("history", "web01", "--path", work.path, "--no-cache")
+    assert expected[0] == 0 and "added" in expected[1]
+    assert not cache.exists()
+    with DiskCache(cache, pytest.fail) as other:
+        key = encode(work.git("rev-parse", "HEAD^{tree}"))
+        other.insert_many("history-problem", {key: encode("a problem of the cache")})
+    assert "no commit that led to HEAD decided anything" in gitboot("history", "web01", "--path", work.path)[2]
+    assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
+
+
+def test_history_without_a_place_for_its_cache_is_the_same_with_a_warning(
+    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work.commit({"06.yaml": policy("web", often="Never")}, "Stop")
+    code, out, _ = gitboot("history", "web01", "--path", work.path)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    said = f"gitboot: the cache {tmp_path}/file/gitboot/cache.sqlite is not used: Not a directory (or use --no-cache)\n"
+    assert gitboot("history", "web01", "--path", work.path) == (code, out, said)
+
+
+def test_history_stores_nothing_on_a_network_file_system(
+    gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "filesystem_of", lambda path: "nfs4" if path == tmp_path else "ext4")
+    assert gitboot("history", "web01", "--path", work.path)[::2] == (0, "")
+    assert not (tmp_path / "cache").exists()
 
 
 def test_history_shows_as_many_as_are_asked_for(gitboot: Typed, work: Work) -> None:

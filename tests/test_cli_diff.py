@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from gitboot.cli.diff import command
 from gitboot.cli.exit import exit_of
 from gitboot.errors import GitbootError
-from tests.fleets import document, image, policy, server
+from tests.fleets import document, image, maintenance, policy, server
 from tests.repositories import Work
 from tests.reviewed import FLEET
 from tests.signers import Person, allowed, ssh_person
@@ -87,6 +87,21 @@ def test_one_revision_is_compared_with_what_lies_in_the_work_tree(work: Work) ->
     work.write(RAISED)
     assert changed("HEAD") == changed("HEAD..WORKTREE") == ["fra1-db01"]
     assert changed("main") == ["fra1-db01", "fra1-web01"]
+
+
+def test_finding_r11_an_overlap_of_maintenances_counts_until_it_is_over(work: Work) -> None:
+    one = "{servers: [fra1-web01]}"
+    windows = {f"{name}.yaml": maintenance(name, "20T22:00 21T04:00", select=one) for name in ("a", "b")}
+    work.commit(windows)
+    ahead, over = (diff("main..topic", "--at", each) for each in ("2026-11-21T03:59:59Z", "2026-11-21T04:00:00Z"))
+    assert (ahead.exit_code, over.exit_code) == (3, 0)
+    assert "overlap from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z; Maintenance/a is in a.yaml" in ahead.output
+    assert "GB2012" not in over.output
+    again = facts("main..topic", "--at", "2026-11-21T04:00:00Z")["reproduce"]
+    assert "--at 2026-11-21T04:00:00Z" in str(again)
+    work.commit({"README.md": "more"})  # the base is not judged: an instance may have accepted it before
+    assert diff("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z").exit_code == 3
+    assert facts("HEAD^..HEAD", "--at", "2026-11-21T03:59:59Z")["baseProblems"] == []
 
 
 def test_three_dots_leave_out_what_main_has_got_since(work: Work) -> None:

@@ -17,6 +17,8 @@ from gitboot.cli.installed import requirement, requirement_of
 from gitboot.errors import UsageError
 from gitboot.load import load
 from gitboot.model.fleet import Evidence
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Severity
 from gitboot.resolve.decide import decide
 from gitboot.source import open_snapshot
 from tests.fleets import at
@@ -36,14 +38,25 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_it_writes_a_fleet_without_a_problem(written: Path) -> None:
+def test_it_writes_a_fleet_without_an_error(written: Path) -> None:
     repository = load(open_snapshot(written, None))
-    assert decide(repository).warnings == ()
+    assert {each.code for each in decide(repository).warnings} == {Code.PLACEHOLDER_DIGEST}
     assert repository.fleet.spec.provisioning.evidence is Evidence.REPORTED
     assert sorted(map(str, repository.origins)) == [
         *("BootImage/flatcar-4459.2.4", "BootImage/memtest86plus-7.20", "BootPolicy/web"),
         *("BootProfile/memory-test", "BootProfile/web", "Fleet/example", "Maintenance/memory-test", "Server/web01"),
     ]
+
+
+def test_finding_r11_the_digests_that_it_writes_are_warned_about(written: Path) -> None:
+    warnings = decide(load(open_snapshot(written, None))).warnings
+    assert [(each.path, each.message, each.severity) for each in warnings] == [
+        ("images/flatcar-4459.2.4.yaml", "BootImage/flatcar-4459.2.4 has 2 placeholder digests", Severity.WARNING),
+        ("images/memtest86plus-7.20.yaml", "BootImage/memtest86plus-7.20 has 1 placeholder digest", Severity.WARNING),
+    ]
+    for each in warnings:
+        line = (written / each.path).read_text().splitlines()[each.line - 1]
+        assert line[each.column - 1 :].startswith("feedc0de")
 
 
 def test_finding_r3_its_server_reports_the_end_of_its_installation(written: Path, tmp_path: Path) -> None:

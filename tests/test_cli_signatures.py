@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.authorship import Verify
+from gitboot.cli.inputs import this_second
 from gitboot.cli.ranges import Compared, compared
 from gitboot.errors import UsageError
 from gitboot.instance.settings import TrustSettings
@@ -55,7 +56,7 @@ def review(
     accepted: Revision | None = None,
 ) -> Compared:
     trust = TrustSettings(verify=verify, keys=TrustedKeys(allowed_signers=signers))
-    return compared(path, range, merge=merge, accepted=accepted, trust=trust)
+    return compared(path, range, merge=merge, at=this_second(), accepted=accepted, trust=trust)
 
 
 def faults(found: Compared) -> list[str]:

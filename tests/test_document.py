@@ -270,6 +270,35 @@ def test_messages_say_what_was_found_and_how_to_fix_it(text: str, expected: str)
     assert [str(each) for each in problems] == [f"a.yaml:{expected}"]
 
 
+RESOLVE = "resolve the conflict, and remove the lines that begin with <<<<<<<, |||||||, ======= and >>>>>>>"
+
+
+@for_each(
+    ("case", "text", "expected"),
+    [
+        ("in a mapping", "a: b\n<<<<<<< HEAD\nc: d\n=======\nc: e\n>>>>>>> topic\n", ["2:1 <<<<<<<"]),
+        ("in a block", "a: |\n  b\n<<<<<<< HEAD\n  c\n=======\n  d\n>>>>>>> topic\n", ["3:1 <<<<<<<"]),
+        ("with the base", "||||||| 0123abc\na: b\n", ["1:1 |||||||"]),
+        ("over two documents", "<<<<<<< HEAD\na: b\n---\nc: d\n=======\n", ["1:1 <<<<<<<", "5:1 ======="]),
+        ("with CRLF", "a: b\r\n=======\r\nc: d\r\n", ["2:1 ======="]),
+        ("in a document behind another", "a: b\n---\nc: d\n>>>>>>> topic\n", ["4:1 >>>>>>>"]),
+        ("behind a fault", "a: [\n>>>>>>> topic\n", ["2:1 >>>>>>>"]),
+    ],
+)
+def test_finding_r11_a_conflict_marker_is_named_as_such(case: str, text: str, expected: list[str]) -> None:
+    _, problems, *_ = parse(text.encode(), "a.yaml")
+    wanted = [
+        f"a.yaml:{where}: GB1001: a conflict marker of Git: {marker} ({RESOLVE})"
+        for where, marker in map(str.split, expected)
+    ]
+    assert [str(each) for each in problems] == wanted, case
+
+
+def test_finding_r11_text_that_only_looks_like_a_conflict_is_none() -> None:
+    assert values("a: |\n  <<<<<<< HEAD\n  =======\n# =======\nb: '======='\n")
+    assert "conflict" not in str(parse(b"a: b\n======= c\n", "a.yaml").problems)
+
+
 def test_every_hint_of_a_syntax_error_is_for_a_message_of_libyaml() -> None:
     shown = [expected for _, expected in MESSAGES]
     for problem, hint in document._HINTS.items():

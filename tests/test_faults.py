@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -20,9 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot
+from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot, load_revision
+from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.resolve.reading import read
+from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each
 from tests.searching import examples
 
@@ -33,6 +35,7 @@ FLEET: Final = {
     if path.is_file()
 }
 _MARK: Final = re.compile(r"⟦(GB\d{4})⟧")
+START: Final = datetime.min.replace(tzinfo=UTC)  # before the end of any overlap
 _parsed: ParseCache = {}  # what the cases have in common is parsed once
 
 
@@ -103,9 +106,9 @@ def found(snapshot: Snapshot) -> list[Found]:
 
 def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     try:
-        return read(snapshot, _parsed).decisions.warnings
+        return decide_loaded(load_revision(snapshot, _parsed)).decisions.problems_at(START)
     except InvalidRepository as error:
-        return error.problems
+        return error.at(START).problems
 
 
 def test_nothing_is_wrong_before_a_fault_is_planted() -> None:
@@ -222,3 +225,26 @@ def test_a_problem_says_what_was_found_and_how_it_is_fixed() -> None:
         assert (problem.message + problem.hint).isprintable(), problem  # one line, and nothing for a terminal
         assert not re.search(r"\w\.$", problem.message), problem
         assert not re.search(r"\w\.$", problem.hint), problem
+
+
+def test_finding_r11_the_hint_of_a_template_that_cannot_be_read_names_the_raw_block() -> None:
+    unread = [each for fault in ALL for each in _problems(planted(fault)) if each.code == Code.TEMPLATE_SYNTAX]
+    assert len(unread) >= 3
+    for problem in unread:
+        assert problem.hint.endswith("Write text that is not meant for Jinja2 between {% raw %} and {% endraw %}"), (
+            problem
+        )
+
+
+@for_each("text", ["docker ps --format '{{.Names}}'", "echo ${#array[@]}", "awk '{%s}'"])
+def test_finding_r11_a_raw_block_lets_any_text_be_text(text: str) -> None:
+    lines = f"# {text}\n", f"# {{% raw %}}{text}{{% endraw %}}\n"
+    plain, raw = (_snapshot(_with("templates/web.ipxe.j2", "boot\n", line)) for line in lines)
+    assert {each.code for each in _problems(plain)} == {Code.TEMPLATE_SYNTAX}
+    assert _problems(raw) == ()
+
+
+def _with(path: str, old: str, new: str) -> dict[str, bytes]:
+    """The valid fleet with some text of one file in front of another."""
+    assert FLEET[path].count(old) == 1
+    return {name: text.encode() for name, text in (FLEET | {path: FLEET[path].replace(old, new + old)}).items()}

@@ -14,10 +14,12 @@ from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Attempt
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import requests
+from gitboot.problems.problem import Severity
 from gitboot.status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, git
+from tests.redfish.certificates import authority_until
 
 NOON = at("20T12:00")
 STORES = ("flatcar-1", "flatcar-2")
@@ -511,3 +513,84 @@ def test_a_clone_that_is_older_than_the_ledger_leads_back_to_nothing(
         found = parts.reconciler.standing.attempt.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
         assert reached or "is not in gitboot's own clone" in str(parts.reconciler.standing.attempt.trouble)
+
+
+# What depends on the time
+
+
+def windows(second: str) -> tuple[str, ...]:
+    """Two maintenances of web00 with one priority; the first ends ten minutes after noon."""
+    return (
+        image("memtest-7", "writesDisk: false"),
+        profile("repair", "memtest-7"),
+        maintenance("a", "20T11:00 20T12:10", select="{servers: [web00]}"),
+        maintenance("b", second, select="{servers: [web00]}"),
+    )
+
+
+@pytest.fixture
+def unlimited(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
+    with in_process(tmp_path, repository.bare) as parts:
+        turn(parts)
+        yield parts
+
+
+def test_finding_r11_a_commit_is_refused_until_the_overlap_of_its_maintenances_is_over(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts = unlimited
+    before, due = applied(parts), NOON + timedelta(minutes=10)
+    commit = repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    turn(parts, 1)
+    assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
+    (problem,) = parts.reconciler.status.problems
+    assert "overlap from 2026-11-20T12:05:00Z until 2026-11-20T12:10:00Z; Maintenance/a is in" in problem.message
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == due
+    assert parts.reconciler.reconcile(due - timedelta(seconds=1)) == due
+    assert (applied(parts), accepted(parts)) == (before, (False, "Invalid"))
+    assert [event.type for event in parts.events].count("Refused") == 1
+    parts.reconciler.reconcile(due)
+    assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+    assert parts.reconciler.status.problems == ()
+
+
+def test_finding_r11_an_overlap_that_is_over_is_accepted_at_once_and_goes_on_after_a_restart(
+    tmp_path: Path, repository: Repository
+) -> None:
+    commit = repository.push(documents("flatcar-1", *windows("20T11:30 20T11:59")))
+    for number in range(2):
+        with in_process(tmp_path, repository.bare) as parts:
+            turn(parts, number)
+            assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+            parts.reconciler.reconcile(NOON - timedelta(minutes=15))  # the clock goes back: what is accepted goes on
+            assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+
+
+def test_finding_r11_what_leads_to_a_valid_commit_may_be_invalid_for_a_time(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts = unlimited
+    repository.push(documents("flatcar-1", *windows("20T12:05 20T14:00")))
+    turn(parts, 1)
+    fixed = repository.push(documents("flatcar-1", *windows("20T12:10 20T14:00")))
+    turn(parts, 2)
+    assert (applied(parts), accepted(parts)) == (fixed, (True, "Valid"))
+
+
+def test_finding_r15_the_warning_of_an_authority_begins_while_the_instance_runs(
+    unlimited: Parts, repository: Repository
+) -> None:
+    parts, end = unlimited, NOON + timedelta(minutes=10)
+    bmc = "bmc: {address: 'https://10.1.0.1', credentials: a, tls: {ca: ca.pem}}"
+    files = documents("flatcar-1", server("db00", spec=f"lifecycle: Parked, {bmc}")) | {"ca.pem": authority_until(end)}
+    commit = repository.push(files)
+    turn(parts, 1)
+    assert (applied(parts), parts.reconciler.status.problems) == (commit, ())
+    assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == end
+    parts.reconciler.reconcile(end)
+    (problem,) = parts.reconciler.status.problems
+    assert (problem.code, problem.severity) == ("GB2027", Severity.WARNING)
+    assert (applied(parts), accepted(parts)) == (commit, (True, "Valid"))
+    repository.push(files | {"ca.pem": authority_until(end + timedelta(days=1))})
+    turn(parts, 601)
+    assert parts.reconciler.status.problems == ()

@@ -13,8 +13,8 @@ from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.job import Outcome
 from gitboot.diff.guard import Limits
 from gitboot.errors import Orders
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Accepting, Attempt, Gone
-from gitboot.instance.commit import Commit
 from gitboot.instance.conditions import announcements, carried, conditions
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import CommitPair, Evaluator
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import assembled
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
@@ -26,7 +26,7 @@ from gitboot.resolve.attempts import attempt_of, provision_reason
 from gitboot.stoppage import Halt
 from tests.generated import GeneratedFleet, fleets
 from tests.searching import examples
-from tests.test_evaluate_laws import EDITS, LAWS, History, evaluated, sent, tree_of
+from tests.test_evaluator_laws import EDITS, LAWS, History, evaluated, sent, tree_of
 
 RUNS = settings(LAWS, max_examples=examples(30))
 STEPS = (0, 0, 1, 30, 24 * 60, 7 * 24 * 60)  # minutes: windows open and end in between

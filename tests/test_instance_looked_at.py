@@ -1,4 +1,4 @@
-"""What commands go by that look into an instance: its accepted commit, by what its evaluator has kept of it."""
+"""What commands go by that look into an instance: its accepted commit, by the results in the cache of the instance."""
 
 from __future__ import annotations
 
@@ -8,51 +8,54 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.evaluate.shelf import KEPT, WORTH
+from gitboot.cli.evaluator_process import open_cache
+from gitboot.disk_cache import DiskCache
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import looked_at
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import Evaluation
+from gitboot.instance.directory import CACHE
+from gitboot.source.clone import accepted_snapshot
 from tests.fleets import SEED, at, server
 from tests.inprocess import in_process
-from tests.instance import Repository, eventually
-from tests.kept import believing
+from tests.instance import Repository
+from tests.results import StoredResults
 from tests.test_instance_edges import World
 
 NOON = at("20T12:00")
-# In a decision, as msgpack: what it says, and what none does.
+# In a decision, as msgpack: what the commit says, and what no evaluation comes to.
 BELIEVED = b"\xa8firmware\xa4UEFI", b"\xa8firmware\xa4BIOS"
 
 
 @dataclass(frozen=True)
 class Site:
-    """An instance that has accepted a commit large enough to be kept."""
+    """An instance that has accepted a commit."""
 
     world: World
     state: Path
 
     def look(self) -> Commit:
-        with looked_at(self.state, NOON) as look:
+        with open_cache(self.state) as results, looked_at(self.state, NOON, results=results) as look:
             return look.commit
 
     def firmware(self) -> dict[str, str]:
         return {name: each.firmware for name, each in self.look().decisions.servers.items()}
 
-    def keep(self) -> Path:
-        """What an evaluator keeps of it."""
-        evaluation = Evaluation(self.state, waits=True)
-        try:
-            evaluation.evaluate(self.look().revision, None)
-            eventually((self.state / KEPT).exists)
-        finally:
-            evaluation.close()
-        return self.state / KEPT
+    def store(self, old: bytes = b"", new: bytes = b"") -> Path:
+        """Store what its evaluator finds, with other bytes in each decision, in the cache of the instance."""
+        revision = self.look().revision
+        found = Evaluator(lambda *_: accepted_snapshot(self.state)).evaluate(revision, None)
+        results = StoredResults()
+        results.add(found.head)
+        with DiskCache(self.state / CACHE, pytest.fail) as cache:
+            for kind, rows in results.rows.items():
+                cache.insert_many(kind, {key: value.replace(old, new) for key, value in rows.items()})
+        return self.state / CACHE
 
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     repository = Repository.create(tmp_path / "git")
-    notes = {f"notes/{number}.txt": "of a large fleet" for number in range(WORTH)}
-    repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)} | notes)
+    repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
     with in_process(tmp_path, repository.bare, initial="fresh") as parts:
         world = World(parts, repository, NOON)
         world.turn()
@@ -66,8 +69,7 @@ def written(path: Path) -> tuple[int, int, int]:
 
 
 def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
-    kept = site.keep()
-    believing(kept, *BELIEVED)  # what nothing else would come to shows that it was
+    kept = site.store(*BELIEVED)  # no evaluation comes to this, so it shows that the cache was used
     before = written(kept)
     assert site.firmware() == {"web01": "BIOS"}
     site.world.repository.push({"web02.yaml": server("web02", "role: web")})
@@ -80,7 +82,7 @@ def test_a_look_goes_by_what_is_kept_and_changes_nothing(site: Site) -> None:
 def test_where_nothing_is_kept_that_counts_all_is_read(
     site: Site, spoil: Callable[[Path], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    kept = site.keep()
+    kept = site.store()
     whole = site.look()
     spoil(kept)
     assert site.look() == whole and site.firmware() == {"web01": "UEFI"}

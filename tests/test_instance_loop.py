@@ -214,8 +214,8 @@ def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluat
     asked: list[bool] = []
     has_asked = Reconciler.has_asked
 
-    def noted(self: Reconciler, fetched: Fetched | None) -> bool:
-        asked.append(has_asked(self, fetched))
+    def noted(self: Reconciler, fetched: Fetched | None, at: datetime) -> bool:
+        asked.append(has_asked(self, fetched, at))
         return asked[-1]
 
     monkeypatch.setattr(Reconciler, "has_asked", noted)

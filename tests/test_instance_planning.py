@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
+from gitboot.plan import WithheldBoot
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.schedule import rendered
 from tests.doubles import Commits
@@ -20,6 +21,7 @@ from tests.fleets import at, document, fleet, image, maintenance, policy, profil
 
 NOON = at("20T12:00")
 NAMES = ("web01", "web02", "web03")
+WITHHELD = WithheldBoot(maintenance=None, start=None, end=None, takes_image_back=False, by="f" * 40)
 BMC = "bmc: {address: 'https://10.0.0.9', credentials: c}"
 SITES = "baseURL: 'http://boot.test', sites: [{name: a, baseURL: 'http://boot.test', select: {servers: [web02]}}]"
 
@@ -136,7 +138,25 @@ def test_of_a_server_that_is_planned_no_file_is_held() -> None:
     finally:
         tracemalloc.stop()
     files = rendered(plans.servers["web07"], commit.decisions, NO_KEYS).files
-    assert held < 6 * 1024 < sum(len(file.content) for file in files.values())
+    assert held < 2 * 1024 < sum(len(file.content) for file in files.values())
+
+
+def test_a_state_has_the_decision_of_its_commit() -> None:
+    commits = Commits()
+    commits.push(snapshot(*documents()))
+    assert commits.newest is not None
+    before = commits.evaluate(commits.newest.revision, None).commit
+    plans, _ = replanned(Plans(), before, known(before), (), NOON)
+    again = commits.evaluate(commits.newest.revision, None).commit  # the same, as other objects
+    edited = replace(again.decisions.servers["web02"], withheld=(WITHHELD,))
+    withholding = replace(
+        again, decisions=replace(again.decisions, servers={**again.decisions.servers, "web02": edited})
+    )
+    for commit, expected in ((before, set()), (again, set()), (withholding, {"web02"}), (before, {"web02"})):
+        plans, different = replanned(plans, commit, known(commit), (), NOON)
+        assert different == expected
+        for name, state in plans.servers.items():
+            assert state.decision is commit.decisions.servers[name]
 
 
 def test_an_instant_asks_for_those_whom_it_concerns_and_a_clock_that_is_set_back_for_all() -> None:

@@ -30,6 +30,7 @@ from gitboot.observe.spool import forgotten, identity
 from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.recorded import records_in
 from gitboot.publish.tree import verify
@@ -89,6 +90,9 @@ class Brittle:
 
     def dated(self, path: str, file: File, at: datetime) -> int:
         return self.target.dated(path, file, at)
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        return self.target.end_windows(at)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         return self.target.update_list(keys, at)
@@ -274,7 +278,9 @@ def test_a_commit_that_changes_one_server_reads_and_plans_no_other(repository: R
     instance.reader.paths.clear()
     repository.push({"servers/web07.yaml": server("web07", "role: web", "kernelArguments: [quiet]")})
     instance.reconcile(BEFORE)
-    assert instance.reader.paths == ["servers/web07.yaml"]
+    # A comment in the profile may allow a secret, so gitboot reads the profile of a server that it decides.
+    assert [path for path in instance.reader.paths if path.startswith("servers/")] == ["servers/web07.yaml"]
+    assert set(instance.reader.paths) - {"servers/web07.yaml"} <= {"04.yaml", "05.yaml"}
     now = instance.reconciler.standing.plans.servers
     assert [name for name, state in now.items() if state is not states[name]] == ["web07"]
     (event,) = [event for event in instance.events if event.type == "Published"][1:]

@@ -23,11 +23,11 @@ from gitboot.cli import cli
 from gitboot.cli.exit import Exit
 from gitboot.cli.handing import read_hand_over, taken
 from gitboot.errors import InvalidRepository, SourceError, UsageError
-from gitboot.evaluate.difference import told
-from gitboot.evaluate.evaluator import CommitPair, Evaluator
+from gitboot.evaluator.client import assembled
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import looked_at
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import assembled
 from gitboot.instance.requests import RECORDS
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import machines, requests
@@ -49,7 +49,7 @@ from tests.redfish.double import Machine
 from tests.redfish.profiles import GENERIC
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
-from tests.test_evaluate_laws import EDITS, LAWS, History, Tree, evaluated, in_full, sent, tree_of
+from tests.test_evaluator_laws import EDITS, LAWS, History, Tree, evaluated, in_full, on_page, sent, tree_of
 from tests.test_instance_edges import INSTALLS, World, held_digest, shown
 
 SITES: Final = ("ams2", "fra1")
@@ -566,6 +566,7 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
             now = assembled(known.get(site), revision, map(sent, told(found, site)))
             alone = assembled(None, revision, map(sent, told(cold, site)))
             assert in_full(now.commit) == in_full(alone.commit)
+            assert on_page(now.commit) == on_page(alone.commit)
             if before is not None:
                 elsewhere = before.machines.keys() - known[site].machines.keys()
                 assert not {each.uuid for each in now.come} & elsewhere, "what was at another site is not new"
@@ -580,7 +581,7 @@ def test_sites_together_are_the_fleet_however_each_was_come_to(
                 }
             known[site] = now.commit
         whole, parts = known[None], [known[site] for site in (*SITES, "rest")]
-        for of in ("decisions.servers", "decisions.networks", "machines", "labels"):
+        for of in ("decisions.servers", "decisions.networks", "machines", "labels", "written", "locations.servers"):
             together = [item for part in parts for item in items(part, of)]
             assert sorted(together, key=lambda item: item[0]) == sorted(items(whole, of), key=lambda item: item[0])
 

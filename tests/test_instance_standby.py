@@ -8,11 +8,12 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -20,8 +21,8 @@ from subprocess import CalledProcessError
 import pygit2
 import pytest
 
-from gitboot.evaluate.shelf import KEPT, WORTH
-from gitboot.instance.directory import LEDGER
+from gitboot.instance.checkpoint import WORTH
+from gitboot.instance.directory import CACHE, LEDGER
 from gitboot.ledger import moving
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import mark_of, read_mark
@@ -228,6 +229,15 @@ TYPED = (
 )
 
 
+def _results_in(cache: Path) -> int:
+    """Return how many results a cache has."""
+    if not cache.exists():
+        return 0
+    with closing(sqlite3.connect(f"file:{cache}?mode=ro", uri=True)) as connection, suppress(sqlite3.Error):
+        return int(connection.execute("SELECT count(*) FROM entry").fetchone()[0])
+    return 0
+
+
 def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
     rack: Rack, server: PostgresServer
 ) -> None:
@@ -237,7 +247,7 @@ def test_who_stands_by_has_evaluated_what_there_is_and_minds_no_invalid_commit(
     rack.repository.push({f"{name}.yaml": described(name, "role: web") for name in many})
     with pair(rack, server, server.address()) as hosts:
         begun(rack, hosts)
-        eventually(lambda: (hosts.two.state / KEPT).exists())
+        eventually(lambda: _results_in(hosts.two.state / CACHE) > 2 * WORTH)  # a file and a decision each
         rack.repository.push({"web0000.yaml": "kind: Server\n"})
         eventually(lambda: hosts.one.told_of("Refused"))
         lease = hosts.lease()

@@ -14,12 +14,13 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.status import command, newest
-from gitboot.evaluate import wire
-from gitboot.evaluate.__main__ import _Answering
-from gitboot.evaluate.limits import Allowance
+from gitboot.errors import InvalidRepository
+from gitboot.evaluator.client import _Conversation
+from gitboot.evaluator.process import _Answering
+from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
+from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import Buffer, Child, encode
 from gitboot.instance.directory import LeftStatus, locked, read_status
-from gitboot.instance.evaluation import _Frames
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.load import BlobId
 from gitboot.progress import Underway, Work, counted
@@ -187,23 +188,41 @@ def test_an_evaluator_says_how_many_files_it_has_read() -> None:
     read = answering.counting(lambda blob: blob.encode())
     assert {read(BlobId("content")) for _ in range(2500)} == {b"content"}
     frames = [*Buffer().add(pipe.getvalue())]
-    assert [wire.answer(frame) for frame in frames] == [wire.Counted(1000), wire.Counted(2000)]
+    assert [answer(frame) for frame in frames] == [Counted(1000), Counted(2000)]
 
 
 class Evaluating:
-    """Stands for a process of which only what it has said is asked."""
+    """Stands for a process that counts files, and ends."""
+
+    def send(self, question: object, left_s: object) -> None:
+        pass
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self) -> int:
+        return 1
 
     def answers(self, left_s: object) -> Iterator[bytes]:
         yield from map(
-            encode, (wire.Begun(0), wire.Counted(5), wire.Begun(1500), wire.Counted(1000), wire.Counted(2000))
+            encode,
+            (
+                Begun(0),
+                Counted(5),
+                Begun(1500),
+                Counted(1000),
+                Counted(2000),
+            ),
         )
 
 
-def test_what_was_read_of_a_commit_is_still_to_be_decided() -> None:
+def test_what_was_read_of_a_commit_is_still_to_be_decided(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    frames = _Frames(cast(Child, Evaluating()), Allowance(), lambda *how: told.append(how))
-    assert len([*frames]) == 5
-    assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501)]
+    process, question = cast(Child, Evaluating()), Question("f" * 40, None, Allowance())
+    conversation = _Conversation(process, question, lambda *how: told.append(how), None, SpooledResults(tmp_path))
+    with pytest.raises(InvalidRepository):
+        conversation.evaluated(None)
+    assert told == [(0, 1), (0, 1501), (1000, 1501), (1500, 1501), (1, 1)]
 
 
 @pytest.mark.parametrize("runs", [True, False])

@@ -1,4 +1,4 @@
-"""The page as files: what a server's commit rewrites, where fields are written, and what is left out without it."""
+"""The page as files: what a commit rewrites, the source locations of fields, and what is left out without the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from gitboot.cli import cli
 from gitboot.instance.directory import LeftStatus
 from gitboot.plan import Cause
 from gitboot.publish.tree import verify
@@ -17,7 +19,7 @@ from gitboot.render.page import DATA
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE
 from gitboot.status import ChangedArea, Heeded, Status
-from tests.fleets import at, fleet, maintenance, profile, server
+from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.instance import Repository, git
 from tests.serving import ALWAYS, planned
 from tests.test_instance_reconcile import REPAIR, Instance, fleet_files
@@ -61,9 +63,31 @@ def rows(output: Path) -> dict[str, dict[str, Any]]:
 
 
 def lines(output: Path, name: str) -> dict[str, tuple[str, int]]:
-    """By field, and maintenance if it holds under one: where it is written."""
-    found = said(output, f"server/{name}")["written"]["lines"]
-    return {f"{under + ' ' if under else ''}{field}": (path, line) for field, _, _, _, under, _, path, line in found}
+    """Return file and line of each field of a server, as the page does: by field, and maintenance if there is one."""
+    server, shared = said(output, f"server/{name}"), said(output, "location/shared")
+    file, above = said(output, f"location/{server['shard']}")[name]
+
+    def place(resource: str, at: int | str) -> tuple[str, int]:
+        if isinstance(at, int):
+            return file, above + at
+        document = shared[resource]
+        while at not in document["lines"]:
+            at = at.rpartition("/")[0]
+        return document["file"], document["lines"][at]
+
+    return {
+        f"{under + ' ' if under else ''}{field}": place(resource, at)
+        for field, _, _, _, under, resource, at in server["lines"]
+        if resource is not None
+    }
+
+
+def explained(work: Path, name: str) -> dict[str, tuple[str, int]]:
+    """Return file and line of each field that the policy sets, as `gitboot explain` shows them."""
+    done = CliRunner().invoke(cli, ["explain", name, "--path", str(work), "--records", "fresh", "-o", "json"])
+    assert done.exit_code == 0, done.output
+    reasons = json.loads(done.stdout)["reasons"]
+    return {each["field"]: (each["path"], each["line"]) for each in reasons if each["path"] is not None}
 
 
 def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: Repository, instance: Instance) -> None:
@@ -74,23 +98,82 @@ def test_a_commit_of_one_server_rewrites_its_own_files_of_the_page(repository: R
     now = dates(instance.output)
     others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
     (shard,) = (path for path in others if path.startswith("data/shard/"))
-    assert others == {"data/server/web07.js", "data/fleet.js", shard}
+    place = f"data/location/{Path(shard).name}"
+    assert others - {place} == {"data/server/web07.js", "data/fleet.js", shard}
     assert "web07" in (instance.output / PAGE / shard).read_text()
     assert lines(instance.output, "web07")["kernelArguments[1]"] == ("servers/web07.yaml", 4)
-    told = said(instance.output, "server/web07")["written"]
-    assert [told["commit"], *told["earlier"]] == git(repository.work, "rev-list", "HEAD").split()
     assert verify(instance.output) == ()
 
 
-def test_lines_that_only_moved_are_not_told_again(repository: Repository, instance: Instance) -> None:
-    first = git(repository.work, "rev-parse", "HEAD")
+def test_lines_of_a_shared_document_that_moved_rewrite_one_file(repository: Repository, instance: Instance) -> None:
     policy = (repository.work / "06.yaml").read_text()
     before = dates(instance.output)
     repository.push({"06.yaml": f"# moved\n{policy}"})
     instance.reconcile(BEFORE)
     now = dates(instance.output)
-    assert {path for path in now if before.get(path) != now[path]} == {"data/fleet.js"}
-    assert said(instance.output, "server/web01")["written"]["commit"] == first
+    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    assert others == {"data/fleet.js", "data/location/shared.js"}
+    assert lines(instance.output, "web01")["policy"] == ("06.yaml", 5)
+    assert verify(instance.output) == ()
+
+
+def test_a_line_more_in_a_file_of_many_servers_rewrites_none_of_the_servers_below_it(
+    repository: Repository, instance: Instance
+) -> None:
+    names = [f"web{number:02}" for number in range(2, 12)]
+    together = {name: MORE[f"servers/{name}.yaml"] for name in names}
+    git(repository.work, "rm", "-q", "-r", "servers")
+    repository.push({"servers.yaml": "---\n".join(together.values())})
+    instance.reconcile(BEFORE)
+    before, line = dates(instance.output), lines(instance.output, "web11")["provision"]
+    together["web05"] = f"# another line\n{together['web05']}"
+    repository.push({"servers.yaml": "---\n".join(together.values())})
+    instance.reconcile(BEFORE)
+    now = dates(instance.output)
+    others = {path for path in before.keys() | now.keys() if before.get(path) != now.get(path)}
+    assert {path for path in others if not path.startswith("data/location/")} == {
+        "data/fleet.js",
+        "data/server/web05.js",
+    }
+    assert lines(instance.output, "web11")["provision"] == (line[0], line[1] + 1)
+    for name in (*names, "web01"):
+        assert lines(instance.output, name).items() >= explained(repository.work, name).items(), name
+    assert verify(instance.output) == ()
+
+
+def test_the_page_has_the_lines_of_explain(repository: Repository, instance: Instance) -> None:
+    """Also of values that are not written, and of documents that share a file."""
+    more = "vars: {console: ttyS1}, kernelArguments: [debug, 'console=ttyS0'], pin: {image: flatcar-1, reason: GPU}"
+    together = "---\n".join((MORE["servers/web02.yaml"], server("web03", "role: web", more), policy("rest", "None")))
+    git(repository.work, "rm", "-q", "servers/web02.yaml", "servers/web03.yaml")
+    repository.push({"all.yaml": f"# two servers and a policy\n{together}"})
+    instance.reconcile(BEFORE)
+    for name in ("web01", "web02", "web03", "web07"):
+        found = explained(repository.work, name)
+        assert found and lines(instance.output, name).items() >= found.items(), name
+
+
+ROLLOUT = "rollout: {image: flatcar-2, percent: 0, selector: %s}"
+
+
+def test_finding_r6_the_table_has_who_waits_for_a_rollout_though_no_boot_changes(
+    repository: Repository, instance: Instance
+) -> None:
+    def waiting(more: str) -> set[str]:
+        stream = document("ImageStream", "flatcar", f"current: flatcar-1, {more}")
+        boots = profile("web", "stream: flatcar", QUIET)
+        repository.push({"stream.yaml": stream, "image.yaml": image("flatcar-2"), "04.yaml": boots})
+        instance.reconcile(BEFORE)
+        assert verify(instance.output) == ()
+        return {name for name, row in rows(instance.output).items() if row["joins"] is not None}
+
+    assert waiting("holds: []") == set()
+    plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
+    assert len(waiting(ROLLOUT % "All")) == 11
+    assert waiting(ROLLOUT % "{servers: [web03, web07]}") == {"web03", "web07"}
+    assert waiting(ROLLOUT % "{servers: [web03]}") == {"web03"}
+    assert waiting("holds: []") == set()
+    assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
 
 def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
@@ -103,6 +186,24 @@ def test_a_field_that_is_said_elsewhere_is_told_though_nothing_else_changes(
     assert lines(instance.output, "web01")["kernelArguments[0]"] == ("01.yaml", 4)
     after = (instance.output / "ops/servers/web01.json").read_bytes()
     assert json.loads(before)["plan"] == json.loads(after)["plan"]
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("06.yaml", policy("web", "{matchLabels: {role: web}}", "vars: {unused: a}")),
+        ("04.yaml", profile("web", "flatcar-1", f"{QUIET}, vars: {{unused: a}}")),
+    ],
+    ids=["a policy", "a profile"],
+)
+def test_a_shared_document_explains_more_though_no_decision_changes(
+    repository: Repository, instance: Instance, file: str, text: str
+) -> None:
+    plans = {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")}
+    repository.push({file: text})
+    instance.reconcile(BEFORE)
+    assert {lines(instance.output, name)["vars.unused"] for name in rows(instance.output)} == {(file, 4)}
+    assert {path: path.read_bytes() for path in (instance.output / "boot").rglob("*.ipxe")} == plans
 
 
 def test_the_page_has_both_what_a_policy_and_what_a_maintenance_says(instance: Instance) -> None:

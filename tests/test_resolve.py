@@ -7,9 +7,13 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
+from gitboot.evaluator.evaluation import Evaluator
+from gitboot.load import load, load_revision
 from gitboot.plan import Cause, InstallAttempt, Phase, Record, Run, Seen, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
+from gitboot.resolve.decide import decide, decide_all
+from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each
 from tests.fleets import (
     SEED,
@@ -24,9 +28,12 @@ from tests.fleets import (
     planned,
     policy,
     profile,
+    repository,
     server,
+    snapshot,
     uuid_of,
 )
+from tests.redfish.certificates import authority_until
 
 NOON = at("20T12:00")
 INSTALLED = Record(provision=1, image="flatcar-1", pool="web")
@@ -119,6 +126,43 @@ def test_r2_overlapping_maintenances_of_one_priority_are_an_error(case: str, sec
     web02 = server("web02", "role: web")
     first = maintenance("a", "20T22:00 21T04:00", select="{servers: [web01]}")
     assert codes(*SEED, web02, first, second) == expected, case
+
+
+@for_each(
+    ("first", "second", "overlap", "is_over_at"),
+    [
+        ("20T22:00 21T04:00", "21T03:00 22T00:00", "from 2026-11-21T03:00:00Z until 2026-11-21T04:00:00Z", "21T04:00"),
+        ("20T22:00 21T04:00", "20T10:00 21T05:00", "from 2026-11-20T22:00:00Z until 2026-11-21T04:00:00Z", "21T04:00"),
+        ("- 21T04:00", "- 21T05:00", "until 2026-11-21T04:00:00Z", "21T04:00"),
+        ("20T22:00 -", "21T03:00 -", "from 2026-11-21T03:00:00Z", None),
+        ("", "", "at all times", None),
+    ],
+)
+def test_finding_r11_an_overlap_is_named_and_counts_until_it_is_over(
+    first: str, second: str, overlap: str, is_over_at: str | None
+) -> None:
+    files = {"windows/b.yaml": maintenance("b", second), "windows/a.yaml": maintenance("a", first)}
+    found = repository(*SEED, files=files)
+    ahead, last = at("2020-01-01T00:00:00"), at("2090-01-01T00:00:00")
+    if is_over_at is not None:
+        assert decide(found, at(is_over_at)).warnings == decide(found, last).warnings == ()
+        last = at(is_over_at) - timedelta(seconds=1)
+    for instant in (ahead, last):
+        with pytest.raises(InvalidRepository) as raised:
+            decide(found, instant)
+        (problem,) = raised.value.problems
+        assert (problem.code, problem.path) == ("GB2012", "windows/b.yaml")
+        message = f"have one priority, and overlap {overlap}; Maintenance/a is in windows/a.yaml (web01)"
+        assert problem.message == f"Maintenance/a and Maintenance/b {message}"
+
+
+def test_finding_r11_an_overlap_is_told_beside_what_else_is_wrong() -> None:
+    windows = (maintenance("a", "20T22:00 21T04:00"), maintenance("b", "21T03:00 22T00:00"))
+    for other, code in ((policy("other", "All"), "GB2011"), ("kind: Nothing\n", "GB1021")):
+        with pytest.raises(InvalidRepository) as raised:
+            decide_loaded(load_revision(snapshot(*SEED, *windows, other)))
+        for instant, expected in (("21T03:59", {code, "GB2012"}), ("21T04:00", {code})):
+            assert {each.code for each in raised.value.at(at(instant)).problems} == expected
 
 
 def test_r2_no_policy_field_applies_under_a_maintenance() -> None:
@@ -930,3 +974,50 @@ def test_a_declared_number_is_a_whole_one(number: str, expected: list[str]) -> N
 def test_a_hundred_servers_of_a_file_that_lack_a_policy_are_reported() -> None:
     servers = "---\n".join(server(f"b{number:03}") for number in range(150))
     assert codes(*SEED, files={"b.yaml": servers}) == ["GB2010"] * 100 + ["GB1015"]
+
+
+# Certificates of authorities for BMCs
+
+
+def with_bmc(name: str, tls: str) -> str:
+    return server(name, "role: web", f"bmc: {{address: 'https://{name}.test', credentials: a, tls: {{{tls}}}}}")
+
+
+@for_each(
+    ("case", "tls", "ends", "since"),
+    [
+        ("it expires", "ca: ca.pem", ["20T12:00"], "20T12:00"),
+        ("a new one is beside it", "ca: ca.pem", ["20T12:00", "21T12:00"], "21T12:00"),
+        ("wherever that stands", "ca: ca.pem", ["21T12:00", "20T12:00"], "21T12:00"),
+        ("nothing is verified", "ca: ca.pem, verify: false", ["20T12:00"], None),
+        ("it is no certificate", "ca: ca.pem", [], None),
+    ],
+)
+def test_finding_r15_an_authority_for_bmcs_that_has_expired_is_a_warning(
+    case: str, tls: str, ends: list[str], since: str | None
+) -> None:
+    pem = "".join(authority_until(at(end)) for end in ends)
+    found = decided(*SEED, *(with_bmc(f"db{number}", tls) for number in range(3)), files={"ca.pem": pem})
+    assert found.warnings == ()
+    if since is None:
+        assert found.dated == (), case
+        return
+    assert found.problems_at(at(since) - timedelta(seconds=1)) == ()
+    (problem,) = found.problems_at(at(since))
+    assert (problem.code, problem.path, problem.line) == ("GB2027", "ca.pem", 1)
+    assert problem.message == (
+        f"the authority for BMCs expired at {at(since):%Y-%m-%dT%H:%M:%SZ}: gitboot rejects "
+        "what it signed (db0, db1 and 1 more)"
+    )
+
+
+def test_finding_r15_a_new_certificate_in_the_file_of_an_authority_ends_the_warning() -> None:
+    trees = [
+        snapshot(*SEED, with_bmc("db0", "ca: ca.pem"), files={"ca.pem": authority_until(at(end))}, revision=end)
+        for end in ("20T12:00", "21T12:00")
+    ]
+    evaluator = Evaluator(lambda revision, previous: next(each for each in trees if each.revision == revision))
+    old, new = (evaluator.evaluate(trees[i].revision, trees[0].revision if i else None).head for i in range(2))
+    assert len(old.decided.decisions.problems_at(at("21T00:00"))) == 1
+    assert new.decided.decisions.problems_at(at("21T00:00")) == ()
+    assert new.decided.decisions.dated == decide_all(load(trees[1])).decisions.dated

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gitboot.cli.planning import about_all
-from gitboot.instance.commit import commit_of
+from gitboot.evaluator.evaluation_result import commit_of
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
 from gitboot.resolve import sites

@@ -18,6 +18,7 @@ from pyrage.x25519 import Identity
 from gitboot.age import Keys, encrypt, make_key
 from gitboot.cli.exit import Exit
 from gitboot.errors import InvalidRepository
+from gitboot.evaluator.content_keys import decision_keys
 from gitboot.observe.agents import CHECKER
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
@@ -169,14 +170,12 @@ def test_the_url_names_who_gives_it(sealed: Sealed, often: str) -> None:
 
 
 def test_another_endpoint_is_another_url(sealed: Sealed) -> None:
-    """Also where nothing else of a fleet differs."""
-    from gitboot.resolve.affected import _for_all
-
+    """Also if nothing else of a fleet differs."""
     fleets = [
-        repository(*documents(of_fleet=each), files=sealed.files).fleet.spec
+        repository(*documents(of_fleet=each), files=sealed.files)
         for each in ("", "endpoint: 'http://other.test'", f"{REPORTED[:-1]}, attempts: 2}}")
     ]
-    assert len({repr(_for_all(each)) for each in fleets}) == 3
+    assert len({decision_keys(each, ["web01"])["web01"] for each in fleets}) == 3
 
 
 def test_secret_as_a_function_says_what_to_do_instead(sealed: Sealed) -> None:

@@ -120,7 +120,8 @@ def assert_no_chain_is_mixed(seen: Mapping[str, bytes]) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
-    (folder := tmp_path / "mirror").mkdir(0o750)
+    (folder := tmp_path / "mirror").mkdir()
+    folder.chmod(0o750)  # under any umask
     site = Site(tmp_path / "out", folder)
     yield site
     site.close()
@@ -372,7 +373,8 @@ def test_a_fallback_in_the_place_of_a_one_time_boot_has_the_time_of_no_version(s
 def test_a_folder_gets_the_root_metadata_of_new_root_keys(tmp_path: Path) -> None:
     """After the loss of a root key, the new metadata has the names of the lost key's."""
     publisher = SignedSite(tmp_path / "publisher")
-    (folder := tmp_path / "mirror").mkdir(0o750)
+    (folder := tmp_path / "mirror").mkdir()
+    folder.chmod(0o750)  # under any umask
     site = Site(publisher.root, folder)
     for number in range(3):
         if number == 1:

@@ -33,7 +33,7 @@ from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import Manner, Switching, SwitchRecord
 from gitboot.errors import BmcRejected, InvalidRepository
-from gitboot.instance.commit import Commit, commit_of
+from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.instance.evidence import Fetch
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn

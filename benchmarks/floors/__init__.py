@@ -1,4 +1,4 @@
-"""Small C programs that do only what cannot be left out, built where a compiler is."""
+"""Small C programs that do only the work that cannot be left out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LIBRARIES: Final = {"events": ("-lyaml",), "replace": ()}
 
 @cache
 def floor(name: str, folder: Path) -> Path:
-    """The program of this name, built in ``folder``; raises `CannotRun`."""
+    """Build a program in ``folder``, and return its path. Raises CannotRun."""
     if shutil.which("cc") is None:
         raise CannotRun("there is no C compiler (apt install gcc)")
     program = folder / name

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.cost import so_far
+from benchmarks.cost import cost_so_far
 from benchmarks.fleet import Fleet, name_of
 from benchmarks.flows.tracing import Tracing
 from benchmarks.repository import Repository
@@ -181,7 +181,7 @@ class Site:
             quiet, before = (quiet + 1 if now - before < _QUIET_S * _IDLE else 0), now
 
     def _cpu_s(self) -> float:
-        return so_far(self._gitboot.pid).cpu_s
+        return cost_so_far(self._gitboot.pid).cpu_s
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait until a condition holds, at most two minutes; ``what`` names the condition in the error."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
 
-from gitboot.audit.effects import ServerEffect, effects
-from gitboot.audit.steps import Found, Steps
+import msgspec
+
+from gitboot.audit.effects import EffectKind, ServerEffect, effects
+from gitboot.decoders import decoder
 from gitboot.errors import InvalidRepository
-from gitboot.evaluate.evaluator import CommitPair, Foundation
+from gitboot.evaluator.evaluation import CommitPair, Evaluation
+from gitboot.evaluator.protocol import ResultKind
+from gitboot.evaluator.remote_cache import Cache
+from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import more
@@ -44,10 +49,14 @@ class Evaluate(Protocol):
 
 
 class Lineage:
-    """What a repository's commits, the newest first, changed; each step between two of them is remembered."""
+    """What a repository's commits, the newest first, changed.
 
-    def __init__(self, commits: Sequence[Step], steps: Steps, evaluate: Evaluate) -> None:
-        self._commits, self._steps, self._evaluate = commits, steps, evaluate
+    The cache has the problem of each tree, and the effects of each step between two trees. Git names a tree by its
+    content, so these results never go out of date.
+    """
+
+    def __init__(self, commits: Sequence[Step], cache: Cache | None, evaluate: Evaluate) -> None:
+        self._commits, self._cache, self._evaluate = commits, cache, evaluate
         self._pair: CommitPair | None = None  # the last that was evaluated
 
     def of(self, server: str) -> Iterator[Changed | Skipped]:
@@ -77,18 +86,37 @@ class Lineage:
             if step.tree != (parent.tree if parent else None):
                 yield step
 
-    def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> Found | None:
-        """What the step from ``old`` to ``new`` changed for the server."""
-        before, after = _tree(old), _tree(new)
-        while (known := self._steps.effect(before, after, server)) is None:
-            self._steps.keep(before, after, self._effects(old, new))
-        return known[0]
+    def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
+        """Return what the step from ``old`` to ``new`` changed for the server."""
+        step = (_tree(old), _tree(new))
+        if changed := self._known(ResultKind.HISTORY_CHANGED, step):
+            if (uuid := _uuid_of(server, changed[0])) is None:
+                return None
+            if effect := self._known(ResultKind.HISTORY_EFFECT, (*step, uuid)):
+                return uuid, effect[0]
+        found = self._effects_of(old, new)
+        names = {uuid: found[uuid].server for uuid in sorted(found, key=lambda uuid: _order(uuid, found[uuid]))}
+        self._store(ResultKind.HISTORY_EFFECT, {(*step, uuid): effect for uuid, effect in found.items()})
+        self._store(ResultKind.HISTORY_CHANGED, {step: names})
+        uuid = _uuid_of(server, names)
+        return (uuid, found[uuid]) if uuid is not None else None
 
     def _problem(self, step: Step, newer: Step | None) -> str | None:
-        """What is wrong with a commit; None where it is valid. ``newer`` is a valid one, which it resembles."""
-        while (known := self._steps.problem(_tree(step))) is None:
-            self._steps.keep_problem(_tree(step), self._found_wrong(step, newer))
+        """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
+        known: list[str | None] = self._known(ResultKind.HISTORY_PROBLEM, _tree(step))
+        if not known:
+            known = [self._found_wrong(step, newer)]
+            self._store(ResultKind.HISTORY_PROBLEM, {_tree(step): known[0]})
         return known[0]
+
+    def _known(self, kind: ResultKind, key: object) -> list[Any]:
+        """Return a list of the result that the cache has for a key. The list is empty if the cache has none."""
+        values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
+        return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
+
+    def _store(self, kind: ResultKind, results: Mapping[Any, object]) -> None:
+        if self._cache is not None:
+            self._cache.insert_many(kind, {encode(key): encode(each) for key, each in results.items()})
 
     def _found_wrong(self, step: Step, newer: Step | None) -> str | None:
         try:
@@ -98,7 +126,7 @@ class Lineage:
             return " ".join(filter(None, (str(error.problems[0]), more(len(error.problems) - 1, "problem"))))
         return None
 
-    def _effects(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
+    def _effects_of(self, old: Step | None, new: Step) -> Mapping[SystemUuid, ServerEffect]:
         """What a step changed, for every server."""
         if old is None or old.tree is None or new.tree is None:
             return effects(self._whole(old), self._whole(new))
@@ -123,9 +151,40 @@ class Lineage:
         return pair
 
 
-def _decisions(commit: Foundation, servers: Collection[str]) -> Mapping[str, Decision]:
+_DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
+    ResultKind.HISTORY_PROBLEM: decoder(str | None),  # by tree; None: it is valid
+    ResultKind.HISTORY_CHANGED: decoder(dict[SystemUuid, str]),  # by two trees: the servers that differ, with names
+    ResultKind.HISTORY_EFFECT: decoder(ServerEffect),  # by two trees and a server
+}
+
+
+def is_history_result(kind: ResultKind, value: bytes) -> bool:
+    """Return whether the bytes are a value of a kind that a history stores."""
+    try:
+        _DECODERS[kind](value)
+    except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:
     known = commit.decided.decisions.servers
     return {name: known[name] for name in servers if name in known}
+
+
+def _order(uuid: SystemUuid, effect: ServerEffect) -> tuple[bool, SystemUuid]:
+    """Return the place of a server among those that a step changed: removed servers come last."""
+    return effect.kind is EffectKind.REMOVED, uuid
+
+
+def _uuid_of(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> SystemUuid | None:
+    """Return the UUID of the server that has this UUID, or else this name; of two with the name, the first.
+
+    A name is thereby the name after the step. If no server has the name then, it is that of a removed server.
+    """
+    if server in names:
+        return SystemUuid(server)
+    return next((uuid for uuid, name in names.items() if name == server), None)
 
 
 def _tree(step: Step | None) -> str:

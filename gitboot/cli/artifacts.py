@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.artifacts_download import download
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
 from gitboot.cli.registries import opened_registries, registry_options
@@ -58,7 +58,7 @@ command.add_command(signatures)
 )
 @fleet_options
 @click.pass_context
-@bounded
+@evaluator_command
 def loaders(
     context: click.Context,
     path: Path,
@@ -146,13 +146,9 @@ def _as_yaml(found: Resolved) -> str:
 
 def _base_url_of(path: Path, rev: str | None) -> str:
     """The base URL of the fleet at PATH; raises `InvalidRepository`."""
-    from gitboot.load import load
-    from gitboot.source import open_snapshot
+    from gitboot.cli.evaluated_fleet import load_fleet
 
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        return load(snapshot).fleet.spec.base_url
+    return load_fleet(path, rev).fleet.spec.base_url
 
 
 def _parsed(url: str) -> str:
@@ -177,7 +173,8 @@ def _parsed(url: str) -> str:
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json.",
+    help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json, "
+    "or none with --no-cache.",
 )
 @click.option(
     "--sources",
@@ -187,7 +184,7 @@ def _parsed(url: str) -> str:
 @registry_options
 @output_option("text", "json")
 @click.pass_context
-@bounded
+@evaluator_command
 def verify(
     context: click.Context,
     path: Path,
@@ -221,7 +218,7 @@ def verify(
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     if cache is not None:
         check_output_folder(cache.parent)
-    place = cache or kept("artifacts.json")
+    place = cache or (kept("artifacts.json") if results_cache() is not None else None)
     known = read_sightings(place) if place is not None else {}
     seen = looked_at(
         fetchers_of(decisions.base_url, assets, asked), found, known, place, read=not head, parallel=parallel

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from copy import copy
 from dataclasses import replace
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -16,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import FiniteRange, OutputOption, document, fleet_argument, output_option, this_second
 from gitboot.migration.former import SHAPES
@@ -70,7 +71,7 @@ _NAME: Final = 40  # characters of a server's name in the table
     help="A PEM file with the authority of the old system's certificate. Default: those of the machine.",
 )
 @output_option("text", "markdown", "json")
-@bounded
+@evaluator_command
 def command(
     path: Path,
     rev: str | None,
@@ -97,10 +98,11 @@ def command(
 
     host_of(old)
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
-    fleet = planned_fleet(path, rev, this_second(), None)
+    now = this_second()
+    fleet = planned_fleet(path, rev, now, None)
     for name in names:
         fleet.decision(name)
-    decisions = [each for name, each in _active(fleet.repository).servers.items() if not names or name in names]
+    decisions = [each for name, each in _active(fleet.repository, now).servers.items() if not names or name in names]
 
     def one(decision: Decision) -> Contrast:
         return _compared(client, old, shape, decision, _asker(fleet, decision), timeout_s, contents=contents)
@@ -115,7 +117,7 @@ def command(
         sys.exit(Exit.SOURCE)
 
 
-def _active(repository: FleetRepository) -> Decisions:
+def _active(repository: FleetRepository, now: datetime) -> Decisions:
     """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
     from gitboot.model.server import Lifecycle
     from gitboot.resolve.decide import decide
@@ -129,7 +131,7 @@ def _active(repository: FleetRepository) -> Decisions:
             spec = copy(server.spec)
             object.__setattr__(spec, "lifecycle", Lifecycle.ACTIVE)
             object.__setattr__(active, "spec", spec)
-    return decide(replace(repository, fleet=fleet, servers=servers))
+    return decide(replace(repository, fleet=fleet, servers=servers), now)
 
 
 def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], parallel: int) -> Iterator[Contrast]:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gitboot.authorship import Verify
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
-from gitboot.cli.inputs import OutputOption, output_option, path_argument
+from gitboot.cli.inputs import OutputOption, at_option, output_option, path_argument, this_second
 from gitboot.cli.problems import FORMATS, prefix_of
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
@@ -42,10 +43,11 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
     "or the directory that it publishes. HEAD is merged into BASE where --merge says so; else BASE may be left out.",
 )
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where something changes and nothing is wrong.")
+@at_option
 @trust_options
 @limit_options
 @output_option(*_FORMATS)
-@bounded
+@evaluator_command
 def command(
     range: str,
     path: Path,
@@ -53,20 +55,22 @@ def command(
     each_merge: bool,
     accepted: str | None,
     detailed_exitcode: bool,
+    at: datetime | None,
     outputs: tuple[OutputOption, ...],
     **given: Any,
 ) -> None:
     """Show what BASE..HEAD changes in the fleet at PATH, and whether guards would hold it.
 
     BASE..HEAD compares two commits. BASE...HEAD compares HEAD with where it branched off; BASE alone, or
-    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no clock, no network, no instance,
-    but for what --accepted names.
+    BASE..WORKTREE, with what lies in the work tree. Nothing but these is looked at: no network and no instance, except
+    what --accepted names. --at is the instant at which overlaps of maintenances and certificates of HEAD are judged.
 
     The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
     acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
     from gitboot.cli.accepted import accepted_by
     from gitboot.cli.ranges import compared
+    from gitboot.model.scalars import format_instant
     from gitboot.review import ReviewOutcome, review
 
     trust, asked = trust_of(**{name: given[name] for name in TRUST}), _flags({name: given.pop(name) for name in TRUST})
@@ -76,10 +80,11 @@ def command(
     if not range and accepted is None:
         raise UsageError("compare with what? Give BASE..HEAD, or --accepted")
     since_commit = accepted_by(accepted) if accepted is not None else None
-    found = compared(path, range, merge=merge, accepted=since_commit, trust=trust)
+    found = compared(path, range, merge=merge, at=at or this_second(), accepted=since_commit, trust=trust)
     where = [str(path)] if path != Path() else []
     since = ["--accepted", accepted] if accepted is not None else []
-    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *_flags(limits), *asked]
+    instant = ["--at", format_instant(at)] if at is not None else []
+    options = [*(["--merge"] * merge), *(["--each-merge"] * each_merge), *since, *instant, *_flags(limits), *asked]
     again = shell_words("gitboot", "diff", *([range] if range or where else []), *where, *options)
     result = review(
         found.base,

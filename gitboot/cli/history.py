@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
-from gitboot.cli.inputs import OutputOption, document, kept, output_option, path_option
+from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
+from gitboot.cli.inputs import (
+    OutputOption,
+    document,
+    output_option,
+    path_option,
+)
 from gitboot.errors import UsageError
 from gitboot.terminal import style
 
@@ -29,17 +34,17 @@ _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 @click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
 @click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
     """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
 
-    First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. What
-    was found is kept below $XDG_CACHE_HOME/gitboot, which can be deleted.
+    First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
+    results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
     """
     from gitboot.source import open_history
 
     history = open_history(path, rev)
-    entries = _entries(path, history, server, number)
+    entries = _entries(history, server, number)
     if not entries:
         raise UsageError(f"no commit that led to {rev or 'HEAD'} decided anything for a server {server!r}")
     for output in outputs:
@@ -48,15 +53,15 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
         click.echo("a shallow clone: what came before is not known; git fetch --unshallow brings it", err=True)
 
 
-def _entries(path: Path, history: History, server: str, number: int | None) -> list[Changed | Skipped]:
+def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.audit.lineage import Lineage
-    from gitboot.audit.steps import Steps
-    from gitboot.cli.deciding import DecidingHistory
+    from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
     entries: list[Changed | Skipped] = []
-    with evaluating() as begun, Steps.open(kept("history.sqlite")) as steps:
-        for entry in Lineage(history.steps, steps, DecidingHistory(path, history, begun)).of(server):
+    with evaluation_limits() as begun:
+        lineage = Lineage(history.steps, results_cache(), HistoryEvaluator(history, begun))
+        for entry in lineage.of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:
                 break

@@ -157,7 +157,7 @@ _NEXT: Final = """\
 {directory} is a fleet of one server now. Next:
 
   cd {quoted}
-  gitboot validate                 # every problem, with its place and its hint: none yet
+  gitboot validate                 # every problem, with its place and its hint
   gitboot plan --records fresh     # what web01 boots
   $EDITOR fleet.yaml servers/*     # your URL, your machines
 

@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
+from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.model.scalars import Malformed, parse_instant
@@ -235,19 +236,55 @@ def document(**items: Any) -> str:
     return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
 
 
+def evaluation_options(command: Command) -> Command:
+    """Add --no-cache, and the limits for evaluating one commit."""
+    no_cache = click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew.")
+    return no_cache(allowance_options(command))
+
+
+def allowance_options(command: Command) -> Command:
+    """Add --commit-seconds, --commit-memory and --commit-workers: the limits for evaluating one commit."""
+    return _allowance(command, click.Option)
+
+
+def allowance_settings(command: Command) -> Command:
+    """Add the limits for evaluating one commit as settings of the configuration file."""
+    return _allowance(command, Setting)
+
+
+def _allowance(command: Command, cls: type[click.Option]) -> Command:
+    seconds = click.option(
+        "--commit-seconds",
+        cls=cls,
+        type=click.IntRange(min=1, max=LONGEST_S),  # the kernel counts whole seconds
+        metavar="SECONDS",
+        envvar="GITBOOT_COMMIT_SECONDS",
+        help="Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+    )
+    memory = click.option(
+        "--commit-memory",
+        cls=cls,
+        type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
+        metavar="MIB",
+        envvar="GITBOOT_COMMIT_MEMORY",
+        help="MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
+    )
+    workers = click.option(
+        "--commit-workers",
+        cls=cls,
+        type=click.IntRange(min=1, max=64),
+        metavar="NUMBER",
+        envvar="GITBOOT_COMMIT_WORKERS",
+        help="Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
+        "one for each processor, at most 8.",
+    )
+    return seconds(memory(workers(command)))
+
+
 def kept(name: str) -> Path | None:
     """Where a command keeps what it has found, by the XDG Base Directory Specification; None: a user without a home."""
-    return _of_user("XDG_CACHE_HOME", "~/.cache", name)
-
-
-def stated(name: str) -> Path | None:
-    """Where it keeps what is this user's alone on this machine."""
-    return _of_user("XDG_STATE_HOME", "~/.local/state", name)
-
-
-def _of_user(variable: str, default: str, name: str) -> Path | None:
-    given = os.environ.get(variable, "")
-    folder = given if os.path.isabs(given) else os.path.expanduser(default)
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
 
 

@@ -11,8 +11,7 @@ import click
 
 from gitboot import phrases
 from gitboot.canonical import canonical
-from gitboot.cli.bounded import evaluating
-from gitboot.cli.deciding import Deciding
+from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.table import wrapped
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository
@@ -33,8 +32,8 @@ from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.records import first_records
 from gitboot.resolve.sites import sites_of
-from gitboot.resolve.whereabouts import fleet_facts, written
-from gitboot.source import open_snapshot
+from gitboot.resolve.source_locations import source_locations
+from gitboot.resolve.whereabouts import Explanations, fleet_facts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +70,7 @@ class Planned:
         if Output.PAGES not in self.decisions.outputs:
             return PartFiles(is_whole=True)
         shown = canonical(fleet_facts(Places(self.repository), opt_outs(self.repository)))
-        return page_files(states, self.decisions.revision, shown)
+        return page_files(states, self.decisions.revision, shown, source_locations(self.repository))
 
     def files(self, decision: Decision, planned: BootPlan | None) -> dict[str, File]:
         return server_files(self.decisions, decision, planned)
@@ -81,7 +80,8 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
     """What a repository says of each server that decides nothing."""
     found = {}
     known = {machine.name: machine for machine in machines(repository).values()}
-    places = Places(repository) if Output.PAGES in repository.fleet.spec.outputs else None
+    has_page = Output.PAGES in repository.fleet.spec.outputs
+    explanations = Explanations(repository, decisions.servers) if has_page else None
     sites = sites_of(repository)
     for name, server in repository.servers.items():
         site = sites.get(name)
@@ -92,21 +92,19 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
             addresses=tuple(sorted(addresses)),
             idle=tuple(each.mac for each in server.spec.interfaces if not each.boot),
             machine=known[name],
-            written=written(places, decisions.servers[name]) if places is not None else None,
+            written=explanations.of(name) if explanations is not None else None,
         )
     return found
 
 
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
-    with evaluating() as begun:
-        decided = Deciding(path).decide(open_snapshot(path, rev), begun).head.decided
-        repository, decisions = decided.repository, decided.decisions
+    decided = evaluate_fleet(path, rev, at).decided
     return Planned(
-        repository=repository,
-        decisions=decisions,
+        repository=decided.repository,
+        decisions=decided.decisions,
         at=at,
-        records=known_records(decisions, records),
+        records=known_records(decided.decisions, records),
     )
 
 

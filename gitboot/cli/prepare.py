@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import exit_of
+from gitboot.cli.inputs import allowance_options
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.facts import facts as as_facts
@@ -47,7 +47,7 @@ def command(
     commit_workers: int | None,
 ) -> None:
     """Bring OUTPUT near to what the instance that acts publishes; for an instance that stands by."""
-    from gitboot.evaluate.limits import Allowance
+    from gitboot.evaluator.protocol import Allowance
     from gitboot.instance.preparing import StandbyPlace, prepare
 
     end_with(parent)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check
-from gitboot.cli.bounded import allowance_settings
 from gitboot.cli.configuration import Setting, config_option
 from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import emptied
@@ -24,6 +23,7 @@ from gitboot.cli.inputs import (
     MOST_MEMORY_MIB,
     FiniteRange,
     accept_filesystem_option,
+    allowance_settings,
     credentials_option,
     reject_old_variables,
     secret_keys_option,
@@ -375,7 +375,7 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
 def _settings(
     *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
 ) -> Settings:
-    from gitboot.evaluate.limits import Allowance
+    from gitboot.evaluator.protocol import Allowance
     from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.source.subpath import parse_subpath
     from gitboot.targets.address import parse_target

@@ -14,8 +14,8 @@ from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.diff.identities import LostIdentity
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.facts import facts as as_facts
-from gitboot.instance.commit import Commit
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
@@ -26,6 +26,7 @@ from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.model.scalars import SystemUuid, format_instant
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.status import ChangedArea, Event, Heeded, Held, PassedMerge
@@ -119,6 +120,7 @@ class Attempt:
     let_in: frozenset[Pair] = frozenset()  # BMCs that may have their credentials because they passed the guard
     attempted: Revision | None = None
     problems: tuple[Problem, ...] = ()  # of the attempted commit
+    problems_until: datetime | None = None  # when another of them begins or ends; None: never
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     candidate: Candidate | None = None
     passed: tuple[PassedMerge, ...] = ()  # the commits that came with the attempted one
@@ -257,13 +259,13 @@ class Accepting:
             self._kept = kept
         return self._without_withheld(resumed) if resumed.accepted is not None else before
 
-    def has_asked(self, attempt: Attempt, knowledge: Knowledge) -> bool:
+    def has_asked(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
         """Ask what the newest commit says, if nobody has; say whether that is still being evaluated."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):
                 return False
-            self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge)
+            self._judging.judge(self._ahead(attempt.accepted, latest, knowledge), knowledge, at)
         except Unfinished:
             return True
         except SourceError:
@@ -301,6 +303,7 @@ class Accepting:
         if attempt.accepted is None or attempt.is_adopted:
             return attempt
         self._source.accept(attempt.accepted.revision)
+        self._evaluation.keep(attempt.accepted.revision)
         return replace(attempt, is_adopted=True)
 
     def _taken_newest(self, attempt: Attempt, knowledge: Knowledge, events: list[Event], at: datetime) -> Attempt:
@@ -309,13 +312,14 @@ class Accepting:
         latest, suspension = self._source.latest(), knowledge.facts.suspension
         if latest is None:
             return attempt
-        attempt = replace(attempt, waiting=None)
+        attempt = _with_problems_at(replace(attempt, waiting=None), at)
         keys = self._signatures.mark(latest) if self._signatures is not None else ""
         has_news = keys != attempt.keys or _has_new_approvals(attempt, knowledge)
         reads_records = attempt.read == latest
         has_news |= reads_records and (attempt.awaits_records or self._has_new_records(attempt, knowledge))
         wait = _wait(attempt, latest)
         has_news |= attempt.waits and wait is Wait.NONE
+        has_news |= attempt.problems_until is not None and attempt.problems_until <= at
         has_news |= (is_gone := self._is_gone(attempt.withheld, latest)) != (attempt.gone is not None)
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
         if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
@@ -331,14 +335,18 @@ class Accepting:
             wait = _wait(attempt, latest)
         try:
             ahead = self._ahead(attempt.accepted, latest, knowledge)
-            found = self._judging.judge(ahead, knowledge, attempt.met, reads_records=reads_records, wait=wait)
+            found = self._judging.judge(ahead, knowledge, at, attempt.met, reads_records=reads_records, wait=wait)
         except Unfinished:
             return attempt
+        reached = found.reached or attempt.accepted
+        self._evaluation.settle(reached.revision if reached is not None else None)
         self._records_read, self._is_retrying = _records_of(knowledge), False
         attempt = replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
             attempt = self._withheld(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
-            return replace(attempt, orders=found.latest_orders, waiting=latest, evaluated=latest)
+            until = found.problems_until if attempt.is_behind else attempt.problems_until
+            orders = found.latest_orders
+            return replace(attempt, orders=orders, waiting=latest, evaluated=latest, problems_until=until)
         if found.reached is not None:
             digests = tuple(verdict.digest for _, verdict in found.hops)
             met = attempt.met | found.used
@@ -354,7 +362,9 @@ class Accepting:
                 rolled_back=found.rolled_back,
             )
             events += _acknowledged(found.hops, at)
-        attempt = replace(attempt, orders=found.orders, passed=found.passed, keys=keys)
+        attempt = replace(
+            attempt, orders=found.orders, passed=found.passed, keys=keys, problems_until=found.problems_until
+        )
         attempt = self._withheld(attempt, before, found.newer, found.evaluated, is_gone=is_gone)
         attempt = replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
         if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
@@ -367,7 +377,7 @@ class Accepting:
         if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
             held = replace(held, released=released(held.commit, knowledge, at, Halt.WRITING))
         self._judged_by_records = held if reads_records else None
-        return replace(attempt, attempted=latest, problems=held.commit.decisions.warnings, candidate=held)
+        return replace(attempt, attempted=latest, problems=held.commit.decisions.problems_at(at), candidate=held)
 
     def _withheld(
         self,
@@ -486,12 +496,14 @@ class Accepting:
             commit = kept
         else:
             try:
+                if kept is not None:
+                    self._evaluation.keep(kept.revision)
                 evaluated = self._evaluation.evaluate(before, kept)
             except NotEvaluated as error:
                 attempt = _refused(_postponed(attempt, attempt.retries, at), before, error, events, at)
                 return replace(attempt, attempted=None)
             except InvalidRepository as error:
-                return _refused(attempt, before, error, events, at)
+                return _refused(attempt, before, error.at(at), events, at)
             if evaluated is None:
                 return attempt
             commit = evaluated.commit
@@ -516,7 +528,8 @@ class Accepting:
             changes=changes,
             introduced=introduced,
             attempted=commit.revision,
-            problems=commit.decisions.warnings,
+            problems=commit.decisions.problems_at(at),
+            problems_until=next_change(commit.decisions.dated, at),
             committed_at=committed_at,
             signer=signer,
         )
@@ -580,6 +593,14 @@ def _wait(attempt: Attempt, latest: Revision) -> Wait:
         return Wait.NONE
     # What the commit before the accepted one offered counts, too, until all fetches since are read.
     return Wait.ALL if attempt.read is None else Wait.OFFERED
+
+
+def _with_problems_at(attempt: Attempt, at: datetime) -> Attempt:
+    """Return the attempt with the problems that its commit has at an instant, if gitboot has accepted the commit."""
+    if attempt.is_behind or attempt.accepted is None or attempt.problems_until is None or at < attempt.problems_until:
+        return attempt
+    decisions = attempt.accepted.decisions
+    return replace(attempt, problems=decisions.problems_at(at), problems_until=next_change(decisions.dated, at))
 
 
 def _postponed(attempt: Attempt, retries: int, at: datetime) -> Attempt:

@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from gitboot.errors import UsageError
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.ledger.entries import Facts
 from gitboot.load.machines import Machine

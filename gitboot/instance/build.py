@@ -14,10 +14,13 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from gitboot.assets.remembered import read_sightings
+from gitboot.assets.sighting import Sighting
+from gitboot.assets.verifying import ReadResults
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import (
     ArtifactMissing,
     BranchNotNamed,
@@ -27,18 +30,19 @@ from gitboot.errors import (
     SourceError,
     UsageError,
 )
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.evaluator.remote_cache import Results
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
-from gitboot.instance.bookmark import Bookmark
-from gitboot.instance.commit import Commit, commit_of
-from gitboot.instance.evaluation import Evaluation
+from gitboot.instance.checkpoint import Checkpoint
 from gitboot.instance.following import Followed, ListedTarget, followers_of
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.laps import Laps
+from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.lookout import ArtifactWatch, Lookout
@@ -58,7 +62,7 @@ from gitboot.ledger import events, facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
 from gitboot.ledger.fetches import RecordedFetches
-from gitboot.ledger.lease import Holder, LeaseKeeper
+from gitboot.ledger.lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.naming import address_beside, is_named, note_address
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
@@ -68,7 +72,7 @@ from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import IDENTITY
 from gitboot.observe.stopped import Words, folders
-from gitboot.plan import Record
+from gitboot.plan import BootFile, Record
 from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.look import Looked
@@ -117,8 +121,8 @@ class Outside:
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
     artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
-    bookmark: Bookmark | None = None  # where an earlier one stood; None: that does not matter
-    resumes: bool = False  # whether it goes on from there
+    checkpoint: Checkpoint | None = None  # None: the instance keeps none
+    resumes: bool = False  # whether it continues from the checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,8 +231,8 @@ def assembled(
         is_output_open=outside.is_output_open,
         is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
     )
-    if outside.bookmark is not None and outside.resumes:
-        standing = outside.bookmark.resumed(standing)
+    if outside.checkpoint is not None and outside.resumes:
+        standing = outside.checkpoint.resume(standing)
     accepting = Accepting(
         outside.source,
         outside.evaluation,
@@ -246,9 +250,14 @@ def assembled(
         target=Followed(outside.target, outside.followers, settings.list_keys),
         bmcs=bmcs,
         outlet=Outlet(
-            tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener(), stalled=stalled
+            tell=tell,
+            report=report,
+            laps=laps or Laps(),
+            listener=listener or WorkListener(),
+            stalled=stalled,
+            clock=clock,
         ),
-        bookmark=outside.bookmark,
+        checkpoint=outside.checkpoint,
     )
     try:
         yield Instance(reconciler=reconciler, inbox=inbox, store=store)
@@ -287,6 +296,8 @@ def running(
             check_spool_rights(settings.spool)
         _look_at_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
+        state.remove_former_caches(settings.state)
+        cache = stack.enter_context(state.open_cache(settings.state, partial(_warned, tell, clock)))
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
@@ -308,9 +319,10 @@ def running(
                 settings.state,
                 allowance=settings.allowance,
                 waits=wait,
-                laps=laps,
+                timed=partial(_timed, laps),
                 read=listener.of(Work.READ),
                 site=settings.site,
+                cache=cache,
             )
             source = stack.enter_context(fetched_apart(settings, settings.state, record))
         else:
@@ -318,13 +330,11 @@ def running(
             source = source_of(settings, settings.state, record=record)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
-        artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
+        artifacts = stack.enter_context(looking(settings, store, cache, wake))
         patrol = Patrol(settings.output, wake)
         stack.callback(patrol.close)
         outside = Outside(
-            bookmark=Bookmark(
-                settings.state / state.PLANNED, tree, patrol, partial(_warned, tell, clock), settings.site
-            ),
+            checkpoint=Checkpoint(cache, tree, patrol, partial(_warned, tell, clock), settings.site),
             resumes=not wait,
             source=source,
             evaluation=evaluation,
@@ -401,6 +411,12 @@ def named_ledger(settings: Settings) -> Path:
     return path
 
 
+def _timed(laps: Laps) -> Callable[[], None]:
+    """Start to measure an evaluation; the result is called at its end."""
+    lap = laps.start()
+    return lambda: lap(Stage.EVALUATE)
+
+
 def _warned(tell: Tell, clock: Clock, message: str) -> None:
     tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
 
@@ -420,6 +436,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         with store.writing() as tx:
             facts.lapse(tx)  # it is not in the copy's clone
         about = facts.read(store)
+        cache = stack.enter_context(state.open_cache(settings.state, lambda _: None, writes=False))
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
@@ -428,7 +445,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             source=source,
             evaluation=evaluation,
             target=looked,
-            artifacts=stack.enter_context(looking(settings, copy / state.ARTIFACTS, lambda: None)),
+            artifacts=stack.enter_context(looking(settings, store, cache, lambda: None)),
             observes=settings.observes,
             keys=keys,
             trust=trust_of(settings.trust, source, copy / _KEYS),
@@ -527,8 +544,11 @@ def _read_through(path: Path) -> tuple[Store, Knowledge]:
 
 
 @contextmanager
-def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterator[Lookout | None]:
-    """Whoever looks at artifacts, until the block ends; None: nobody is to."""
+def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]) -> Iterator[Lookout | None]:
+    """Look at artifacts until the block ends. None: the settings turn that off.
+
+    The ledger has what the instance saw before its start, and the cache what gitboot read.
+    """
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
         return
@@ -553,8 +573,24 @@ def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterato
         is_read = settings.artifacts.check is CheckAssets.READ
         return Fetchers(by_prefix), lambda url: is_read or url.startswith(tuple(here))
 
-    with closing(Lookout(fetcher_of, kept=kept, every_s=settings.artifacts.every_s, wake=wake)) as lookout:
+    before = seen_before(settings, store)
+    every_s = settings.artifacts.every_s
+    lookout = Lookout(fetcher_of, before=before, results=ReadResults(cache), every_s=every_s, wake=wake)
+    with closing(lookout):
         yield lookout
+
+
+def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
+    """Return what the instance saw of artifacts before its start; an earlier version stored that in a file.
+
+    The file goes once the ledger has sightings.
+    """
+    former = settings.state / state.FORMER_SIGHTINGS
+    if before := facts.sightings(store, place_of(settings.state)):
+        with suppress(OSError):
+            former.unlink()
+        return before
+    return read_sightings(former)
 
 
 def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
@@ -784,14 +820,15 @@ class Look:
 
 
 @contextmanager
-def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None) -> Iterator[Look]:
+def looked_at(
+    directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None, results: Results | None = None
+) -> Iterator[Look]:
     """The instance on ``directory`` as it is, running or not; nothing there is changed.
 
-    ``begun`` is called with how many files its commit has, before that is read.
+    ``begun`` is called with how many files its commit has, before that is read. ``results`` are looked up by key.
     """
     # Only here: who runs has decisions made by its evaluator, and needs no templates.
-    from gitboot.evaluate.evaluator import Evaluator
-    from gitboot.evaluate.shelf import Shelf
+    from gitboot.evaluator.evaluation import Evaluator
 
     if not state.has_ledger(directory):
         raise state.never_ran(directory)
@@ -804,13 +841,12 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         except LedgerError as error:  # of the copy, whose path says nothing to anyone
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = accepted_snapshot(directory)
-        shelf = Shelf.of_instance(directory, lambda _: None)  # whose instance says what is wrong with it
-        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, kept=lambda _: shelf.take(snapshot.read))
+        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
         commit = whole.at_site(facts.read(store).site or None)
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-        seen = read_sightings(directory / state.ARTIFACTS)
+        seen = facts.sightings(store, place_of(directory))
         learnt = learn(_known_and_published(store), batch, at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))

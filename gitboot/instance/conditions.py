@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from gitboot.assets.sighting import Presence, Sighting, is_withheld
 from gitboot.bmc.override import OperatorCondition
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Attempt, accepted_message, held_message, refused_message
 from gitboot.instance.beginning import doubt_of
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import ImageFile, Plans

@@ -16,6 +16,7 @@ from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.publish.directory import Published
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys, read_list_keys
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
@@ -37,7 +38,10 @@ PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
 
 
 class ListedTarget(Target, Protocol):
-    """A target whose files have a signed list."""
+    """A target whose files have a signed list, and that can end windows by itself."""
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        """End the windows that are over in what an earlier process published. Raises `PublishError`."""
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         """Bring the signed list to what stands there, and renew it if it is due; return when it expires.
@@ -113,6 +117,10 @@ class Followed:
     def holds(self, files: Files) -> bool:
         """As the target does."""
         return self._target.holds(files)
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        """End the windows of the target that are over. Followers stay: they may be newer than the target."""
+        return self._target.end_windows(at)
 
     def turn(self, at: datetime) -> None:
         """Have all that follow brought up to a transition at ``at``, which was just published, at once."""

@@ -12,7 +12,7 @@ from gitboot.diff.identities import (
     gained,
     lost_by_machine,
 )
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.attempts import last_given

@@ -46,11 +46,11 @@ from gitboot.bmc.switch import (
     next_switch,
 )
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import media_of, shared_values, wanted_by
-from gitboot.instance.states import about
+from gitboot.instance.planning import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.instance.withheld_boots import offering

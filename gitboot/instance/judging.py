@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from gitboot.diff.identities import GainedIdentity, LostIdentity, still_lost
 from gitboot.diff.returning import returning
 from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
-from gitboot.instance.commit import Commit, Evaluated
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.instance.inherited_identities import inheritances, without_base
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
@@ -26,6 +27,7 @@ from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.model.scalars import SystemUuid
 from gitboot.phrases import count
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.decisions import check_acceptable
 from gitboot.status import PassedMerge
@@ -34,10 +36,16 @@ Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits o
 
 
 class Evaluating(Protocol):
-    """What says what a commit says; see `gitboot.instance.evaluation`."""
+    """What says what a commit says; see `gitboot.evaluator.client`."""
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
         """What ``revision`` says beside ``base``; None while it is still being evaluated: ask again."""
+
+    def keep(self, revision: Revision) -> None:
+        """Store the results of a commit that was accepted."""
+
+    def settle(self, accepted: Revision | None) -> None:
+        """Forget the results of commits that were not accepted."""
 
 
 class Unfinished(Exception):
@@ -94,6 +102,7 @@ class Advance:
     let_in: frozenset[Pair] = frozenset()  # BMCs that came by then, which nothing but the guard lets have credentials
     candidate: Candidate | None = None
     invalid: InvalidRepository | None = None  # why the newest says nothing
+    problems_until: datetime | None = None  # when a problem of a commit begins or ends next; None: never
     orders: Orders | None = None  # of the newest Fleet that is well formed, where its commit is not accepted
     passed: tuple[PassedMerge, ...] = ()  # what becomes of the commits before the newest, the oldest first
     is_incomplete: bool = False  # whether the evaluation of a commit did not end; it counts as invalid meanwhile
@@ -126,6 +135,7 @@ class _Walk:
     orders: dict[int, Orders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit says nothing
     invalid: InvalidRepository | None = None  # why the newest says nothing
+    problems_until: datetime | None = None  # see `Advance`
 
     @property
     def is_incomplete(self) -> bool:
@@ -190,12 +200,13 @@ class Judging:
         self,
         ahead: Ahead,
         knowledge: Knowledge,
+        at: datetime,
         met: frozenset[str] = frozenset(),
         *,
         reads_records: bool = False,
         wait: Wait = Wait.NONE,
     ) -> Advance:
-        """How far the last commit of ``ahead`` can be accepted; raises `Unfinished`, and `SourceError`.
+        """How far the last commit of ``ahead`` can be accepted at an instant; raises `Unfinished`, and `SourceError`.
 
         ``met`` are acknowledgements that do not count again, besides those in ``knowledge``. With ``reads_records`` the
         records of servers count: nothing that the newest commit takes back is offered any more, and all fetches of it
@@ -205,11 +216,12 @@ class Judging:
         if not heeds_lines:
             ahead = replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
         self._forget_all_but(ahead)
-        walk = self._walked(ahead, knowledge)
+        walk = self._walked(ahead, knowledge, at)
         commits, given = walk.commits, approvals(knowledge)
         if not walk.legs:
             return Advance(
                 invalid=walk.invalid,
+                problems_until=walk.problems_until,
                 orders=walk.orders_after(0),
                 passed=tuple(_passed(ahead, walk, None)),
                 is_incomplete=walk.is_incomplete,
@@ -272,6 +284,7 @@ class Judging:
             moves=moves,
             candidate=candidate,
             invalid=walk.invalid,
+            problems_until=walk.problems_until,
             orders=walk.orders_after(found.reached),
             passed=tuple(_passed(ahead, walk, found, waits=found.waits)),
             is_incomplete=walk.is_incomplete,
@@ -284,8 +297,9 @@ class Judging:
         """Evaluate the commits again whose evaluation did not end."""
         self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
 
-    def _walked(self, ahead: Ahead, knowledge: Knowledge) -> _Walk:
+    def _walked(self, ahead: Ahead, knowledge: Knowledge, at: datetime) -> _Walk:
         """Every commit, each beside the valid one before it."""
+        changes: list[datetime] = []
         walk = _Walk(commits={0: ahead.accepted})
         about = knowledge.facts
         has_begun = ahead.accepted is not None or about.accepted is not None or about.lapsed is not None
@@ -294,6 +308,9 @@ class Judging:
                 found: Evaluated | InvalidRepository = InvalidRepository([fault])
             else:
                 found = self._evaluated(revision, walk.commits[max(walk.commits)])
+                dated = found.commit.decisions.dated if isinstance(found, Evaluated) else found.dated
+                changes += filter(None, [next_change(dated, at)])
+                found = _at(found, at)
             if isinstance(found, Evaluated) and found.no_site is not None and not has_begun:  # its name is misspelt
                 found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
             is_valid = isinstance(found, Evaluated)
@@ -309,6 +326,7 @@ class Judging:
                     walk.orders[position] = found.fleet.orders_at(knowledge.facts.site or None)
         if walk.invalid is not None:  # what led up to it is judged as if nothing had come after it
             del walk.legs[max(walk.commits) :]
+        walk.problems_until = min(changes, default=None)
         return walk
 
     def _evaluated(self, revision: Revision, base: Commit | None) -> Evaluated | InvalidRepository:
@@ -316,8 +334,6 @@ class Judging:
         if key not in self._known:
             try:
                 found = self._evaluation.evaluate(revision, base)
-                if found is not None:
-                    check_acceptable(found.commit.decisions, found.commit.fleet)
             except InvalidRepository as error:
                 self._known[key] = error
             else:
@@ -391,6 +407,17 @@ class Judging:
             takeover=changes.takeover or (base is not None and base.is_for(identity) and not commit.is_for(identity)),
             bmcs=len(self._uncovered(base, commit, knowledge)),
         )
+
+
+def _at(found: Evaluated | InvalidRepository, now: datetime) -> Evaluated | InvalidRepository:
+    """Return what was found of a commit, or why it cannot be accepted at an instant."""
+    if isinstance(found, InvalidRepository):
+        return found.at(now)
+    try:
+        check_acceptable(found.commit.decisions, found.commit.fleet, now)
+    except InvalidRepository as error:
+        return error
+    return found
 
 
 def _shown_installed(base: Commit | None, evaluated: Evaluated, knowledge: Knowledge) -> tuple[SystemUuid, ...]:

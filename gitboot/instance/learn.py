@@ -14,8 +14,8 @@ from gitboot.bmc.override import OverrideRecord, Withdrawal
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.diff.identities import LostIdentity
 from gitboot.errors import Orders
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import evidence, provisioning, requests, trust
-from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import Fetch, Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.planning import Plans
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars import SystemUuid

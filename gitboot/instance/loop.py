@@ -185,7 +185,8 @@ class Loop:
         at its own interval all the same, by which readers notice one that is stale.
         """
         heard = self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, WRITTEN_EVERY_S)))
-        if heard == {Ring.COMMIT} and not self._stopping and self._reconciler.has_asked(self._how_fetched()):
+        has_come = heard == {Ring.COMMIT} and not self._stopping
+        if has_come and self._reconciler.has_asked(self._how_fetched(), self._clock()):
             self._wakes.wait(_left_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
     def _reconcile(self, *, serving: Endpoints | None = None, wait: bool = False) -> datetime | None:

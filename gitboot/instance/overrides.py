@@ -24,9 +24,9 @@ from gitboot.bmc.override import (
 )
 from gitboot.bmc.sharing import Sharing
 from gitboot.bmc.switch import SwitchRecord, SwitchState
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.beginning import Beginning
-from gitboot.instance.commit import Commit
 from gitboot.instance.evidence import awaits_progress, wants_reading
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.switching import PowerAsk, power_wanted

@@ -10,12 +10,11 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.override import State
-from gitboot.evaluate.encoded import Compact
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.states import about, reader, states, to_bytes
 from gitboot.instance.trust import left_since
+from gitboot.load.merged import differing, replaced
 from gitboot.model.scalars import SystemUuid, version_key
 from gitboot.plan import (
     UNKNOWN_OUTCOMES,
@@ -30,8 +29,9 @@ from gitboot.plan import (
 )
 from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import ServerState, planned
+from gitboot.render.schedule import About, ServerState, planned
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
+from gitboot.resolve.hosts import idle
 from gitboot.resolve.records import drift
 from gitboot.stoppage import Halt
 
@@ -109,6 +109,8 @@ def replanned(
     """
     names, left = {*changed, *before.transitions.due(at)}, left_since(knowledge.facts, at)
     names |= _seen_otherwise(before, knowledge.sightings)
+    if before.commit is not None:
+        names |= differing(before.commit.decisions.servers, commit.decisions.servers)
     set_back = before.planned_at is not None and at < before.planned_at  # what was planned for later is void
     anew = (
         set_back
@@ -124,28 +126,30 @@ def replanned(
     )
     if not names:
         return replace(before, commit=commit, stop=stop, sightings=knowledge.sightings), different
-    tally = _Tally(before, knowledge, names, _held(before.servers, commit, stop))
+    tally = _Tally(before, knowledge, names)
     for name in counted(names, told):
         was = before.servers.get(name)
-        tally.take(name, was, _state(commit, knowledge, name, at, stop, left, keys) if name in different else was)
+        if was is None or name in different:
+            now = _state(commit, knowledge, name, at, stop, left, keys)
+        else:
+            now = _with_decision(was, commit.decisions.servers[name])
+        tally.take(name, was, now)
     return replace(
         tally.plans(), commit=commit, stop=stop, left=left, planned_at=at, sightings=knowledge.sightings
     ), different
 
 
-def _held(servers: Mapping[str, ServerState], commit: Commit, stop: Halt) -> Compact[ServerState]:
-    """States, of what ``commit`` says of their servers."""
-    if isinstance(servers, Compact):
-        return servers.read_by(reader(commit, stop))
-    return states({name: to_bytes(each) for name, each in servers.items()}, commit, stop)
+def _with_decision(state: ServerState, decision: Decision) -> ServerState:
+    """Return the state with an equal decision, that of the newest commit: the older one is not held any longer."""
+    return state if state.decision is decision else replace(state, decision=decision)
 
 
 class _Tally:
-    """Plans while some servers are planned anew: of each, no more is held than what is kept of it."""
+    """Plans while some servers are planned anew."""
 
-    def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str], servers: Compact[ServerState]) -> None:
-        self._before, self._knowledge, self._servers = before, knowledge, servers
-        self._changed: dict[str, bytes] = {}
+    def __init__(self, before: Plans, knowledge: Knowledge, names: Set[str]) -> None:
+        self._before, self._knowledge = before, knowledge
+        self._changed: dict[str, ServerState] = {}
         self._gone: list[str] = []
         self._due: dict[str, datetime | None] = {}
         self._counts, self._versions = Counter(before.counts), Counter(before.versions)
@@ -171,7 +175,7 @@ class _Tally:
         self._versions.update(_versions(now))
         self._needs.update(_files_of(now))
         if now is not was:
-            self._changed[name] = self._servers.put_in(name, now)
+            self._changed[name] = now
         self._due[name] = now.transition
         self._look_into(name, now)
 
@@ -198,7 +202,7 @@ class _Tally:
 
     def plans(self) -> Plans:
         return Plans(
-            servers=self._servers.having(self._changed, [name for name in self._gone if name in self._before.servers]),
+            servers=replaced(self._before.servers, self._changed, self._gone),
             transitions=self._before.transitions.moved(self._due),
             counts=_positive(self._counts),
             versions=_positive(self._versions),
@@ -297,6 +301,19 @@ def _holds(before: Plans, commit: Commit, knowledge: Knowledge, name: str, at: d
         return False
     absent = knowledge.absent(decision)
     return state.holds(decision, knowledge.record(decision.uuid), at, about(commit, name), absent=absent)
+
+
+def about(commit: Commit, name: str) -> About:
+    """What a commit says of a server beside its decision."""
+    host = commit.decisions.networks[name]
+    return About(
+        site=commit.sites.get(name),
+        labels=commit.labels[name],
+        addresses=tuple(sorted(address for nic in host.nics for address in nic.addresses)),
+        idle=idle(host),
+        machine=commit.machines.get(commit.decisions.servers[name].uuid),
+        written=commit.written.get(name),
+    )
 
 
 def _state(

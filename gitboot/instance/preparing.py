@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.assets.remembered import read_sightings
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.protocol import Allowance
 from gitboot.instance import directory as state
 from gitboot.instance.accept import Attempt
 from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
-from gitboot.instance.bookmark import WORTH, Bookmark
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import Evaluation
+from gitboot.instance.checkpoint import WORTH, Checkpoint
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offers_of
@@ -90,16 +90,17 @@ def prepare(
         modes = output_modes(store, place.output, place.output_group)
         directory = stack.enter_context(Directory.open(place.output, ledger=about.identity, modes=modes))
         tree = _StandbyTree(directory, store, _undated(store, at, about))
-        bookmark = Bookmark(place.state / state.PLANNED, tree, None, warn, place.site)
-        standing = bookmark.resumed(
+        cache = stack.enter_context(state.open_cache(place.state, lambda _: None))  # the standby reports what is wrong
+        checkpoint = Checkpoint(cache, tree, None, warn, place.site)
+        standing = checkpoint.resume(
             Standing(
                 knowledge=_known(store, place, directory.stamp.ledger if directory.stamp is not None else None),
                 keys=token_keys(copy, at, follows_none=False),
             )
         )
-        commit = _evaluated(place, allowance, accepted, standing.plans.commit)
+        commit = _evaluated(place, allowance, accepted, standing.plans.commit, cache)
         standing = _brought_near(standing, commit, tree, at)
-        bookmark.keep(standing, len(standing.plans.servers), at)
+        checkpoint.store(standing, len(standing.plans.servers), at)
     return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
@@ -147,14 +148,18 @@ def _undated(store: Store, at: datetime, about: Facts) -> datetime:
     return datetime.fromtimestamp(second, UTC)
 
 
-def _evaluated(place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None) -> Commit:
+def _evaluated(
+    place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None, cache: DiskCache
+) -> Commit:
     """What the accepted commit says."""
-    evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site)
+    evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site, cache=cache)
     with closing(evaluation):
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
             raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
+        evaluation.keep(revision)
+        evaluation.wait_until_stored()
     assert evaluated is not None  # noqa: S101 - it was waited for
     return evaluated.commit
 
@@ -169,8 +174,7 @@ def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
         spool=place.spool,
         site=place.site,
     )
-    seen = read_sightings(place.state / state.ARTIFACTS) if place.looks else None
-    return replace(known(store), sightings=seen)
+    return replace(known(store), sightings={} if place.looks else None)  # the other instance saw what the ledger has
 
 
 def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:

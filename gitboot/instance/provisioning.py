@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.errors import UsageError
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
-from gitboot.instance.commit import Commit
 from gitboot.instance.installing import (
     attempted,
     disk_booted,

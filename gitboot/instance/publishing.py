@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from gitboot.assets.sighting import is_withheld
 from gitboot.errors import LedgerError, PublishError
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offer_of, offers_of
 from gitboot.instance.planning import Plans, changed_by
@@ -260,7 +260,10 @@ def _parts(
     is_whole = held is None or changed is None or has_page != had_page
     page, record = AS_IT_WAS, knowledge.record if knowledge.settled is not None else knowledge.published.get
     if has_page:
-        page = page_files(plans.servers, commit.revision, commit.shown, None if is_whole else owed)
+        page = page_files(
+            *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else owed),
+            published=held.locations if held is not None else None,
+        )
     records = record_files(recorded, record, None if is_whole else changed)
     return PartFiles(files={**page.files, **records.files}, gone=page.gone | records.gone, is_whole=is_whole)
 
@@ -291,7 +294,7 @@ def _shares_other(before: TargetState, plans: Plans, commit: Commit) -> bool:
 
 
 def _fleetwide(decisions: Decisions) -> Decisions:
-    return replace(decisions, revision="", servers={}, networks={}, warnings=())
+    return replace(decisions, revision="", servers={}, networks={}, warnings=(), dated=())
 
 
 def _known(state: ServerState | None) -> tuple[SystemUuid, Record] | None:

@@ -11,11 +11,11 @@ from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.job import Result
 from gitboot.bounds import uncollected
 from gitboot.errors import LedgerError
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
-from gitboot.instance.bookmark import Bookmark
-from gitboot.instance.commit import Commit
+from gitboot.instance.checkpoint import Checkpoint
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
 from gitboot.instance.folding import folded
@@ -45,8 +45,10 @@ from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.instance.turns import granted
+from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
+from gitboot.load.merged import replaced
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
@@ -57,6 +59,7 @@ from gitboot.stoppage import Halt, Stoppage
 from gitboot.timekeeping import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
+_QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states
 _MOST_UNWRITTEN: Final = 1000  # events that are kept in memory for the ledger
 
 
@@ -72,6 +75,7 @@ class Outlet:
     laps: Laps = field(default_factory=Laps)
     listener: WorkListener = field(default_factory=WorkListener)
     stalled: Callable[[Condition], None] = _nobody
+    clock: Callable[[], datetime] | None = None  # None: a pass does not measure how long it takes
 
 
 class Reconciler:
@@ -91,13 +95,16 @@ class Reconciler:
         target: Followed,
         bmcs: Bmcs,
         outlet: Outlet,
-        bookmark: Bookmark | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.standing = standing
         self._accepting, self._inbox, self._store = accepting, inbox, store
-        self._target, self._bmcs, self._bookmark = target, bmcs, bookmark
+        self._target, self._bmcs, self._checkpoint = target, bmcs, checkpoint
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
         self._planning = outlet.listener.of(Work.PLAN)
+        self._windows = WindowWatch(target.end_windows)
+        self._clock = outlet.clock
+        self._waits_since: datetime | None = None  # for the first plan to be published; None: it was
         self._leave_stalled = outlet.stalled
         self._unwritten: list[Event] = []  # that the ledger does not have, for it could not be written
         self._started: Standing | None = None  # as the start left it, while it goes on from that without the ledger
@@ -128,6 +135,7 @@ class Reconciler:
         keeps no window open: what was known before is planned.
         """
         lap = self.laps.start(Stage.TAKE_IN)
+        time = self._time_from(at)
         before = replace(
             self.standing,
             fetched=fetched or self.standing.fetched,
@@ -179,10 +187,10 @@ class Reconciler:
         if (commit := now.commit) is None:
             now = self._stood_back(now)
         else:
-            now, different = self._plan(now, commit, at)
+            now, different, at = self._plan(now, commit, at, time)
             self._inbox.artifacts.want(_needed(now.plans, commit), _bases(commit))
             if wait:
-                now, different = self._looked(now, commit, different, at)
+                now, different, at = self._looked(now, commit, different, at, time)
             lap(Stage.PLAN)
             now = self._note_left_output(self._published(now, commit, different, at), commit)
             transition = before.plans.transitions.next
@@ -195,11 +203,12 @@ class Reconciler:
             now = self._asked(now, commit, at)
             lap(Stage.ASK)
             now = self._waited(now, at) if wait else now
+        now = self._windows_ended(now, at, waits=not wait)
         # A commit is judged by the records once it is learned what was fetched before files changed.
         may_judge = now.attempt.awaits_records and _progress(now.attempt) != _progress(before.attempt)
         due = self._reported(now, at)
-        if self._bookmark is not None:
-            self._bookmark.keep(self.standing, len(different), at)
+        if self._checkpoint is not None:
+            self._checkpoint.store(self.standing, len(different), at)
         lap(Stage.REPORT)
         lap.end(Stage.RECONCILE)
         is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
@@ -234,7 +243,7 @@ class Reconciler:
             Condition(type="Reconciling", status=False, reason="StageHangs", message=message, since=at, remedy=hint)
         )
 
-    def has_asked(self, fetched: Fetched | None) -> bool:
+    def has_asked(self, fetched: Fetched | None, at: datetime) -> bool:
         """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
 
         How it was ``fetched`` is news where that failed before.
@@ -242,7 +251,7 @@ class Reconciler:
         before = self.standing
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
             return False
-        return self._accepting.has_asked(before.attempt, before.knowledge)
+        return self._accepting.has_asked(before.attempt, before.knowledge, at)
 
     def _collect(self, *, wait_all: bool) -> None:
         """Take in what came of jobs at BMCs since the last time, or with ``wait_all`` of all of them."""
@@ -338,8 +347,8 @@ class Reconciler:
         return self._after(before, before.attempt, heard, (learnt,), at)
 
     def _looked(
-        self, before: Standing, commit: Commit, different: frozenset[str], at: datetime
-    ) -> tuple[Standing, frozenset[str]]:
+        self, before: Standing, commit: Commit, different: frozenset[str], at: datetime, time: Callable[[], datetime]
+    ) -> tuple[Standing, frozenset[str], datetime]:
         """Plan once more with what there is to be seen of artifacts, each of which was looked at."""
         self._inbox.artifacts.wait()
         learnt = learn(before.knowledge, Batch(sightings=self._inbox.artifacts.seen()), at)
@@ -347,17 +356,49 @@ class Reconciler:
             with self._inbox.held():
                 write(self._store, (learnt.news,))
         except LedgerError as error:
-            return replace(before, unwritable=str(error)), different
+            return replace(before, unwritable=str(error)), different, at
         for event in learnt.news.events:
             self._tell(event)
         planned = replace(before, knowledge=learnt.knowledge, unplanned=frozenset())  # all of it was, right before
-        now, others = self._plan(planned, commit, at)
-        return replace(now, unplanned=before.unplanned | now.unplanned), different | others
+        now, others, at = self._plan(planned, commit, at, time)
+        return replace(now, unplanned=before.unplanned | now.unplanned), different | others, at
 
-    def _plan(self, now: Standing, commit: Commit, at: datetime) -> tuple[Standing, frozenset[str]]:
-        """Plan, with a stop that the ledger could not take; return the servers whose files may be others as well."""
+    def _plan(
+        self, now: Standing, commit: Commit, at: datetime, time: Callable[[], datetime]
+    ) -> tuple[Standing, frozenset[str], datetime]:
+        """Plan, with a stop that the ledger could not take; return the servers whose files may be others as well.
+
+        The first plans of a large fleet take minutes, and nothing else writes files meanwhile. So windows that are over
+        by ``time`` end in what an earlier process published. The plans are then brought up to that time, because they
+        are not to open these windows again. The last value is the instant of the plans.
+        """
         beside = self._inbox.stoppage if now.unwritable is not None else None
-        return _planned(now, commit, at, self._planning, beside)
+        due = None
+        if self._waits_since is not None:
+            due = now.next_window_end
+        elif not now.publication.complete:
+            due = at + _QUICK_START
+        windows = WindowsMeanwhile(self._windows, due, time, self._planning)
+        now, different = _planned(now, commit, at, windows.report, beside)
+        if windows.due != due:
+            now = replace(
+                now,
+                publication=_owing(now.publication, windows.servers, windows.events),
+                next_window_end=windows.due,
+            )
+        if windows.ended_at is not None and windows.ended_at > at:
+            at, unplanned = windows.ended_at, now.unplanned
+            planned = replace(now, unplanned=frozenset())  # all of it was, right before
+            now, others = _planned(planned, commit, at, self._planning, beside)
+            now, different = replace(now, unplanned=unplanned | now.unplanned), different | others
+        return now, different, at
+
+    def _time_from(self, at: datetime) -> Callable[[], datetime]:
+        """Return a function that returns the time, if it is ``at`` now."""
+        if (clock := self._clock) is None:
+            return lambda: at
+        began = clock()
+        return lambda: at + max(clock() - began, timedelta())
 
     def _stood_back(self, now: Standing) -> Standing:
         """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
@@ -376,8 +417,8 @@ class Reconciler:
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = as_it_lies(now.publication, self._target, at), now.unwritable
-        if self._bookmark is not None:
-            publication = self._bookmark.looked_through(publication)
+        if self._checkpoint is not None:
+            publication = self._checkpoint.without_suspects(publication)
         forgotten = self._inbox.forgotten_next(now.knowledge.taken)
         terms = terms_of(
             commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten
@@ -403,6 +444,21 @@ class Reconciler:
             self._inbox.forget_spool(now.knowledge.taken, forgotten)
         unwritable, publication = publication.unwritable or error, replace(publication, unwritable=None)
         return replace(now, publication=publication, unwritable=unwritable)
+
+    def _windows_ended(self, now: Standing, at: datetime, *, waits: bool) -> Standing:
+        """End the windows that are over in what an earlier process published, until the first plan is published.
+
+        With ``waits``, only if there is no such plan for a while: reading all server states takes time.
+        """
+        if now.commit is not None and now.publication.complete:
+            self._waits_since = None
+            return replace(now, next_window_end=None)
+        since = self._waits_since = self._waits_since or at
+        if waits and since <= at < since + _QUICK_START:
+            return replace(now, next_window_end=since + _QUICK_START)
+        servers, events = self._windows.end(at)
+        publication = _owing(now.publication, servers, events)
+        return replace(now, publication=publication, next_window_end=self._windows.next_end)
 
     def _note_left_output(self, now: Standing, commit: Commit) -> Standing:
         """Store which one-time boots an upgrade took out of OUTPUT, once all of it is published."""
@@ -463,9 +519,19 @@ class Reconciler:
         self.standing = replace(now, conditions=found, publication=replace(now.publication, events=()))
         self._report(replace(self.status, stages=self.laps.facts()), at)
         if now.unwritable is not None:
-            return at + LEDGER_RETRY
+            return min(at + LEDGER_RETRY, now.next_window_end or at + LEDGER_RETRY)
         again = at if now.commit is not None and unasked(now.schedule, now.knowledge) else None
         return min((due for due in (self.standing.next_due(at), again) if due is not None), default=None)
+
+
+def _owing(before: TargetState, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
+    """Return the publication after files of these servers changed: the next one has them, whatever their plans are."""
+    return replace(
+        before,
+        owed=before.owed | servers,
+        versions=replaced(before.versions, {}, servers & before.versions.keys()),
+        events=(*before.events, *events),
+    )
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:

@@ -12,8 +12,8 @@ from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override import OFF, OverrideRecord, State
 from gitboot.bmc.switch import SwitchState
 from gitboot.errors import StaleDigest, UsageError
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import Beginning, begin
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import check_trusted, set_records
 from gitboot.instance.secret_fetches import confirm_fetches

@@ -10,7 +10,7 @@ from typing import Final
 from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.diff.guard import Limits
-from gitboot.evaluate.limits import Allowance
+from gitboot.evaluator.protocol import Allowance
 from gitboot.instance.directory import SPOOL
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress

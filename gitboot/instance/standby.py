@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import subprocess
 import threading
@@ -17,23 +18,24 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.caches import this_program
-from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
-from gitboot.frames import decoder
+from gitboot.decoders import decoder
+from gitboot.disk_cache import this_program
+from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
+from gitboot.evaluator.client import Evaluation
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import directory as state
-from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import look_for_repository, named_ledger, source_of
-from gitboot.instance.commit import Commit
-from gitboot.instance.evaluation import Evaluation
+from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
+from gitboot.instance.window_watch import WindowWatch
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
+from gitboot.load import Revision
 from gitboot.model.scalars import format_instant
-from gitboot.phrases import count
 from gitboot.processes import spawn
-from gitboot.publish.ended_windows import end_windows
+from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source import FetchProcess, Source
 from gitboot.status import Condition, Event, Status
 
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import PostgresRenewing
 
 LOOK_S: Final = 2.0  # between two looks at the lease
-_SHARE: Final = 20  # how much longer than its last search for ended windows an instance waits until the next
 _PREPARE_S: Final = 3600.0  # between two times that the tree is brought near to what is published
 _FIRST_PAUSE_S: Final = 60.0  # where that came to nothing; twice as long each time
 
@@ -77,14 +78,16 @@ class Standby:
             this_program()  # which is on the disk still: what another one has prepared does not count
         self.is_patient = False  # whether a ledger that cannot be reached is waited for
         self._reference = settings.git.reference  # that is fetched meanwhile: of --rev, or of the acting instance
+        self._accepted: str | None = None  # the commit that the acting instance has accepted
+        self._woken = threading.Event()  # whether there is anything new to fetch, or to evaluate
         self._has_failed, self._said = False, ""
-        self._ends_windows_from = 0.0  # by the monotonic clock
+        self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[Ending]]) -> bool:
         """Wait while another instance has the lease; False: the end was asked for meanwhile.
 
-        Who comes first once it is free, takes it. What the remote has is fetched and evaluated meanwhile, and the tree
-        brought near to what is published, so that little is left to be done when nobody else is there.
+        Who comes first once it is free, takes it. Meanwhile gitboot fetches, evaluates the commit that the other
+        instance has accepted, and brings the tree near to what that instance publishes.
         """
         if self.address is None:
             return True
@@ -93,7 +96,15 @@ class Standby:
         with ExitStack() as stack:
             stack.enter_context(state.locked(self._settings.state))
             end = stack.enter_context(ending())
-            is_large = stack.enter_context(_following(self._settings, lambda: self._reference))
+            is_large = stack.enter_context(
+                _following(
+                    self._settings,
+                    self._tell,
+                    self._clock,
+                    self._woken,
+                    lambda: (self._reference, self._accepted),
+                )
+            )
             preparation = stack.enter_context(closing(_Preparation(self._preparing, self._settings.state, self._tell)))
             looking, since = stack.enter_context(closing(PostgresRenewing(self.address))), self._clock()
             if self._has_failed:
@@ -105,9 +116,10 @@ class Standby:
                 if waits[0] == _STANDING_BY and is_large():
                     preparation.look()
                 self._say(*waits, since, preparation.said)
+                wait_s = min(LOOK_S, self._settings.lease_s / 5)
                 if not preparation.is_running:
-                    self._end_windows()
-                end.wait(min(LOOK_S, self._settings.lease_s / 5))
+                    wait_s = min(wait_s, self._end_windows())
+                end.wait(wait_s)
             return False
 
     def _looked(self, looking: PostgresRenewing) -> tuple[str, str] | None:
@@ -123,23 +135,18 @@ class Standby:
         if other is not None:
             self._note_progress(looking.progress())
             self._reference = self._settings.git.reference or looking.branch() or self._reference
+            if (accepted := looking.accepted()) not in (None, self._accepted):
+                self._accepted = accepted
+                self._woken.set()
         return (_STANDING_BY, f"the instance {other} acts by {looking.name}") if other is not None else None
 
-    def _end_windows(self) -> None:
-        """End the windows that are over in the tree of this host: nobody else does while this instance waits."""
-        began_s, at = time.monotonic(), self._clock()
-        if began_s < self._ends_windows_from:
-            return
-        try:
-            servers = end_windows(self._settings.output, at)
-        except PublishError as error:
-            self._tell(Event(at=at, type="WindowsNotEnded", message=str(error), warning=True))
-            servers = ()
-        now_s = time.monotonic()
-        self._ends_windows_from = now_s + _SHARE * (now_s - began_s)
-        if servers:
-            message = f"{count(len(servers), 'server')} left a maintenance that is over, though this instance waits"
-            self._tell(Event(at=at, type="WindowsEnded", message=message, facts={"servers": list(servers)}))
+    def _end_windows(self) -> float:
+        """End the windows that are over in the tree of this host; return the seconds until the next window ends."""
+        _, events = self._windows.end(self._clock())
+        for event in events:
+            self._tell(event)
+        next_end = self._windows.next_end
+        return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
     def _note_progress(self, found: tuple[str, int] | None) -> None:
         """Note how far the ledger has come: so a backup that is put in its place is known for one by who acts next."""
@@ -225,17 +232,26 @@ _event: Final = decoder(Event)
 
 
 @contextmanager
-def _following(settings: Settings, reference_of: Callable[[], str | None]) -> Iterator[Callable[[], bool]]:
-    """Fetch what ``reference_of`` names at the remote, and evaluate it, again and again until the block ends.
+def _following(
+    settings: Settings,
+    tell: Callable[[Event], None],
+    clock: Callable[[], datetime],
+    woken: threading.Event,
+    followed: Callable[[], tuple[str | None, str | None]],
+) -> Iterator[Callable[[], bool]]:
+    """Fetch the branch of the acting instance, and evaluate the commit that it accepted, until the block ends.
 
-    Until it names a reference, nothing is fetched.
-
-    What was found out of a commit stands in the state directory then, and is much of what a first tree takes. What
-    fails is tried again, and told once this instance acts. Yielded is whether there are so many servers that it pays to
-    make their tree before.
+    ``followed`` returns both; gitboot fetches nothing before the branch is known. The results are in the cache when
+    this instance takes over. gitboot tries again what fails, and reports it only after it has taken over. Yields
+    whether there are so many servers that gitboot should prepare their tree.
     """
-    ended, woken, large = threading.Event(), threading.Event(), threading.Event()
-    evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site)
+    ended, large = threading.Event(), threading.Event()
+
+    def warn(message: str) -> None:
+        tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
+
+    cache = state.open_cache(settings.state, warn)
+    evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site, cache=cache)
     evaluation.on_answer = woken.set
 
     def follow(fetcher: FetchProcess) -> None:
@@ -243,17 +259,23 @@ def _following(settings: Settings, reference_of: Callable[[], str | None]) -> It
         source: Source | None = None
         while not ended.is_set():
             woken.clear()
-            if (reference := reference_of()) is None:
+            reference, accepted = followed()
+            if reference is None:
                 woken.wait(LOOK_S)
                 continue
             with suppress(GitbootError):
                 if source is None or source.reference != reference:
-                    followed = replace(settings, git=replace(settings.git, reference=reference))
-                    source = source_of(followed, settings.state, fetcher)
-                newest = source.fetch()
-                if commit is None or newest != commit.revision:
-                    evaluated = evaluation.evaluate(newest, commit)
-                    commit = evaluated.commit if evaluated is not None else commit
+                    of_branch = replace(settings, git=replace(settings.git, reference=reference))
+                    source = source_of(of_branch, settings.state, fetcher)
+                source.fetch()
+            with suppress(GitbootError):  # also while the remote cannot be reached
+                revision = Revision(accepted) if accepted is not None else None
+                is_new = revision is not None and (commit is None or revision != commit.revision)
+                if source is not None and revision is not None and is_new and source.has(revision):
+                    evaluated = evaluation.evaluate(revision, commit)
+                    if evaluated is not None:
+                        commit = evaluated.commit
+                        evaluation.keep(revision)
                 if commit is not None and len(commit.decisions.servers) >= WORTH:
                     large.set()
             woken.wait(settings.poll_s)

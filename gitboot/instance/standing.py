@@ -8,8 +8,8 @@ from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Attempt
-from gitboot.instance.commit import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
@@ -106,6 +106,7 @@ class Standing:
     is_upgraded: bool = False  # whether the ledger is of a version that left one-time boots in OUTPUT
     keeping: Keeping = Keeping.UNKNOWN  # how the clock is kept
     unwritable: str | None = None  # why the ledger took nothing the last time
+    next_window_end: datetime | None = None  # in OUTPUT, while nothing was published since the start
     unread: str | None = None  # why the spool could not be read the last time
     refused: tuple[NotGiven, ...] = ()  # boots that endpoints have not given of late
     unnamed_proxies: tuple[UnnamedProxy, ...] = ()  # that endpoints have met of late
@@ -226,15 +227,18 @@ class Standing:
     def next_due(self, at: datetime) -> datetime | None:
         """When, after ``at``, the clock alone asks for another reconcile.
 
-        While there is no commit to plan by, as after a start until it is evaluated, the clock changes no plan.
+        While there is no commit to plan by, as after a start until it is evaluated, the clock changes no plan. But
+        windows that an earlier process published end.
         """
         held_up = any(each.type == "Accepting" and not each.status for each in self.conditions)
         suspension = self.knowledge.facts.suspension if held_up else None
         dues = (
             self.plans.transitions.next if self.commit is not None else None,
+            self.next_window_end,
             self.schedule.next_due,
             suspension.until if suspension is not None else None,
             retry_at if (retry_at := self.attempt.retry_at) is not None and retry_at > at else None,
+            until if (until := self.attempt.problems_until) is not None and until > at else None,
             min((due for each in self.plans.begun.values() if (due := self._is_due(each)) > at), default=None),
             min(
                 (due for _, run in self.plans.given.values() if (due := run.at + self.longest_step) > at), default=None

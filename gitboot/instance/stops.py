@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from gitboot.errors import Orders
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.plan import Boot, Decision
 from gitboot.resolve import plan

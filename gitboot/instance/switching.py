@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars import SystemUuid, format_instant

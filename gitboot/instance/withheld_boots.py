@@ -8,8 +8,7 @@ from typing import Final
 
 from gitboot.bmc.override import State
 from gitboot.diff.withheld import withheld_boots
-from gitboot.evaluate.encoded import Compact
-from gitboot.instance.commit import Commit
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.ledger.entries import Withheld
@@ -59,12 +58,8 @@ def offering(accepted: Commit, withheld: Withheld | None) -> Commit:
     changed = {
         (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots) for uuid, boots in here.items()
     }
-    if isinstance(servers, Compact):
-        encoded = {name: servers.put_in(name, decision) for name, decision in changed.items()}
-        lessened: Mapping[str, Decision] = servers.having(encoded, ())
-    else:
-        lessened = merged(servers, changed)
-    return replace(accepted, decisions=replace(accepted.decisions, servers=lessened), withheld=here)
+    decisions = replace(accepted.decisions, servers=merged(servers, changed))
+    return replace(accepted, decisions=decisions, withheld=here)
 
 
 def need_no_install(names: Sequence[str], base: Commit, commit: Commit, knowledge: Knowledge) -> tuple[SystemUuid, ...]:

@@ -65,7 +65,7 @@ _BEFORE: Final = "SELECT epoch, place FROM lease"
 _WHO_HOLDS: Final = "SELECT place, holder FROM lease"
 _OTHERS: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
-_BRANCH: Final = "SELECT value FROM facts WHERE name = 'branch'"
+_FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _SHORT_S: Final = 6.0  # for a call on such a connection
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
@@ -179,7 +179,7 @@ class PostgresDatabase(Database):
                 if who == NOBODY:
                     raise left(self.name, place)
                 raise HeldByAnother(f"{self.name} is in use by the instance {place}")
-        self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name)
+        self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name, holder.place)
         self.lease.before = before[1] if before is not None and before[0] < given[0] else None
         self.lease.renewed(asked_s)
 
@@ -337,8 +337,15 @@ class PostgresRenewing:
 
     def branch(self) -> str | None:
         """Return the reference that the acting instance follows; None if there is none yet, or it cannot be read."""
+        return self._fact("branch")
+
+    def accepted(self) -> str | None:
+        """Return the commit that the acting instance has accepted; None if there is none, or it cannot be read."""
+        return self._fact("accepted")
+
+    def _fact(self, name: str) -> str | None:
         try:
-            found = self._live().execute(_BRANCH).fetchone()
+            found = self._live().execute(_FACT, (name,)).fetchone()
         except (psycopg.Error, LedgerError):
             self.close()
             return None

@@ -8,8 +8,6 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
-import msgspec
-
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.media import Medium, MediumState
@@ -17,6 +15,7 @@ from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.canonical import canonical
+from gitboot.decoders import json_decoder
 from gitboot.facts import facts
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
@@ -45,7 +44,7 @@ def json_value(text: str) -> dict[str, Any]:
     return value
 
 
-_texts: Final[Callable[[str], list[str]]] = msgspec.json.Decoder(list[str]).decode
+_texts: Final[Callable[[str], list[str]]] = json_decoder(list[str])
 
 
 def _or_none(at: datetime | None) -> str | None:

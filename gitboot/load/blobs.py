@@ -14,6 +14,7 @@ from gitboot.load.problems import START, problem_at
 from gitboot.load.resources import Id, Resource
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.load.unread import ANYTHING, Unread, unread_document, unread_text
+from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
@@ -28,6 +29,13 @@ class ParsedBlob:
     more: int  # that lie behind those
     broken: tuple[Id, ...]  # documents that have problems of their own, but a name
     unread: tuple[Unread, ...]  # documents whose kind or name could not be told
+
+    @property
+    def has_only_servers(self) -> bool:
+        """Whether the blob has Server documents, all of them valid, and nothing else."""
+        if self.problems or self.more or self.broken or self.unread or not self.resources:
+            return False
+        return all(isinstance(resource, Server) for _, resource in self.resources)
 
 
 ParseCache = MutableMapping[BlobId, ParsedBlob]

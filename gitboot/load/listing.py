@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gitboot.document import Place
@@ -10,7 +10,7 @@ from gitboot.load.blobs import oversized
 from gitboot.load.ignore import MAX_BYTES, read_ignore
 from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
-from gitboot.load.snapshot import BlobId, Irregular, Oversized, Snapshot
+from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars import shown
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
@@ -41,24 +41,19 @@ def listed(snapshot: Snapshot) -> Listing:
     return Listing(tuple(documents), irregular, tuple(problems))
 
 
-def looked_into(snapshot: Snapshot, documents: Iterable[str], named: Iterable[str]) -> dict[str, BlobId]:
-    """Of a fleet with these documents, which name these files, all that is read; what else lies there is not."""
-    return {path: snapshot.blobs[path] for path in (*documents, _IGNORE, *named) if path in snapshot.blobs}
-
-
 def _named(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
     """Whether ``.gitbootignore`` leaves out a path; and which of its lines match nothing."""
-    blob = snapshot.blobs.get(_IGNORE)
+    blob = snapshot.blobs.get(IGNORE_FILE)
     if blob is None:
         return _nothing, []
     try:
         data = snapshot.read(blob)
     except Oversized as error:
-        return _nothing, [oversized(_IGNORE, START, error)]
+        return _nothing, [oversized(IGNORE_FILE, START, error)]
     if len(data) > MAX_BYTES:
         message = f"the file has {len(data):,} bytes, over {MAX_BYTES:,}"
         hint = "name folders and patterns, not file by file"
-        return _nothing, [problem_at(_IGNORE, START, Code.FILE_TOO_LARGE, message, hint)]
+        return _nothing, [problem_at(IGNORE_FILE, START, Code.FILE_TOO_LARGE, message, hint)]
     ignore, malformed = read_ignore(data)
     return ignore.leaves_out, [_no_pattern(line) for line in malformed]
 
@@ -69,10 +64,10 @@ def _nothing(_: str) -> bool:
 
 def _no_pattern(line: Line) -> Problem:
     message = f"no pattern in Git's sense: {shown(line.text.decode('utf-8', 'replace'))}"
-    return problem_at(_IGNORE, Place(line.number, 1), Code.IGNORE_PATTERN, message)
+    return problem_at(IGNORE_FILE, Place(line.number, 1), Code.IGNORE_PATTERN, message)
 
 
-_IGNORE: Final = ".gitbootignore"
+IGNORE_FILE: Final = ".gitbootignore"
 
 
 def _is_hidden(path: str) -> bool:

@@ -23,7 +23,9 @@ def merged(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = 
 
 
 def replaced(before: Mapping[K, V], changed: Mapping[K, V], gone: Collection[K] = ()) -> Mapping[K, V]:
-    """The same, without a look whether it is another."""
+    """Return ``before`` with the changed values and without the keys that are gone. Values are not compared."""
+    if not changed and not gone:
+        return before
     base, over, without = before, dict(changed), set[K]()
     if isinstance(before, Overlay):
         base, over, without = before.base, {**before.over, **changed}, before.without - changed.keys()

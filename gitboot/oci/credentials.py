@@ -7,9 +7,11 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
+from gitboot.decoders import json_decoder
 from gitboot.errors import UsageError
 from gitboot.text import shell_words
 
@@ -59,8 +61,11 @@ class RegistryCredentials:
                 f"{self.file} holds passwords, and everybody can read it: chmod 600 {shell_words(self.file)}"
             )
         try:
-            return msgspec.json.decode(content, type=_AuthFile)
+            return _auth_file(content)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise UsageError(
                 f'{self.file} is not a file of registries\' credentials: {{"auths": {{"HOST": …}}}}'
             ) from None
+
+
+_auth_file: Final = json_decoder(_AuthFile)

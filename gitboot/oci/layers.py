@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from gitboot.decoders import json_decoder
 from gitboot.errors import RegistryRefused
 from gitboot.model.scalars import Digest, Malformed, parse_digest
 from gitboot.model.server import Architecture
@@ -88,7 +89,7 @@ class ImageManifest(msgspec.Struct, frozen=True):
 def parse_manifest(content: bytes, name: str) -> ImageManifest:
     """Raise `RegistryRefused` for what is neither an index nor an image's manifest."""
     try:
-        found = msgspec.json.decode(content, type=ImageManifest)
+        found = _manifest(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RegistryRefused(f"{name} is not an image's manifest: {error}") from None
     if (found.manifests is None) == (found.layers is None):
@@ -131,3 +132,6 @@ def files(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor
         if role != "initrds" and len(several) > 1:
             raise RegistryRefused(f"{name} has {len(several)} layers of type {several[0].media_type}: which is meant?")
     return found
+
+
+_manifest: Final = json_decoder(ImageManifest)

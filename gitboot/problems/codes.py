@@ -324,8 +324,8 @@ class Code(StrEnum):
     MAINTENANCE_TIE = (
         "GB2012",
         "Two maintenances of one priority overlap on one server",
-        "It would be chance which one wins while both are active (rule R2). Past overlaps count as well.",
-        "Raise the priority of one, move its window, or remove the one that is over.",
+        "It would be chance which one wins while both are active (rule R2). An overlap counts until it is over.",
+        "Raise the priority of one, or move its window.",
     )
     SKEW = (
         "GB2013",
@@ -418,11 +418,33 @@ class Code(StrEnum):
         "Write spec.endpoint with an http URL, serving.ipxeHttps: true if every iPXE has https, or serving.lateEnds: "
         "Accept. Without an endpoint, the program of `gitboot verify-mirror --write-program` ends windows at a mirror.",
     )
+    EXPIRED_AUTHORITY = (
+        "GB2027",
+        "A certificate authority for BMCs that has expired",
+        "To verify the certificate of a BMC, gitboot uses the file that spec.bmc.tls.ca names. If every certificate in "
+        "the file has expired, gitboot rejects the certificate of the BMC and does not set its boot.",
+        "Write the new certificate of the authority into the file.",
+    )
+    KUBELET_LABEL = (
+        "GB2028",
+        "A node label that kubelet rejects",
+        "In the namespaces kubernetes.io and k8s.io, kubelet accepts labels of kubelet.kubernetes.io and "
+        "node.kubernetes.io, and a few others such as topology.kubernetes.io/zone. With any other label in "
+        "--node-labels kubelet does not start.",
+        "Write a label of a domain of your own, or let a controller set the label once the node is registered.",
+    )
+    PLACEHOLDER_DIGEST = (
+        "GB2029",
+        "A digest that stands in for another",
+        "No file has this digest, so whoever verifies the file rejects it. `gitboot init` writes such digests.",
+        "Write what `sha256sum` prints for each file.",
+    )
     TEMPLATE_SYNTAX = (
         "GB2101",
         "A template that cannot be read",
         "Its Jinja2 syntax is wrong.",
-        "Correct the line that the message names.",
+        "Correct the line that the message names. Write text that is not meant for Jinja2 between {% raw %} and "
+        "{% endraw %}.",
     )
     TEMPLATE_FAILED = (
         "GB2102",

@@ -18,6 +18,7 @@ from gitboot.publish.changes import NamedContent, Publication, TreeChanges, deci
 from gitboot.publish.changing import change, discard
 from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
+from gitboot.publish.ended_windows import EndedWindows, WindowEnds
 from gitboot.publish.first_publication import check_room, check_room_for, fill, finish
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
@@ -62,6 +63,7 @@ class Directory:
         self._left: bytes | None = None  # the manifest when the last publication had ended
         self._is_foreign = False  # another ledger's tree was refused here
         self._list = SignedList()
+        self._window_ends = WindowEnds()
 
     @classmethod
     def open(
@@ -191,6 +193,7 @@ class Directory:
         that an access log tells them apart. A tree that somebody has put in the place of what was left is read anew,
         and has to be published completely. Raises ForeignTree and PublishError.
         """
+        self._window_ends = WindowEnds()
         if not self.is_as_left:
             if not complete:
                 raise PublishError(f"{self._disk.root}: another tree was put there; it is published anew")
@@ -217,6 +220,19 @@ class Directory:
         self._left = self._disk.read(MANIFEST)
         self._list.note(listings, digest_of(before) if before else None, digest_of(self._left or b""))
         return done
+
+    def end_windows(self, at: datetime) -> EndedWindows:
+        """End the windows that are over at ``at`` in the files that an earlier process published.
+
+        The next publication has to have the servers whose files were replaced. Raises `PublishError`; the next call
+        tries again.
+        """
+        if not is_there(self._disk):
+            return EndedWindows((), None)
+        try:
+            return self._window_ends.end(self._disk, at, dated=at)
+        finally:
+            self._disk.rest()
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> datetime | None:
         """Bring the signed list to the tree, and renew it if it is due; return when it expires.

@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gitboot.publish.directory import Published, would_change
+from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
@@ -34,6 +35,10 @@ class Looked:
     def holds(self, files: Files) -> bool:  # noqa: ARG002 - as a Directory has it
         """Nothing stands there."""
         return False
+
+    def end_windows(self, at: datetime) -> EndedWindows:  # noqa: ARG002 - as a Directory has it
+        """Return that no window ended, because a dry run writes no file."""
+        return EndedWindows((), None)
 
     def update_list(self, keys: ListKeys | None, at: datetime) -> None:
         """Nothing is written."""

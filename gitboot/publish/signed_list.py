@@ -21,6 +21,7 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 import msgspec
 
 from gitboot.canonical import canonical
+from gitboot.decoders import convert
 from gitboot.errors import PublishError
 from gitboot.model.scalars import format_instant
 from gitboot.publish.disk import Disk
@@ -255,7 +256,7 @@ def _checked(data: bytes | None, keys: ListKeys | None, kind: type[_Read]) -> _R
                 raise _Unusable("another key")
         elif signatures:
             raise _Unusable("it is signed")
-        return msgspec.convert(signed, kind)
+        return convert(signed, kind)
     except (KeyError, RecursionError, TypeError, ValueError) as error:
         raise _Unusable(str(error)) from error
 

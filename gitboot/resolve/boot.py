@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
-from typing import Final
 
-from gitboot.load import FleetRepository, Id
-from gitboot.model.fleet import Output
-from gitboot.model.policy import BootProfile, UserData
+from gitboot.load import Id
+from gitboot.model.image import Artifacts
+from gitboot.model.policy import UserData
 from gitboot.model.scalars import Digest, Malformed
-from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFiles, UserDataFiles
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
@@ -26,23 +24,16 @@ from gitboot.resolve.secrets import secret_texts
 from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.template import TemplateFault, TemplateSet
 
-_KEPT_TEMPLATES: Final = 1_000  # compiled ones; arguments of servers can be templates, too
-
 
 class Composer:
-    """Composes the boots of one repository; what several share is prepared once."""
+    """Composes boots of what their sources hold, and prepares once what several boots have in common."""
 
-    def __init__(self, repository: FleetRepository, templates: TemplateSet | None = None) -> None:
-        self._repository = repository
-        self._templates = templates or TemplateSet(repository.files)
+    def __init__(self) -> None:
+        self._templates = TemplateSet({})
         self._plain = Plain()
-        self._booted: dict[tuple[str, Architecture, str], BootFiles] = {}  # by image, architecture and base URL
-        self._digests: dict[str, Mapping[str, Digest]] = {}  # of template files by path, by profile
-
-    def of(self, repository: FleetRepository) -> Composer:
-        """The same for another repository; where its files are no others, what was compiled of them is kept."""
-        same = repository.files is self._repository.files and len(self._templates) <= _KEPT_TEMPLATES
-        return Composer(repository, self._templates if same else None)
+        # The files of an image by the identity of its artifacts, which are held, base URL and mirrors.
+        self._booted: dict[tuple[int, str, bool], tuple[Artifacts, BootFiles]] = {}
+        self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
 
     def compose(self, source: BootSource) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
@@ -61,25 +52,23 @@ class Composer:
             node_labels=source.pool.node_labels if source.pool else {},
             node_taints=source.pool.node_taints if source.pool else (),
             entries={},
-            templates=self._templates_of(source.profile),
+            templates=self._digests_of(source),
             boots=source.image.spec.boots,
         )
         return self._rendered(boot, source)
 
     def _files(self, source: BootSource) -> BootFiles:
-        mirrors = Output.MIRROR in self._repository.fleet.spec.outputs
-        artifacts = artifacts_of(source, mirrors=mirrors)
-        key = (source.image.metadata.name, source.architecture, source.base_url)
+        artifacts = artifacts_of(source)
+        key = (id(artifacts), source.base_url, source.mirrors)
         if (known := self._booted.get(key)) is None:
-            known = self._booted[key] = boot_files(artifacts, source.base_url, mirrors=mirrors)
-        return known
+            known = self._booted[key] = artifacts, boot_files(artifacts, source.base_url, mirrors=source.mirrors)
+        return known[1]
 
-    def _templates_of(self, profile: BootProfile) -> Mapping[str, Digest]:
-        name = profile.metadata.name
-        if (known := self._digests.get(name)) is None:
-            files = self._repository.files
-            paths = sorted(templates_of(profile))
-            known = self._digests[name] = {path: Digest(sha256(files[path]).hexdigest()) for path in paths}
+    def _digests_of(self, source: BootSource) -> Mapping[str, Digest]:
+        """Return the digest of each template of a boot, by path."""
+        files = tuple((path, source.files[path]) for path in sorted(templates_of(source.profile)))
+        if (known := self._digests.get(files)) is None:
+            known = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
         return known
 
     # Templates: arguments first, then user data, which may show them, then entries, which may show all.
@@ -91,7 +80,7 @@ class Composer:
         user_data = None
         if (wanted := profile.user_data) is not None:
             with self._template(wanted.template, source, "userData", "template"):
-                shows_arguments = "kernel_arguments" in self._templates.names(wanted.template)
+                shows_arguments = "kernel_arguments" in self._templates.of(source.files).names(wanted.template)
             shown = self._arguments(lists, context) if shows_arguments else ()
             user_data = self._user_data(wanted, context.having(kernel_arguments=list(shown)), source)
         with_url = context.having(urls=context.urls(user_data))
@@ -150,7 +139,7 @@ class Composer:
                 source.profile_id,
                 *at,
             )
-        secrets = secret_texts(source, self._repository.files)
+        secrets = secret_texts(source)
         text = self._checked(wanted.template, "template", partial(userdata.check, wanted.format), context, source)
         beside = {
             name: self._checked(path, field, partial(userdata.check_beside, wanted.format, name), context, source)
@@ -178,7 +167,7 @@ class Composer:
 
     def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
         with self._template(path, source, *field):
-            return self._templates.render_file(path, context.mapping)
+            return self._templates.of(source.files).render_file(path, context.mapping)
 
     @contextmanager
     def _template(self, path: str, source: BootSource, *field: str) -> Iterator[None]:

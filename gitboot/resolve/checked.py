@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from itertools import combinations
 from typing import Final
 
-from gitboot.load import FleetRepository, Id
+from gitboot.load import Id
 from gitboot.load.identities import identities
-from gitboot.model.fleet import Evidence, Fleet, Site
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
-from gitboot.model.scalars import shown, version_key
+from gitboot.model.scalars import format_instant, shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.phrases import some
 from gitboot.plan import Boot, MaintenanceDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
-from gitboot.resolve.found import DecisionFinding, Field
-from gitboot.resolve.leaks import Secret, allowance, leaks, secrets_of_file
+from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
+from gitboot.resolve.found import DecisionFinding
+from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 
 
-def check_leaks(repository: FleetRepository, boot: Boot, profile: BootProfile) -> Iterator[DecisionFinding]:
+def check_leaks(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
     """Whatever looks like a secret, in what is published: where it stands in a template, or else at the profile."""
     known: set[str] = set()
-    for path in templates_of(profile):
-        for secret in secrets_of_file(repository.files.get(path, b""))[:_MOST_IN_A_FILE]:
+    for path in templates_of(inputs.profile):
+        for secret in secrets_of_file(inputs.files[path])[:_MOST_IN_A_FILE]:
             known.add(secret.digest)
             yield _of_file(path, secret)
     for leak in leaks(boot, frozenset(known)):
-        field: Field = ("spec", "kernelArguments" if leak.is_argument else "userData")
-        place = (Id("BootProfile", profile.metadata.name), field)
-        why = allowance(_line_of(repository, *place))
+        field = "kernelArguments" if leak.is_argument else "userData"
+        place = (Id("BootProfile", inputs.profile.metadata.name), ("spec", field))
+        why = inputs.allowances.get(field)
         message = f"what looks like {leak.what} would be published: {leak.where}"
         if why is not None:
             yield DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {why}", "", place, Severity.WARNING)
@@ -57,26 +58,18 @@ def _of_file(path: str, secret: Secret) -> DecisionFinding:
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, (path, secret.line), secret.severity)
 
 
-def _line_of(repository: FleetRepository, resource: Id, field: Field) -> str:
-    """The line of a document in which a field stands."""
-    _, place = repository.place(resource, *field)
-    lines = repository.read(repository.origins[resource].blob).splitlines()
-    return lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""
-
-
-def check_skew(
-    repository: FleetRepository, profile: BootProfile, image: str, said_by: Id, field: Field
-) -> Iterator[DecisionFinding]:
-    """An image older than its stream wants; ``said_by`` is the document that chose it, in this field."""
-    skew = repository.streams[profile.spec.stream].spec.skew if profile.spec.stream else None
-    if skew is None or skew.mode is SkewMode.NONE:
+def check_skew(server: Server, inputs: BootInputs) -> Iterator[DecisionFinding]:
+    """Yield that an image is older than its stream wants, at the field that chose the image."""
+    image, skew = inputs.image, inputs.skew
+    if image is None or skew is None or skew.mode is SkewMode.NONE:
         return
-    version = repository.images[image].spec.version
+    version = image.spec.version
     if version_key(version) < version_key(skew.minimum_version):
-        stream = f"ImageStream/{profile.spec.stream} wants at least {skew.minimum_version}"
-        message = f"BootImage/{image} is version {version}, and {stream}"
+        stream = f"ImageStream/{inputs.profile.spec.stream} wants at least {skew.minimum_version}"
+        message = f"BootImage/{image.metadata.name} is version {version}, and {stream}"
         severity = Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING
-        yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, (said_by, field), severity)
+        place = (inputs.chosen_by or Id("Server", server.metadata.name), inputs.chosen_at)
+        yield DecisionFinding(Code.SKEW, message, Code.SKEW.hint, place, severity)
 
 
 def check_override(boot: Boot | None, override: OverrideMode, resource: Id) -> Iterator[DecisionFinding]:
@@ -136,11 +129,19 @@ def check_uuid(server: Server, boot: Boot | None, resource: Id) -> Iterator[Deci
         yield DecisionFinding(Code.UUID_NEEDED, message, hint, place)
 
 
-def check_site(repository: FleetRepository, server: Server, sites: Collection[Site]) -> Iterator[DecisionFinding]:
+def check_authority(server: Server, ends: datetime | None) -> Iterator[DecisionFinding]:
+    """Yield that the authority by which gitboot verifies the BMC of a server has expired, from its end on."""
+    bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
+    if bmc is not None and bmc.tls.ca is not None and bmc.tls.verify and ends is not None:
+        message = f"the authority for BMCs expired at {format_instant(ends)}: gitboot rejects what it signed"
+        yield DecisionFinding(code, message, code.hint, (bmc.tls.ca, 1), Severity.WARNING, since=ends)
+
+
+def check_site(fleet: FleetTerms, server: Server, sites: Sequence[str]) -> Iterator[DecisionFinding]:
     """A server of no site, or of several, where each has an instance of its own."""
-    if not repository.fleet.spec.has_instances_by_site or len(sites) == 1:
+    if not fleet.has_instances_by_site or len(sites) == 1:
         return
-    found = f"the sites {some([site.name for site in sites])} select it" if sites else "no site selects it"
+    found = f"the sites {some(sites)} select it" if sites else "no site selects it"
     message = f"each site has its own instance, and {found}"
     place = (Id("Server", server.metadata.name), ("metadata",))
     yield DecisionFinding(Code.ONE_SITE, message, Code.ONE_SITE.hint, place, is_shared=False)
@@ -165,20 +166,27 @@ def check_end(boot: Boot | None, window: Window, maintenance: Id) -> Iterator[De
 
 
 def check_overlaps(maintenances: Iterable[MaintenanceDecision]) -> Iterator[DecisionFinding]:
-    """A tie at any instant is an error now, whenever that instant is."""
+    """Yield each tie of two maintenances, which holds until their overlap is over, also if that lies ahead."""
     for one, other in combinations(maintenances, 2):
-        if one.priority == other.priority and one.overlaps(other):
+        if one.priority == other.priority and (both := one.overlap(other)) is not None:
             yield DecisionFinding(
                 Code.MAINTENANCE_TIE,
-                f"Maintenance/{one.name} and Maintenance/{other.name} overlap with one priority",
-                "raise the priority of one, move its window, or remove the one that is over",
+                f"Maintenance/{one.name} and Maintenance/{other.name} have one priority, and overlap {_when(*both)}",
+                Code.MAINTENANCE_TIE.hint,
                 (Id("Maintenance", other.name), ("spec", "window")),
+                beside=Id("Maintenance", one.name),
+                until=both[1],
             )
 
 
-def declared(fleet: Fleet, server: Server) -> int | DecisionFinding | None:
+def _when(start: datetime | None, end: datetime | None) -> str:
+    bounds = (("from", start), ("until", end))
+    return " ".join(f"{word} {format_instant(bound)}" for word, bound in bounds if bound is not None) or "at all times"
+
+
+def declared(fleet: FleetTerms, server: Server) -> int | DecisionFinding | None:
     """The number that Git says is provisioned, where that is the evidence; or what is wrong with it."""
-    if fleet.spec.provisioning.evidence is not Evidence.DECLARED:
+    if not fleet.is_declared:
         return None
     text = server.metadata.annotations.get(PROVISIONED)
     if text is None or (text.isascii() and text.isdecimal() and len(text) < 19):  # as in any whole number

@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.json import decode
 
 from gitboot.canonical import canonical
-from gitboot.load import Id, Resource
+from gitboot.load import Resource
 from gitboot.model.policy import Taint
 from gitboot.model.server import Server
 from gitboot.model.structure import written
@@ -25,7 +25,7 @@ class Plain:
     """
 
     def __init__(self) -> None:
-        self._made: dict[Id, dict[str, Any]] = {}
+        self._made: dict[int, tuple[Resource, dict[str, Any]]] = {}  # by the identity of the resource, which is held
         self._last: tuple[Server | None, dict[str, Any]] = None, {}
 
     def of(self, resource: Resource) -> dict[str, Any]:
@@ -33,10 +33,9 @@ class Plain:
             if self._last[0] is not resource:
                 self._last = resource, _plain(resource)
             return self._last[1]
-        key = Id(type(resource).__name__, resource.metadata.name)
-        if key not in self._made:
-            self._made[key] = _plain(resource)
-        return self._made[key]
+        if (found := self._made.get(id(resource))) is None:
+            found = self._made[id(resource)] = resource, _plain(resource)
+        return found[1]
 
 
 def _plain(resource: Resource) -> dict[str, Any]:

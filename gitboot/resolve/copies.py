@@ -7,22 +7,23 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.load import Id
-from gitboot.model.fleet import Fleet, Output
+from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
 from gitboot.plan import Boot, Decision, MaintenanceDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
+from gitboot.resolve.decision_inputs import FleetTerms
 from gitboot.resolve.found import DecisionFinding, Field
 from gitboot.resolve.instant import harmless_boot
 
 
-def check_copies(fleet: Fleet, decision: Decision) -> Iterator[DecisionFinding]:
+def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFinding]:
     """Yield a warning for each thing that copies of the boot files cannot do for a server, as its commit has it."""
     if decision.endpoint is None and not decision.copies.one_time_boots and any(_one_time_boots(decision)):
         message = "no copy of the boot files serves a one-time boot or records a fetch, and no endpoint is named"
-        place = (Id("Fleet", fleet.metadata.name), ("spec", "endpoint"))
+        place = (Id("Fleet", fleet.name), ("spec", "endpoint"))
         yield _warning(Code.NO_ENDPOINT, message, place)
-    if fleet.spec.serving.late_ends is not None:
+    if fleet.serving.late_ends is not None:
         return
     for maintenance in decision.maintenances:
         if (why := _late_end(fleet, decision, maintenance)) is not None:
@@ -48,7 +49,7 @@ def _one_time_boots(decision: Decision) -> Iterator[Boot]:
 _ONCE: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
 
 
-def _late_end(fleet: Fleet, decision: Decision, maintenance: MaintenanceDecision) -> str | None:
+def _late_end(fleet: FleetTerms, decision: Decision, maintenance: MaintenanceDecision) -> str | None:
     """Return why copies cannot end a maintenance on time; None: they can, or have nothing to end."""
     boot, alone = maintenance.boot, harmless_boot(decision.policy)
     if boot is None and alone is None:
@@ -64,9 +65,9 @@ def _late_end(fleet: Fleet, decision: Decision, maintenance: MaintenanceDecision
     return f"{' and '.join(unable)} cannot ask {decision.endpoint} for its end, so copies do not have it for them"
 
 
-def _unable(fleet: Fleet, decision: Decision, boot: Boot | None, alone: Boot | None) -> Iterator[str]:
+def _unable(fleet: FleetTerms, decision: Decision, boot: Boot | None, alone: Boot | None) -> Iterator[str]:
     """Yield the loaders, and other ways to boot, that cannot ask the endpoint whether a maintenance has ended."""
-    outputs = frozenset(fleet.spec.outputs)
+    outputs = frozenset(fleet.outputs)
     if boot is None and decision.restrict:
         yield "boot loaders that find no boot script for the disk (serving.restrict or localDisk: NotFound)"
         return

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Final, NamedTuple, TypeVar
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Final, NamedTuple
 
+from gitboot.certificates import certificate_ends
 from gitboot.errors import InvalidRepository
 from gitboot.load import FleetRepository, Id
-from gitboot.load.merged import merged
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots, Site, UnknownProfile
-from gitboot.model.policy import BootProfile, Maintenance, Method, NetworkBoot, OverrideMode
-from gitboot.model.selectors import selects
-from gitboot.model.server import Architecture, Firmware, Lifecycle, Server
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
+from gitboot.model.policy import Maintenance, Method, NetworkBoot, OverrideMode
+from gitboot.model.server import Architecture, Firmware
 from gitboot.plan import Boot, CopyTerms, Decision, MaintenanceDecision, Phase, PolicyDecision
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import longest
 from gitboot.problems.first import first
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.problem import Severity
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.checked import (
+    check_authority,
     check_end,
     check_every_boot,
     check_identities,
@@ -32,29 +34,32 @@ from gitboot.resolve.checked import (
     check_uuid,
     check_wait,
     declared,
-    templates_of,
 )
-from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, maintenance_image, pools
+from gitboot.resolve.choice import Pool
 from gitboot.resolve.copies import check_copies
+from gitboot.resolve.decision_inputs import (
+    BootInputs,
+    FleetTerms,
+    MaintenanceInputs,
+    ServerInputs,
+    UnknownInputs,
+)
 from gitboot.resolve.decisions import Decisions, check_acceptable
+from gitboot.resolve.document_warnings import placeholder_digests, rejected_labels
 from gitboot.resolve.families import left_out
+from gitboot.resolve.fleet_view import FleetView
 from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unbootable
-from gitboot.resolve.hardware import NOT_FOUND, Makes
+from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
-from gitboot.resolve.selection import Selecting
-from gitboot.resolve.sites import endpoint_of, sites
 from gitboot.resolve.source import BootSource, Unbootable
-
-V = TypeVar("V")
 
 
 class Made(NamedTuple):
-    """A decision, what was found on the way to it, and what it was made of besides the server's own document."""
+    """A decision, and the problems that gitboot found on the way to it."""
 
     decision: Decision
     findings: tuple[DecisionFinding, ...]
-    of: tuple[Id, ...]  # resources, and files of kind "file"; selectors and the Fleet stand for themselves
 
 
 class DecidedServer(NamedTuple):
@@ -69,7 +74,6 @@ class DecidedServers(NamedTuple):
 
     decisions: Mapping[str, Decision]
     hosts: Mapping[str, Host]
-    of: Mapping[str, tuple[Id, ...]]  # what each was made of
     flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of those of which something was found
 
 
@@ -83,7 +87,6 @@ def one_by_one(one: Callable[[str], DecidedServer], names: Sequence[str]) -> Dec
     return DecidedServers(
         decisions={name: each.made.decision for name, each in found.items()},
         hosts={name: each.host for name, each in found.items()},
-        of={name: each.made.of for name, each in found.items()},
         flawed={name: each.made.findings for name, each in found.items() if each.made.findings},
     )
 
@@ -97,15 +100,12 @@ class MadeUnknown(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decided:
-    """The decisions of a commit, and what each was made of: the next commit's are made by it."""
+    """The decisions of a commit, and the problems of its servers."""
 
     repository: FleetRepository
     decisions: Decisions
-    of: Mapping[str, tuple[Id, ...]]  # by server
     flawed: Mapping[str, tuple[DecisionFinding, ...]]  # of the servers of which something was found
     unknown: MadeUnknown
-    pools: Mapping[str, Pool]
-    composer: Composer
     placed: Mapping[DecisionFinding, FindingPlace]
 
 
@@ -114,50 +114,45 @@ class Decided:
 GOES_ON: Final = frozenset({Code.PLACEHOLDER_IDENTITY})
 
 
-def decide(repository: FleetRepository) -> Decisions:
-    """The decision for every server; raise `InvalidRepository` with all that speaks against the commit."""
-    decisions = decide_all(repository).decisions
-    check_acceptable(decisions, repository.fleet.spec)
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+
+
+def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
+    """The decision for every server; raise `InvalidRepository` with all that speaks against the commit.
+
+    By default overlaps count whenever they are, because none is over at the beginning of time.
+    """
+    try:
+        decisions = decide_all(repository).decisions
+    except InvalidRepository as error:
+        raise error.at(now) from None
+    check_acceptable(decisions, repository.fleet.spec, now)
     return decisions
 
 
-def decide_all(repository: FleetRepository, apply: Apply = one_by_one) -> Decided:
-    """Return the decisions of a commit that may have been accepted before, with what each was made of.
-
-    Raises `InvalidRepository` for errors that are not of `GOES_ON`.
-    """
-    return _decided(_Deciding(repository, Composer(repository), None), None, repository.servers, apply)
-
-
-def decide_again(
-    before: Decided, repository: FleetRepository, affected: Collection[str], *, only_servers: bool
+def decide_all(
+    repository: FleetRepository, apply: Apply = one_by_one, placed: Mapping[DecisionFinding, FindingPlace] | None = None
 ) -> Decided:
-    """The decisions of another commit, of which only the ``affected`` servers' can be others.
+    """Return the decisions of a commit that may have been accepted before.
 
-    They are servers of either commit. ``only_servers``: nothing but Server documents differs.
+    ``placed``: where findings are placed in another commit, so that gitboot does not read unchanged documents again.
+    Raises `InvalidRepository` for errors that are not of `GOES_ON`, and that do not depend on the time.
     """
-    pools = before.pools if repository.policies is before.repository.policies else None
-    composer = before.composer.of(repository)
-    return _decided(_Deciding(repository, composer, pools, only_servers=only_servers), before, affected)
+    view, composer = FleetView(repository), Composer()
 
+    def decide_one(name: str) -> DecidedServer:
+        return decide_server(view.inputs(repository.servers[name]), composer)
 
-def _decided(
-    deciding: _Deciding, before: Decided | None, affected: Collection[str], apply: Apply = one_by_one
-) -> Decided:
-    repository = deciding.repository
-    names = sorted(name for name in affected if name in repository.servers)
-    now = apply(partial(_named, deciding), names)
-    keep_unknown = before is not None and deciding.only_servers
-    unknown = before.unknown if before is not None and keep_unknown else deciding.unknown()
-    gone = [name for name in affected if name not in repository.servers]
-    flawed = _with(
-        before.flawed if before else None, now.flawed, [*gone, *(name for name in names if name not in now.flawed)]
-    )
-    found = [(name, finding) for name, each in flawed.items() for finding in each]
-    located_problems, placed = located(repository, (*found, *unknown.findings), before.placed if before else {})
-    problems = first([*deciding.problems, *located_problems])
+    now = apply(decide_one, list(repository.servers))
+    unknown = decide_unknown(view.unknown_inputs(), composer)
+    found = [(name, finding) for name, each in now.flawed.items() for finding in each]
+    located_problems, places = located(repository, (*found, *unknown.findings), placed or {})
+    lasting = [each.problem for each in located_problems if each.since is each.until is None]
+    dated = longest(each for each in located_problems if each.since is not None or each.until is not None)
+    documents = (*not_yet(repository), *left_out(repository), *rejected_labels(repository))
+    problems = first([*view.problems, *documents, *placeholder_digests(repository), *lasting])
     if any(problem.severity is Severity.ERROR and problem.code not in GOES_ON for problem in problems):
-        raise InvalidRepository(problems)
+        raise InvalidRepository(problems, dated=dated)
     fleet = repository.fleet.spec
     return Decided(
         repository=repository,
@@ -166,127 +161,125 @@ def _decided(
             base_url=fleet.base_url,
             outputs=frozenset(fleet.outputs),
             evidence=fleet.provisioning.evidence,
-            servers=_with(before.decisions.servers if before else None, now.decisions, gone),
-            networks=_with(before.decisions.networks if before else None, now.hosts, gone),
+            servers=now.decisions,
+            networks=now.hosts,
             sites={site.name: site.base_url for site in fleet.sites},
             unknown=unknown.boots,
             unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
             warnings=problems,
+            dated=dated,
         ),
-        of=_with(before.of if before else None, now.of, gone),
-        flawed=flawed,
+        flawed=now.flawed,
         unknown=unknown,
-        pools=deciding.pools,
-        composer=deciding.composer,
-        placed=placed,
+        placed=places,
     )
 
 
-def _with(before: Mapping[str, V] | None, now: Mapping[str, V], gone: Collection[str]) -> Mapping[str, V]:
-    """What there was ``before``, as it is ``now``, without what is gone; of a first commit nothing is looked at."""
-    return merged(before, now, gone) if before is not None else now
+def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
+    """Return the decision for a server, its findings, and the server as the network knows it.
 
-
-def _named(deciding: _Deciding, name: str) -> DecidedServer:
-    """All that is decided for the server of this name."""
-    server = deciding.repository.servers[name]
-    known = host(server, deciding.site(server), deciding.makes.loader(server))
-    return DecidedServer(deciding.server(server), known)
-
-
-def candidates(repository: FleetRepository, known: Mapping[str, Pool], server: Server) -> list[Pool]:
-    """The policies that select ``server``, by name."""
-    name, labels = server.metadata.name, server.metadata.labels
-    return [pool for pool in known.values() if selects(repository.policies[pool.name].spec.select, name, labels)]
+    Equal inputs give equal results: nothing else is read.
+    """
+    made = _Deciding(composer).server(inputs)
+    return DecidedServer(made, host(inputs.server, inputs.shared.site, loader_of(inputs)))
 
 
 def boot_source(
-    repository: FleetRepository,
-    server: Server,
-    profile: BootProfile,
-    image: str,
-    site: Site | None,
-    *,
-    pool: Pool | None = None,
-    maintenance: Maintenance | None = None,
+    inputs: ServerInputs, boot: BootInputs, *, pool: Pool | None = None, maintenance: Maintenance | None = None
 ) -> BootSource:
-    """What one server's boot is composed of, under a policy or a maintenance, at its site."""
-    base_url = site.base_url if site else repository.fleet.spec.base_url
+    """Return what one server's boot is composed of, under a policy or a maintenance."""
+    server, shared = inputs.server, inputs.shared
+    assert boot.image is not None  # noqa: S101 - the profile's method is not Disk
     return BootSource(
-        image=repository.images[image],
-        profile=profile,
+        image=boot.image,
+        profile=boot.profile,
         architecture=server.spec.architecture,
         firmware=server.spec.firmware,
-        base_url=base_url,
-        endpoint=endpoint_of(repository, site) or base_url,
+        base_url=shared.base_url,
+        endpoint=shared.endpoint or shared.base_url,
         phase=Phase.NETWORK if maintenance is None else Phase.MAINTENANCE,
+        mirrors=shared.fleet.mirrors,
+        files={**boot.files, **inputs.files} if inputs.files else boot.files,
         server=server,
         pool=pool,
         maintenance=maintenance,
-        site=site.name if site else None,
+        site=shared.site,
     )
 
 
+def decide_unknown(inputs: UnknownInputs, composer: Composer) -> MadeUnknown:
+    """Return what machines without a document boot, for each architecture that the profile's image has."""
+    if inputs.boot is None:
+        return MadeUnknown(None, ())
+    profile, image = inputs.boot.profile, inputs.boot.image
+    place = (Id("Fleet", inputs.fleet), ("spec", "unknownServers", "profile"))
+    if image is None or profile.spec.method is not Method.PXE:
+        wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
+        message, hint = f"{wanted}, found {profile.spec.method}", "name a profile with method Pxe, or write LocalDisk"
+        finding = DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False)
+        return MadeUnknown(None, (("", finding),))
+    if image.spec.writes_disk:
+        message = f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks"
+        code = Code.UNKNOWN_WRITES_DISK
+        finding = DecisionFinding(code, message, code.hint, place, is_shared=False)
+        return MadeUnknown(None, (("", finding),))
+    boots: dict[Architecture, Boot] = {}
+    findings: list[tuple[str, DecisionFinding]] = []
+    for architecture in sorted(image.spec.architectures):
+        source = BootSource(
+            image=image,
+            profile=profile,
+            architecture=architecture,
+            firmware=Firmware.UEFI,
+            base_url=inputs.base_url,
+            endpoint=inputs.endpoint or inputs.base_url,
+            phase=Phase.NETWORK,
+            mirrors=inputs.mirrors,
+            files=inputs.boot.files,
+        )
+        boot, found = _composed(composer, source, inputs.boot)
+        if boot is not None:
+            boots[architecture] = boot
+        findings += ((f"unknown {architecture} machines", finding) for finding in found)
+    return MadeUnknown(boots, tuple(findings))
+
+
+def _composed(
+    composer: Composer, source: BootSource, inputs: BootInputs
+) -> tuple[Boot | None, tuple[DecisionFinding, ...]]:
+    """Return a boot and its findings; no boot if it cannot work."""
+    try:
+        boot = composer.compose(source)
+    except Unbootable as error:
+        return None, (of_unbootable(error),)
+    return boot, tuple(check_leaks(boot, inputs))
+
+
 class _Deciding:
-    """The decisions of one repository while they are made, and what is found on the way."""
+    """The decision for one server while it is made, and what is found on the way."""
 
-    def __init__(
-        self,
-        repository: FleetRepository,
-        composer: Composer,
-        known: Mapping[str, Pool] | None,  # None: they are to be made of the policies
-        *,
-        only_servers: bool = False,  # nothing else differs from a commit in which nothing was wrong
-    ) -> None:
-        self.repository, self.composer = repository, composer
-        self.only_servers = only_servers
-        self.problems: list[Problem] = []
-        self.pools: Mapping[str, Pool]
-        if known is not None:
-            self.pools = known
-        else:
-            self.pools, self.problems = pools(repository)
-        if not only_servers:
-            self.problems += [*not_yet(repository), *left_out(repository)]
-        policies = ((pool, repository.policies[pool.name].spec.select) for pool in self.pools.values())
-        self._policies, self._sites = Selecting(policies), sites(repository)
-        # Whether a document says what the Fleet is: it may be missing.
-        self._has_fleet = Id("Fleet", repository.fleet.metadata.name) in repository.origins
-        self.makes = Makes(repository)
-        self._maintenances = Selecting((each, each.spec.select) for each in repository.maintenances.values())
-        self._found: list[DecisionFinding] = []  # of the server at hand
-        self._of: dict[Id, None] = {}  # what its decision is made of, each once
-        self._named: dict[str, tuple[Id, ...]] = {}  # by profile, with what it names
-        self._interned: dict[tuple[Id, ...], tuple[Id, ...]] = {}  # most servers are made of the same
+    def __init__(self, composer: Composer) -> None:
+        self._composer = composer
+        self._found: list[DecisionFinding] = []
 
-    def _uses(self, *resources: Id) -> None:
-        """Note that the decision at hand is made of these."""
-        self._of.update(dict.fromkeys(resources))
+    def server(self, inputs: ServerInputs) -> Made:
+        """Return the decision for a server."""
+        decision = self._decision(inputs)
+        return Made(decision, tuple(self._found))
 
-    def site(self, server: Server) -> Site | None:
-        return next(iter(self._sites.of(server)), None)
-
-    def server(self, server: Server) -> Made:
-        """The decision for ``server``, with what it lacks."""
-        self._found, self._of = [], {}
-        self._uses(*(Id("file", path) for path in server.spec.secrets.values()))
-        decision = self._decision(server)
-        of = tuple(sorted(self._of))
-        return Made(decision, tuple(self._found), self._interned.setdefault(of, of))
-
-    def _decision(self, server: Server) -> Decision:
-        policy: PolicyDecision | None = None
-        maintenances: tuple[MaintenanceDecision, ...] = ()
-        if server.spec.lifecycle is Lifecycle.ACTIVE:
-            pool = self._pool_of(server)
-            policy = self._policy(server, pool) if pool is not None else None
-            maintenances = tuple(self._maintenance(server, each) for each in self._maintenances.of(server))
-            self._found.extend(check_overlaps(maintenances))
+    def _decision(self, inputs: ServerInputs) -> Decision:
+        server, shared = inputs.server, inputs.shared
+        self._check_choice(inputs)
+        policy = self._policy(inputs, shared.pool, shared.boot) if shared.pool and shared.boot else None
+        maintenances = tuple(self._maintenance(inputs, each) for each in shared.maintenances)
+        self._found.extend(check_overlaps(maintenances))
         self._found.extend(check_identities(server))
-        site, local_disk = self.site(server), self.makes.local_disk(server)
-        self._found.extend(self.makes.unpublished(server))
-        self._found.extend(check_site(self.repository, server, self._sites.of(server)))
-        endpoint = endpoint_of(self.repository, site)
+        ca = server.spec.bmc.tls.ca if server.spec.bmc is not None else None
+        ends = _authority_end(inputs.files[ca]) if ca is not None else None
+        self._found.extend(check_authority(server, ends))
+        local_disk = local_disk_of(inputs)
+        self._found.extend(check_loader(inputs))
+        self._found.extend(check_site(shared.fleet, server, shared.sites))
         decision = Decision(
             server=server.metadata.name,
             uuid=server.uuid,
@@ -295,42 +288,25 @@ class _Deciding:
             architecture=server.spec.architecture,
             firmware=server.spec.firmware,
             lifecycle=server.spec.lifecycle,
-            restrict=self._restricts(local_disk),
-            base_url=site.base_url if site else self.repository.fleet.spec.base_url,
+            restrict=_restricts(shared.fleet, local_disk),
+            base_url=shared.base_url,
             provision=server.spec.provision,
             policy=policy,
             maintenances=maintenances,
-            declared=self._declared(server),
+            declared=self._declared(inputs),
             replaces=server.spec.replaces,
-            stopped=self.repository.fleet.spec.stopped is not None,
-            endpoint=endpoint,
+            stopped=shared.fleet.is_stopped,
+            endpoint=shared.endpoint,
             local_disk=local_disk if local_disk != NOT_FOUND else None,
-            copies=self._copies(endpoint),
+            copies=_copies(shared.fleet, shared.endpoint),
         )
-        if self._has_fleet:
-            self._found.extend(check_copies(self.repository.fleet, decision))
+        if shared.fleet.is_written:
+            self._found.extend(check_copies(shared.fleet, decision))
         return decision
 
-    def _copies(self, endpoint: str | None) -> CopyTerms:
-        """Return what the Fleet lets copies of the boot files serve of a server with this endpoint."""
-        serving = self.repository.fleet.spec.serving
-        return CopyTerms(
-            one_time_boots=serving.one_time_boots is OneTimeBoots.COPIES,
-            late_ends=serving.late_ends is not None and endpoint is not None,
-            ipxe_https=serving.ipxe_https and (endpoint or "").startswith("https:"),
-        )
-
-    def _restricts(self, local_disk: str | None) -> bool:
-        """Return whether a server that boots its disk gets 404 by each lookup.
-
-        If unknown machines get anything else, a known machine that gets 404 would boot that.
-        """
-        spec = self.repository.fleet.spec
-        return (spec.serving.restrict or local_disk == NOT_FOUND) and spec.unknown_servers == UNKNOWN_NOT_FOUND
-
-    def _declared(self, server: Server) -> int | None:
+    def _declared(self, inputs: ServerInputs) -> int | None:
         """The number that Git says is provisioned, where that is the evidence."""
-        found = declared(self.repository.fleet, server)
+        found = declared(inputs.shared.fleet, inputs.server)
         if isinstance(found, DecisionFinding):
             self._found.append(found)
             return None
@@ -338,42 +314,33 @@ class _Deciding:
 
     # R3
 
-    def _pool_of(self, server: Server) -> Pool | None:
-        name, named = server.metadata.name, server.spec.policy
-        if named is not None:
-            self._uses(Id("BootPolicy", named))
-            return self.pools.get(named)  # broken policies have their own problem
-        match choose_policy(self._policies.of(server), None):
-            case Won(winner=pool):
-                return pool
-            case Tie(names=names):
-                message = f"{' and '.join(f'BootPolicy/{each}' for each in names)} select a server with one priority"
-                hint = "raise the priority of one, let one inherit from the other, or narrow a selector"
-                place = (Id("BootPolicy", names[-1]), ("spec", "select"))
-                self._found.append(DecisionFinding(Code.POLICY_TIE, message, hint, place))
-            case None if len(self.pools) == len(self.repository.policies):
-                required = self.repository.fleet.spec.require_policy
-                finding = DecisionFinding(
-                    Code.NO_POLICY,
-                    f"no BootPolicy selects {name}",
-                    "select it, name a policy in it, or park it",
-                    (Id("Server", name), ("metadata", "name")),
-                    Severity.ERROR if required else Severity.WARNING,
-                    is_shared=False,
-                )
-                self._found.append(finding)
-        return None
+    def _check_choice(self, inputs: ServerInputs) -> None:
+        """Note that several policies select the server with one priority, or that no policy does."""
+        shared, name = inputs.shared, inputs.server.metadata.name
+        if shared.tied:
+            message = f"{' and '.join(f'BootPolicy/{each}' for each in shared.tied)} select a server with one priority"
+            hint = "raise the priority of one, let one inherit from the other, or narrow a selector"
+            place = (Id("BootPolicy", shared.tied[-1]), ("spec", "select"))
+            self._found.append(DecisionFinding(Code.POLICY_TIE, message, hint, place))
+        elif shared.is_unselected:
+            finding = DecisionFinding(
+                Code.NO_POLICY,
+                f"no BootPolicy selects {name}",
+                "select it, name a policy in it, or park it",
+                (Id("Server", name), ("metadata", "name")),
+                Severity.ERROR if shared.fleet.requires_policy else Severity.WARNING,
+                is_shared=False,
+            )
+            self._found.append(finding)
 
     # R4 and R6 under a policy
 
-    def _policy(self, server: Server, pool: Pool) -> PolicyDecision:
-        profile = self._profile(pool.profile)
+    def _policy(self, inputs: ServerInputs, pool: Pool, boots: BootInputs) -> PolicyDecision:
+        server = inputs.server
         boot = None
-        if profile.spec.method is not Method.DISK:
-            chosen = choose_image(server, profile, self.repository.streams)
-            boot = self._boot(server, profile, chosen.winner.image, pool=pool)
-            winner = chosen.winner
-            self._found.extend(check_skew(self.repository, profile, winner.image, winner.said_by, winner.path))
+        if boots.image is not None:
+            boot = self._boot(boots, boot_source(inputs, boots, pool=pool))
+            self._found.extend(check_skew(server, boots))
         override = pool.override or _default_override(pool.network_boot, boot)
         policy = Id("BootPolicy", pool.name)
         self._found.extend(check_override(boot, override, policy))
@@ -390,52 +357,25 @@ class _Deciding:
             disk_boot=pool.disk_boot,
             power=pool.power,
             provision=server.spec.provision,
-            attempts=self.repository.fleet.spec.provisioning.attempts,
+            attempts=inputs.shared.fleet.attempts,
             wait_for=pool.wait_for,
         )
 
-    def _boot(
-        self,
-        server: Server,
-        profile: BootProfile,
-        image: str,
-        *,
-        pool: Pool | None = None,
-        maintenance: Maintenance | None = None,
-    ) -> Boot | None:
+    def _boot(self, boots: BootInputs, source: BootSource) -> Boot | None:
         """The composed boot; None where it cannot work, which has been noted."""
-        self._uses(Id("BootImage", image))
-        site = self.site(server)
-        source = boot_source(self.repository, server, profile, image, site, pool=pool, maintenance=maintenance)
-        return self._composed(source)
-
-    def _composed(self, source: BootSource) -> Boot | None:
-        try:
-            boot = self.composer.compose(source)
-        except Unbootable as error:
-            self._found.append(of_unbootable(error))
-            return None
-        self._found.extend(check_leaks(self.repository, boot, source.profile))
+        boot, found = _composed(self._composer, source, boots)
+        self._found.extend(found)
         return boot
-
-    def _profile(self, name: str) -> BootProfile:
-        """A profile; with it what it names is what the decision is made of."""
-        profile = self.repository.profiles[name]
-        if name not in self._named:
-            self._named[name] = tuple(_with_what_it_names(profile))
-        self._uses(*self._named[name])
-        return profile
 
     # R2
 
-    def _maintenance(self, server: Server, maintenance: Maintenance) -> MaintenanceDecision:
+    def _maintenance(self, inputs: ServerInputs, of: MaintenanceInputs) -> MaintenanceDecision:
+        server, maintenance = inputs.server, of.maintenance
         spec, key = maintenance.spec, Id("Maintenance", maintenance.metadata.name)
-        profile = self._profile(spec.profile)
         boot = None
-        if profile.spec.method is not Method.DISK:
-            image = maintenance_image(profile, self.repository.streams)
-            boot = self._boot(server, profile, image, maintenance=maintenance)
-            self._found.extend(check_skew(self.repository, profile, image, key, ("spec", "profile")))
+        if of.boot.image is not None:
+            boot = self._boot(of.boot, boot_source(inputs, of.boot, maintenance=maintenance))
+            self._found.extend(check_skew(server, of.boot))
         override = spec.override or _default_override(spec.network_boot, boot)
         self._found.extend(check_override(boot, override, key))
         self._found.extend(check_every_boot(boot, spec.network_boot, spec.reinstall, key))
@@ -455,58 +395,23 @@ class _Deciding:
             max_unavailable_per=spec.max_unavailable_per,
         )
 
-    # Machines without a document
 
-    def unknown(self) -> MadeUnknown:
-        """What they boot, for each architecture that the profile's image has."""
-        self._found = []
-        fleet = self.repository.fleet
-        if not isinstance(fleet.spec.unknown_servers, UnknownProfile):
-            return MadeUnknown(None, ())
-        profile = self.repository.profiles.get(fleet.spec.unknown_servers.profile)
-        if profile is None:  # of a commit of which only a part is looked at
-            return MadeUnknown(None, ())
-        place = (Id("Fleet", fleet.metadata.name), ("spec", "unknownServers", "profile"))
-        if profile.spec.method is not Method.PXE:
-            wanted = "an unknown machine is found by its loader, so its profile needs method Pxe"
-            message, hint = (
-                f"{wanted}, found {profile.spec.method}",
-                "name a profile with method Pxe, or write LocalDisk",
-            )
-            finding = DecisionFinding(Code.COMBINATION, message, hint, place, is_shared=False)
-            return MadeUnknown(None, (("", finding),))
-        image = self.repository.images[maintenance_image(profile, self.repository.streams)]
-        if image.spec.writes_disk:
-            message = f"unknown servers would boot BootImage/{image.metadata.name}, which writes disks"
-            code = Code.UNKNOWN_WRITES_DISK
-            finding = DecisionFinding(code, message, code.hint, place, is_shared=False)
-            return MadeUnknown(None, (("", finding),))
-        boots: dict[Architecture, Boot] = {}
-        findings: tuple[tuple[str, DecisionFinding], ...] = ()
-        for architecture in sorted(image.spec.architectures):
-            source = BootSource(
-                image=image,
-                profile=profile,
-                architecture=architecture,
-                firmware=Firmware.UEFI,
-                base_url=fleet.spec.base_url,
-                endpoint=fleet.spec.endpoint or fleet.spec.base_url,
-                phase=Phase.NETWORK,
-            )
-            if (boot := self._composed(source)) is not None:
-                boots[architecture] = boot
-            findings += tuple((f"unknown {architecture} machines", finding) for finding in self._found)
-            self._found = []
-        return MadeUnknown(boots, findings)
+def _copies(fleet: FleetTerms, endpoint: str | None) -> CopyTerms:
+    """Return what the Fleet lets copies of the boot files serve of a server with this endpoint."""
+    serving = fleet.serving
+    return CopyTerms(
+        one_time_boots=serving.one_time_boots is OneTimeBoots.COPIES,
+        late_ends=serving.late_ends is not None and endpoint is not None,
+        ipxe_https=serving.ipxe_https and (endpoint or "").startswith("https:"),
+    )
 
 
-def _with_what_it_names(profile: BootProfile) -> Iterator[Id]:
-    spec = profile.spec
-    yield Id("BootProfile", profile.metadata.name)
-    if spec.stream is not None:
-        yield Id("ImageStream", spec.stream)
-    secrets = spec.user_data.secrets.values() if spec.user_data else ()
-    yield from (Id("file", path) for path in (*templates_of(profile), *secrets))
+def _restricts(fleet: FleetTerms, local_disk: str | None) -> bool:
+    """Return whether a server that boots its disk gets 404 by each lookup.
+
+    If unknown machines get anything else, a known machine that gets 404 would boot that.
+    """
+    return (fleet.serving.restrict or local_disk == NOT_FOUND) and fleet.unknown_not_found
 
 
 def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideMode:
@@ -514,3 +419,9 @@ def _default_override(network_boot: NetworkBoot, boot: Boot | None) -> OverrideM
     if network_boot is NetworkBoot.ALWAYS and boot is not None and not boot.direct:
         return OverrideMode.CONTINUOUS
     return OverrideMode.ONCE
+
+
+@lru_cache(maxsize=1024)  # servers share a few authorities
+def _authority_end(certificates: bytes) -> datetime | None:
+    """Return when the last certificate of a file ends; None: the file has none."""
+    return max(certificate_ends(certificates), default=None)

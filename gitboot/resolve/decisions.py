@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from gitboot.errors import InvalidRepository
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
+from gitboot.problems.dated import DatedProblem, holding
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.hosts import Host
 
@@ -27,6 +29,11 @@ class Decisions:
     unknown: Mapping[Architecture, Boot] | None  # None: no profile for machines without a document
     unknown_not_found: bool  # such machines are answered 404
     warnings: tuple[Problem, ...]
+    dated: tuple[DatedProblem, ...]  # that depend on the time
+
+    def problems_at(self, now: datetime) -> tuple[Problem, ...]:
+        """Return every problem that holds at an instant, sorted."""
+        return tuple(sorted((*self.warnings, *holding(self.dated, now))))
 
     @property
     def hosts(self) -> tuple[Host, ...]:
@@ -34,7 +41,11 @@ class Decisions:
         return tuple(self.networks.values())
 
 
-def check_acceptable(decisions: Decisions, fleet: FleetSpec) -> None:
-    """Raise `InvalidRepository` if a commit has an error of `GOES_ON`, and so cannot be accepted any more."""
-    if any(problem.severity is Severity.ERROR for problem in decisions.warnings):
-        raise InvalidRepository(decisions.warnings, fleet=fleet)
+def check_acceptable(decisions: Decisions, fleet: FleetSpec, now: datetime) -> None:
+    """Raise `InvalidRepository` if a commit cannot be accepted at an instant.
+
+    It has an error of `GOES_ON`, or one that depends on the time. An instance that has accepted it goes on with it.
+    """
+    problems = decisions.problems_at(now)
+    if any(problem.severity is Severity.ERROR for problem in problems):
+        raise InvalidRepository(problems, fleet=fleet)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gitboot.load import FleetRepository, Id
 from gitboot.model.policy import Maintenance, Method
+from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Boot, BootPlan, Decision, Record
 from gitboot.resolve.attempts import step_of, what_was_seen, what_was_seen_of_run
@@ -21,7 +22,7 @@ from gitboot.resolve.choice import (
     choose_policy,
     maintenance_image,
 )
-from gitboot.resolve.decide import boot_source, candidates
+from gitboot.resolve.decide import boot_source
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.places import Places, Step
 from gitboot.resolve.sites import site_of
@@ -41,6 +42,7 @@ class Reason:
     line: int | None = None
     column: int | None = None
     under: str | None = None  # the maintenance under which it holds, where all are explained
+    steps: tuple[Step, ...] = ()  # to the value in the resource's document
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +77,9 @@ def explained_by_commit(places: Places, decision: Decision) -> Iterator[Reason]:
 class _Explaining:
     def __init__(self, places: Places, decision: Decision, plan: BootPlan | None, record: Record | None = None) -> None:
         self._repository, self._decision, self._plan, self._record = places.repository, decision, plan, record
-        self._places, self._pools = places, places.pools
+        self._places, self._pools = places, places.view.pools
         self._server = self._repository.servers[decision.server]
+        self._inputs = places.view.inputs(self._server)
         self._site = site_of(self._repository, self._server)
         self._id = Id("Server", decision.server)
         self._lost: list[Lost] = []
@@ -100,6 +103,7 @@ class _Explaining:
             path=file,
             line=place.line,
             column=place.column,
+            steps=path,
         )
 
     def _reasons(self) -> Iterator[Reason]:
@@ -181,19 +185,25 @@ class _Explaining:
         else:
             said_by, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile names it"
         yield self._reason("image", image, "R2", why, said_by, *path)
-        source = boot_source(self._repository, self._server, profile, image, self._site, maintenance=maintenance)
-        yield from self._boot(source)
+        shared = self._inputs.shared
+        boots = next(each.boot for each in shared.maintenances if each.maintenance is maintenance)
+        yield from self._boot(boot_source(self._inputs, boots, maintenance=maintenance))
 
     # R3 and R4
 
     def chosen_policy(self) -> Won[Pool] | None:
         named = self._server.spec.policy
-        found = candidates(self._repository, self._pools, self._server)
+        found = self._candidates()
         chosen = choose_policy(found, self._pools[named] if named is not None else None)
         if not isinstance(chosen, Won):
             return None
         self._lost += chosen.lost
         return chosen
+
+    def _candidates(self) -> list[Pool]:
+        """The policies that select the server, by name."""
+        name, labels, policies = self._server.metadata.name, self._server.metadata.labels, self._repository.policies
+        return [pool for pool in self._pools.values() if selects(policies[pool.name].spec.select, name, labels)]
 
     def under_policy(self, chosen: Won[Pool]) -> Iterator[Reason]:
         pool, server = chosen.winner, self._server
@@ -216,8 +226,8 @@ class _Explaining:
         self._lost += image.lost
         named = image.winner
         yield self._reason("image", named.image, "R4", image.why, named.said_by, *named.path)
-        source = boot_source(self._repository, server, profile, named.image, self._site, pool=pool)
-        yield from self._boot(source)
+        assert self._inputs.shared.boot is not None  # noqa: S101 - a policy won
+        yield from self._boot(boot_source(self._inputs, self._inputs.shared.boot, pool=pool))
 
     def _owner(self, pool: Pool, field: str) -> str:
         """The last policy of the chain that sets a field."""
@@ -234,8 +244,7 @@ class _Explaining:
             yield self._reason("httpBoot", http_boot, "R6", "the profile's", profile, "spec", "httpBoot")
         boot = (self._plan.boot if self._plan is not None else None) or self._boot_of(source)
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
-        composer = Composer(self._repository)
-        places = composer.argument_places(boot, source)
+        places = Composer().argument_places(boot, source)
         for number, argument in enumerate(boot.kernel_arguments):
             field = f"kernelArguments[{number}]"
             if argument not in places:

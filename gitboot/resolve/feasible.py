@@ -18,7 +18,7 @@ from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.source import BootSource, Unbootable
 
 
-def artifacts_of(source: BootSource, *, mirrors: bool) -> Artifacts:
+def artifacts_of(source: BootSource) -> Artifacts:
     """What the image has for the machine, if that suits the method and machines can fetch it; `Unbootable` if not."""
     image = source.image.metadata.name
     artifacts = source.image.spec.architectures.get(source.architecture)
@@ -30,7 +30,9 @@ def artifacts_of(source: BootSource, *, mirrors: bool) -> Artifacts:
             "add the architecture to the image, or narrow who boots it",
         )
     _check_complete(source, artifacts)
-    if not mirrors and any(artifact is not None and artifact.url.startswith("oci:") for artifact in _all(artifacts)):
+    if not source.mirrors and any(
+        artifact is not None and artifact.url.startswith("oci:") for artifact in _all(artifacts)
+    ):
         raise Unbootable(
             Code.NOT_MIRRORED,
             f"BootImage/{image} has files in a registry, from which no machine fetches",

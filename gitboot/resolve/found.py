@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from datetime import datetime
 from typing import NamedTuple
 
 from gitboot.document import Place
 from gitboot.load import FleetRepository, Id, Origin
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.source import Unbootable
 
@@ -25,6 +27,9 @@ class DecisionFinding(NamedTuple):
     severity: Severity = Severity.ERROR
     is_shared: bool = True
     most_named: int = 2  # servers that the message names; it counts the others
+    beside: Id | None = None  # another document, whose file the message names
+    since: datetime | None = None  # from when on it holds; None: it has always held
+    until: datetime | None = None  # when it is over; None: it holds until the commit changes
 
 
 class FindingPlace(NamedTuple):
@@ -43,7 +48,7 @@ def located(
     repository: FleetRepository,
     found: Collection[tuple[str, DecisionFinding]],
     known: Mapping[DecisionFinding, FindingPlace],
-) -> tuple[list[Problem], dict[DecisionFinding, FindingPlace]]:
+) -> tuple[list[DatedProblem], dict[DecisionFinding, FindingPlace]]:
     """What was found, of which server, as problems, each once; and where the findings are placed.
 
     ``known`` is where they were placed in another commit: only what is written anew is read for it.
@@ -57,18 +62,21 @@ def located(
             case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
                 placed[finding] = _placed(repository, resource, field, known.get(finding))
                 path, place = placed[finding].origin.path, placed[finding].place
+        message = finding.message
+        if finding.beside is not None:
+            message = f"{message}; {finding.beside} is in {repository.origins[finding.beside].path}"
+        if finding.is_shared:
+            message = f"{message} ({some(sorted(servers), finding.most_named)})"
         problem = Problem(
             path=path,
             line=place.line,
             column=place.column,
             code=finding.code,
-            message=f"{finding.message} ({some(sorted(servers), finding.most_named)})"
-            if finding.is_shared
-            else finding.message,
+            message=message,
             hint=finding.hint,
             severity=finding.severity,
         )
-        problems.append(problem)
+        problems.append(DatedProblem(problem=problem, since=finding.since, until=finding.until))
     return problems, placed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gitboot.model.fleet import Site
 from gitboot.model.scalars import MacAddress
 from gitboot.model.server import Lifecycle, Loader, Server
 
@@ -29,12 +28,12 @@ class Host:
     loader: Loader | None = None  # that DHCP names; None: as for most machines
 
 
-def host(server: Server, site: Site | None, loader: Loader | None) -> Host:
+def host(server: Server, site: str | None, loader: Loader | None) -> Host:
     """What the network is told of ``server``."""
     return Host(
         server=server.metadata.name,
         lifecycle=server.spec.lifecycle,
-        site=site.name if site else None,
+        site=site,
         loader=loader,
         nics=tuple(
             Nic(

@@ -299,7 +299,7 @@ def _may_still_run(decision: Decision, at: datetime, record: Record | None, stat
 def _asked(decision: Decision, at: datetime, record: Record | None) -> _State | None:
     """What the commit asks for, stopped or not."""
     active = [maintenance for maintenance in decision.maintenances if maintenance.active(at)]
-    if active:  # R2: the highest priority; a tie never gets here
+    if active:  # R2: the highest priority; every tie was over when the commit was accepted
         return _under_maintenance(decision.uuid, max(active, key=lambda maintenance: maintenance.priority), at, record)
     return _under_policy(decision.policy, at, record) if decision.policy is not None else None
 

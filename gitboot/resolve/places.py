@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gitboot.document import Place
 from gitboot.load import FleetRepository, Id
-from gitboot.resolve.choice import pools
+from gitboot.resolve.fleet_view import FleetView
 
 Step = str | int
 
@@ -12,12 +12,12 @@ Step = str | int
 class Places:
     """Where the documents of a repository say what they say; what many servers share is looked up once.
 
-    Without ``lines`` no document is read, and nothing is told of files: two commits say the same in the same documents.
+    Without ``lines`` no document is read, and each place is in no file.
     """
 
     def __init__(self, repository: FleetRepository, *, lines: bool = True) -> None:
         self.repository, self._lines = repository, lines
-        self.pools = pools(repository)[0]
+        self.view = FleetView(repository)
         self._known: dict[tuple[Id, tuple[Step, ...]], tuple[str, Place]] = {}
 
     def of(self, resource: Id, *path: Step) -> tuple[str, Place]:

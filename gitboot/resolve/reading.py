@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Final
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import Flawed, ParseCache, Snapshot, examine
+from gitboot.load import Flawed, FleetRepository, Loaded
 from gitboot.problems.codes import Code
+from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decide import Apply, Decided, decide_all, one_by_one
+from gitboot.resolve.decide import Decided, decide_all
 from gitboot.resolve.later import not_yet
 
 
-def read(snapshot: Snapshot, cache: ParseCache | None = None, apply: Apply = one_by_one) -> Decided:
-    """What the revision at ``snapshot`` decides; raise `InvalidRepository` with all that speaks against it.
+def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], Decided] = decide_all) -> Decided:
+    """Return what a revision decides; raise `InvalidRepository` with everything that is wrong with it.
 
-    Where documents are broken, the others are decided anyway, and their problems are told with them, but for
-    what may only follow from what is missing. ``cache`` is as for `gitboot.load.load`.
+    If documents are broken, the others are decided anyway, and their problems are reported with them. Problems that may
+    only follow from a broken document are left out.
     """
-    found = examine(snapshot, cache)
     if isinstance(found, Flawed):
-        problems = dict.fromkeys((*found.problems, *_besides(found)))
+        besides, dated = _besides(found, decide)
+        problems = dict.fromkeys((*found.problems, *besides))
         is_there = any(key.kind == "Fleet" for key in found.well_formed.origins)
-        raise InvalidRepository(problems, fleet=found.well_formed.fleet.spec if is_there else None)
+        raise InvalidRepository(problems, fleet=found.well_formed.fleet.spec if is_there else None, dated=dated)
     try:
-        return decide_all(found, apply)
+        return decide(found.repository)
     except InvalidRepository as error:
-        raise InvalidRepository(error.problems, fleet=found.fleet.spec) from None
+        raise InvalidRepository(error.problems, fleet=found.repository.fleet.spec, dated=error.dated) from None
 
 
-def _besides(flawed: Flawed) -> Iterator[Problem]:
-    """What is wrong with the documents that are well formed."""
+def _besides(
+    flawed: Flawed, decide: Callable[[FleetRepository], Decided]
+) -> tuple[list[Problem], tuple[DatedProblem, ...]]:
+    """Return what is wrong with the documents that are well formed, and what of it depends on the time."""
     try:
-        found = decide_all(flawed.whole).decisions.warnings
+        decisions = decide(flawed.whole).decisions
+        found, dated = decisions.warnings, decisions.dated
     except InvalidRepository as error:
-        found = error.problems
+        found, dated = error.problems, error.dated
     doubtful = _BY_POLICIES if flawed.lacking & _DECIDING else frozenset()
-    yield from (problem for problem in found if problem.code not in doubtful)
-    yield from not_yet(flawed.well_formed)
+    return [*(problem for problem in found if problem.code not in doubtful), *not_yet(flawed.well_formed)], dated
 
 
 _DECIDING: Final = frozenset({"BootPolicy", "Fleet"})  # of which one that is missing may change who is in which pool

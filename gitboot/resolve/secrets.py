@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
 from typing import Final
 
 from gitboot.load.sealed import sealed
@@ -25,7 +24,7 @@ def secret_files(source: BootSource) -> dict[str, str]:
     return dict(sorted({**user_data.secrets, **source.server.spec.secrets}.items()))
 
 
-def secret_texts(source: BootSource, files: Mapping[str, bytes]) -> dict[str, str]:
+def secret_texts(source: BootSource) -> dict[str, str]:
     """The encrypted secrets by name, as they are published; raise `Unbootable` where they would be given for ever."""
     found = secret_files(source)
     user_data = source.profile.spec.user_data
@@ -37,7 +36,7 @@ def secret_texts(source: BootSource, files: Mapping[str, bytes]) -> dict[str, st
             source.profile_id,
             *("spec", "userData", "secrets"),
         )
-    return {name: b64encode(sealed(files[path])).decode() for name, path in found.items()}
+    return {name: b64encode(sealed(source.files[path])).decode() for name, path in found.items()}
 
 
 def _boot(source: BootSource) -> str:

@@ -23,8 +23,3 @@ def sites_of(repository: FleetRepository) -> dict[str, Site]:
 def sites(repository: FleetRepository) -> Selecting[Site]:
     """The sites that select servers, the first of which is a server's own."""
     return Selecting((site, site.select) for site in repository.fleet.spec.sites)
-
-
-def endpoint_of(repository: FleetRepository, site: Site | None) -> str | None:
-    """The URL of who gives what is made once; None: nobody is named."""
-    return (site.endpoint if site else None) or repository.fleet.spec.endpoint

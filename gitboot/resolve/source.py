@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gitboot.load import Id
@@ -24,6 +25,8 @@ class BootSource:
     base_url: str
     endpoint: str  # the URL of who gives what is made once
     phase: Phase
+    mirrors: bool  # whether the mirror serves the files of images
+    files: Mapping[str, bytes]  # by path: those that the profile and the server name
     server: Server | None = None  # None: an unknown machine
     pool: Pool | None = None  # None: under a maintenance no policy field applies
     maintenance: Maintenance | None = None

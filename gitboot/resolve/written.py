@@ -1,32 +1,28 @@
-"""Where what a commit says of a server is written, and by which stream: for people, who look for the line to edit."""
+"""The source locations of what a commit decides for a server, and the stream that it follows: for the page."""
 
 from __future__ import annotations
 
 import json
 import zlib
-from dataclasses import dataclass, replace
-from typing import Any, Final
-
-_MOST: Final = 20  # commits that are remembered of a server
+from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Written:
-    """Where one server's fields are written. It decides nothing: the same fields may be written elsewhere."""
+    """The documents that set the fields of a server. They follow from the commit alone, and decide nothing."""
 
-    revision: str  # in which the files and lines are these; later ones may have moved them
     stream: str | None  # whose images its policy follows
     joins: int | None  # at which percentage the stream's rollout reaches it; None: it is there, or there is none
     kept: str | None  # the pin or hold that keeps it where it is
     packed: bytes  # its lines, compressed: a fleet has many that are alike
-    earlier: tuple[str, ...] = ()  # the commits by which it was told before, the newest first, as far as is known
-
-    def after(self, before: Written | None) -> Written:
-        """The same, once another was told before it."""
-        return replace(self, earlier=(before.revision, *before.earlier)[:_MOST]) if before is not None else self
 
     @property
     def lines(self) -> list[list[Any]]:
-        """Each: field, value, rule, why, the maintenance under which it holds, document, file, line."""
+        """Each: field, value, rule, reason, the maintenance under which it holds, document, place in the document.
+
+        The place is the line within the server's own document, and a JSON pointer in other documents. Document and
+        place are None if a rule adds the field.
+        """
         found: list[list[Any]] = json.loads(zlib.decompress(self.packed))
         return found

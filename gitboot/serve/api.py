@@ -231,7 +231,7 @@ class Pages:
 
 PAGE: Final = "/page/"
 LEADS_TO_PAGE: Final = ("/", "/page")
-_DATA: Final = re.compile(r"fleet|shard/[0-9a-f]{2}|server/[a-z0-9][a-z0-9.-]*")
+_DATA: Final = re.compile(r"fleet|(location|shard)/[0-9a-f]{2}|location/shared|server/[a-z0-9][a-z0-9.-]*")
 _OFF: Final = """\
 This is gitboot. The page for operators is off. To publish the page, add pages to the outputs of the Fleet:
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import socket
 import ssl
-from binascii import a2b_base64
 from collections.abc import Callable, MutableSet
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from gitboot.certificates import certificate_ends
 from gitboot.errors import UsageError
 from gitboot.serve.connection import HEAD_S, Connection
 from gitboot.serve.limits import Limits
@@ -20,9 +19,6 @@ from gitboot.serve.tree import Signature, signature
 from gitboot.status import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
-_PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.+?)-----END", re.DOTALL)
-_VERSION: Final = 0xA0  # [0], which certificates of version 1 do not have
-_UTC_TIME: Final = 0x17
 
 
 class Certificate:
@@ -65,7 +61,7 @@ class Certificate:
         """Read the files, and show what they have from now on. Raises `UsageError` if they cannot be used."""
         self._shown = _pair(self._file, self._key)
         with suppress(OSError):  # it is gone since then, and looked at again
-            self.ends = first_end(self._file.read_bytes())
+            self.ends = min(certificate_ends(self._file.read_bytes()), default=None)
 
     def _show(self, connection: ssl.SSLObject, *_: Any) -> None:
         if self._shown is not None:
@@ -110,42 +106,6 @@ class _LockedKey(Exception):
 def _ask() -> str:
     """Called where OpenSSL would ask at the terminal."""
     raise _LockedKey
-
-
-# When certificates end: the one field of X.509 that is read here, which Python's ssl shows of peers alone.
-
-
-def first_end(pem: bytes) -> datetime | None:
-    """When the first of the certificates in a file ends; None: it was changed while OpenSSL read it, and is none."""
-    try:
-        return min((not_after(a2b_base64(found)) for found in _PEM.findall(pem)), default=None)
-    except (ValueError, IndexError):
-        return None
-
-
-def not_after(der: bytes) -> datetime:
-    """When a certificate ends: RFC 5280, 4.1."""
-    at = _content(der, _content(der, 0))  # Certificate, TBSCertificate
-    if der[at] == _VERSION:
-        at = _end(der, at)
-    for _ in ("serialNumber", "signature", "issuer"):
-        at = _end(der, at)
-    at = _end(der, _content(der, at))  # validity: notBefore, notAfter
-    text = der[_content(der, at) : _end(der, at)].decode("ascii")
-    if der[at] == _UTC_TIME:
-        text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _content(der: bytes, at: int) -> int:
-    """Where the content of the element at an offset begins."""
-    return at + 2 + (der[at + 1] & 0x7F if der[at + 1] & 0x80 else 0)
-
-
-def _end(der: bytes, at: int) -> int:
-    """Where what follows it begins."""
-    begin, length = _content(der, at), der[at + 1]
-    return begin + (int.from_bytes(der[at + 2 : begin]) if length & 0x80 else length)
 
 
 # The socket

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from gitboot.decoders import decoder
 from gitboot.errors import (
     BranchMissing,
     CorruptClone,
@@ -78,8 +79,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 Report = Arrived | Failed | Step
 
-order: Final[Callable[[bytes], Order]] = msgspec.msgpack.Decoder(Order).decode
-report: Final[Callable[[bytes], Report]] = msgspec.msgpack.Decoder(Report).decode
+order: Final[Callable[[bytes], Order]] = decoder(Order)
+report: Final[Callable[[bytes], Report]] = decoder(Report)
 
 # What fetching raises on purpose.
 _RAISED: Final = (SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing, UsageError)

@@ -26,17 +26,20 @@ __all__ = ["MAX_BYTES", "MAX_STEPS", "TemplateFault", "TemplateSet"]
 
 
 class TemplateSet:
-    """The template files of a commit, by path, and the templates in its YAML; each is compiled once."""
+    """Template files by path, and the templates in YAML; each is compiled once."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         self._files = files
-        self._sources: dict[str, str] = {}  # by path
-        self._names: dict[str, frozenset[str]] = {}  # by path
+        self._sources: dict[bytes, str] = {}  # by content
+        self._names: dict[str, frozenset[str]] = {}  # by source
         self._compiled: dict[str, Template | str | TemplateFault] = {}  # by source
 
-    def __len__(self) -> int:
-        """How many are compiled."""
-        return len(self._compiled)
+    def of(self, files: Mapping[str, bytes]) -> TemplateSet:
+        """Return the templates of other files. Both sets compile equal templates once."""
+        other = TemplateSet.__new__(TemplateSet)
+        other._files = files
+        other._sources, other._names, other._compiled = self._sources, self._names, self._compiled
+        return other
 
     def render_file(self, path: str, context: Mapping[str, object]) -> str:
         with _faults_in(path):
@@ -53,15 +56,17 @@ class TemplateSet:
 
     def names(self, path: str) -> frozenset[str]:
         """The names that the template takes from its context."""
-        if path not in self._names:
-            with _faults_in(path):
-                self._names[path] = names_in(self._source(path))
-        return self._names[path]
+        with _faults_in(path):
+            source = self._source(path)
+            if source not in self._names:
+                self._names[source] = names_in(source)
+        return self._names[source]
 
     def _source(self, path: str) -> str:
-        if path not in self._sources:
-            self._sources[path] = decoded(self._files[path])
-        return self._sources[path]
+        data = self._files[path]
+        if data not in self._sources:
+            self._sources[data] = decoded(data)
+        return self._sources[data]
 
 
 @contextmanager

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import ssl
 import subprocess
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 _DAYS = 30
 _KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
@@ -59,3 +66,12 @@ class Authority:
 
 def _openssl(*arguments: str | Path) -> None:
     subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def authority_until(end: datetime) -> str:
+    """Return the certificate of an authority that is valid for ten days before ``end``, as PEM."""
+    name, key = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Test CA")]), ec.generate_private_key(ec.SECP256R1())
+    builder = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), end - timedelta(10), end
+    )
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM).decode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from gitboot.render.parts import PAGE
 
@@ -20,7 +21,7 @@ SAID: Final[Mapping[str, tuple[str, str]]] = {
     "ops/unknown.json": ("seen", f"{DATA}seen.js"),
 }
 SCRIPT: Final = "text/javascript; charset=utf-8"
-FORMAT: Final = 1
+FORMAT: Final = 2
 MADE_OF: Final[Mapping[str, str]] = {
     "index.html": "text/html; charset=utf-8",
     "data.js": SCRIPT,
@@ -34,6 +35,11 @@ MADE_OF: Final[Mapping[str, str]] = {
 def static(name: str) -> bytes:
     """One of the files that the page is made of."""
     return Path(__file__).with_name(name).read_bytes()
+
+
+def shard_of(server: str) -> str:
+    """Return the shard of a server: two hexadecimal digits."""
+    return f"{crc32(server.encode()) & 0xFF:02x}"
 
 
 def script_of(name: str, content: bytes) -> bytes:

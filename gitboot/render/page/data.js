@@ -4,7 +4,7 @@
 
 const API = "../api/v1";
 const AT_ONCE = 16; // shards that are asked for
-const FORMAT = 1; // as gitboot.render.page has it
+const FORMAT = 2; // as gitboot.render.page has it
 
 const waiting = new Map();
 
@@ -108,11 +108,26 @@ function item(server) {
 // One server: what is live, and what only the published page says. Error where there is no such server.
 async function readServer(name) {
   const published = await load(`server/${name}`);
+  const lines = published?.lines ? { lines: await located(published) } : {};
   if (!await isLive()) {
     if (published === null) throw new Error("no such server was published");
-    return published;
+    return { ...published, ...lines };
   }
   const path = `servers/${encodeURIComponent(name)}`;
   const [server, document] = await Promise.all([ask(path), ask(`${path}/plan`)]);
-  return { ...published, ...server, document };
+  return { ...published, ...lines, ...server, document };
+}
+
+// The fields of a server, each with its file and line. A field has neither if a rule adds it, or if a script is missing.
+async function located({ name, shard, lines }) {
+  const [shared, own] = await Promise.all([load("location/shared"), load(`location/${shard}`)]);
+  const place = (resource, at) => {
+    if (typeof at === "number") return own?.[name] ? [own[name][0], own[name][1] + at] : [];
+    const document = shared?.[resource];
+    if (!document) return [];
+    let path = at; // a value that is not written is at the closest value around it
+    while (path && !(path in document.lines)) path = path.slice(0, path.lastIndexOf("/"));
+    return [document.file, document.lines[path]];
+  };
+  return lines.map(([field, value, rule, why, under, resource, at]) => [field, value, rule, why, under, resource, ...place(resource, at)]);
 }

@@ -10,7 +10,7 @@ from gitboot.canonical import canonical
 from gitboot.load.machines import Machine
 from gitboot.model.scalars import format_instant
 from gitboot.plan import BootPlan, Cause
-from gitboot.render.page import DATA, SCRIPT, script_of
+from gitboot.render.page import DATA, SCRIPT, script_of, shard_of
 from gitboot.render.tree import File
 from gitboot.resolve.written import Written
 
@@ -31,7 +31,8 @@ def server_file(
         "name": summary["server"],
         "bmc": {"address": bmc.address, "system": bmc.system} if bmc is not None else None,
         "later": [_later(since, plan) for since, plan in changes(now, later)],
-        "written": _written(written) if written is not None else None,
+        "shard": shard_of(summary["server"]),
+        "lines": written.lines if written is not None else None,
         "document": document,
     }
     return f"{DATA}{name}.js", File(script_of(name, canonical(facts)), SCRIPT)
@@ -53,10 +54,6 @@ def changes(
 
 def _boots(plan: BootPlan | None) -> tuple[object, ...]:
     return (plan.phase, plan.maintenance, plan.boot) if plan is not None else ()
-
-
-def _written(written: Written) -> dict[str, Any]:
-    return {"commit": written.revision, "earlier": list(written.earlier), "lines": written.lines}
 
 
 def _later(since: datetime, plan: BootPlan | None) -> dict[str, Any]:

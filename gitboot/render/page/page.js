@@ -29,7 +29,7 @@ function commit(revision) {
 }
 
 function line(revision, path, number) {
-  if (!path) return element("span", "a rule adds it", "quiet");
+  if (!path) return element("span", "not published", "quiet");
   const address = forge("line", { commit: revision, path, line: number });
   const made = element("span");
   made.append(address ? link(`${path}:${number}`, address) : `${path}:${number}`);
@@ -211,35 +211,28 @@ function described(pairs) {
 }
 
 function why(server) {
-  const { commit: revision, lines } = server.written;
+  const { lines } = server;
+  const revision = fleet.shared.commit;
   const groups = [...new Set(lines.map((each) => each[4]))].sort((one) => (one === (server.maintenance ?? null) ? -1 : 1));
   const tables = groups.map((under) => {
     const caption = under ? `Under the maintenance ${under}` : "Under its policy";
     const rows = lines.filter((each) => each[4] === under)
       .map(([field, value, rule, reason, , resource, path, number]) =>
-        [field, element("span", value, "mono"), line(revision, path, number), resource, rule === "-" ? reason : `${reason} (${rule})`]);
+        [field, element("span", value, "mono"), resource ? line(revision, path, number) : element("span", "a rule adds it", "quiet"), resource, rule === "-" ? reason : `${reason} (${rule})`]);
     return table(caption, ["Field", "Value", "Written at", "In", "Why"], rows);
   });
   const as = element("p", "Lines as of commit ", "quiet");
-  as.append(commit(revision), ", by which this was told last; later ones may have moved them.");
+  as.append(commit(revision), ".");
   return part("Why", as, ...tables);
 }
 
 function commits(server) {
-  const { commit: newest, earlier } = server.written;
-  const list = element("ol");
-  for (const each of [newest, ...earlier]) {
-    const line = element("li");
-    line.append(commit(each));
-    list.append(line);
-  }
-  const own = server.written.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
-  const address = own ? forge("history", { commit: newest, path: own }) : null;
+  const own = server.lines.find((each) => each[5] === `Server/${server.name}`)?.[6];
+  const address = own ? forge("history", { commit: fleet.shared.commit, path: own }) : null;
   const document = element("p");
-  if (address) document.append("Who changed its document when: ", link(own, address));
-  return part("History", element("p", "What it boots was changed, or written elsewhere, by these commits, the newest first, as far as the instance knows:", "quiet"), list,
-    ...(address ? [document] : []),
-    element("p", "All of them, with what each has changed, whichever document that was in:", "quiet"), typed(`gitboot history ${server.name}`));
+  if (address) document.append("Commits that changed its document: ", link(own, address));
+  return part("History", ...(address ? [document] : []),
+    element("p", "Commits that changed what it boots, in whichever document:", "quiet"), typed(`gitboot history ${server.name}`));
 }
 
 // The facts of a record that the page shows, and their names.
@@ -287,7 +280,7 @@ async function showServer(asked) {
   beside.append(...(server.later ? [later(server)] : []), ...(server.bmc || server.override ? [bmc(server)] : []),
     ...(server.provisioned ? [record(server.provisioned)] : []));
   columns.append(part("Now", described(facts(server))), beside);
-  return [lead(server), columns, ...(server.written ? [why(server), commits(server)] : []), more];
+  return [lead(server), columns, ...(server.lines && fleet.shared ? [why(server), commits(server)] : []), more];
 }
 
 // What needs the published page

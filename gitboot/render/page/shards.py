@@ -1,6 +1,6 @@
-"""The page's data of the whole fleet: a row a server in shards, and one file of what is no server's.
+"""The page's data of the whole fleet: the table and the source locations of servers in shards, and shared files.
 
-A shard is made anew where one of its servers is another, so that a commit costs what it changes and not the fleet.
+gitboot makes a shard anew if one of its servers differs, so that a commit costs what it changes.
 """
 
 from __future__ import annotations
@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
-from zlib import crc32
 
 from gitboot.canonical import canonical
+from gitboot.load.merged import differing
 from gitboot.model.scalars import format_instant
-from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, static
+from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, shard_of, static
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.schedule import ServerState
 from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.source_locations import SourceLocations
 
 COLUMNS: Final = (
     *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),
@@ -30,15 +31,26 @@ def page_files(
     servers: Mapping[str, ServerState],
     revision: str,
     shown: bytes | None,
+    locations: SourceLocations,
     changed: Collection[str] | None = None,
+    published: SourceLocations | None = None,
 ) -> PartFiles:
-    """The page of these servers, as far as it is another where ``changed`` are; None: all of it.
+    """Return the files of the page that differ if these servers are ``changed``. None: all files.
 
-    ``shown`` is what the commit says of streams and windows, as JSON.
+    ``shown`` is what the commit says of streams and windows, as JSON. ``published`` are the source locations that the
+    page has; None: it has none.
     """
     members = _members(servers)
     wanted = members.keys() if changed is None else {shard_of(name) for name in changed}
-    shards = {_path(each): _shard_file(each, servers, members[each]) for each in sorted(wanted) if each in members}
+    moved = wanted
+    if changed is not None and published is not None:
+        moved = {shard_of(name) for name in differing(published.servers, locations.servers)}
+    shards = {
+        **{_path(each): _shard_file(each, servers, members[each]) for each in sorted(wanted) if each in members},
+        **{_location_path(each): _location_file(each, locations, members[each]) for each in moved if each in members},
+    }
+    if changed is None or published is None or published.shared != locations.shared:
+        shards[_location_path("shared")] = _shared_file(locations)
     facts = {
         "format": FORMAT,
         "commit": revision,
@@ -49,7 +61,12 @@ def page_files(
     made_of = {f"{PAGE}{name}": File(static(name), content_type) for name, content_type in MADE_OF.items()}
     return PartFiles(
         files={**made_of, f"{DATA}fleet.js": File(script_of("fleet", canonical(facts)), SCRIPT), **shards},
-        gone=frozenset(_path(each) for each in wanted if each not in members),
+        gone=frozenset(
+            (
+                *(_path(each) for each in wanted if each not in members),
+                *(_location_path(each) for each in moved if each not in members),
+            )
+        ),
         is_whole=changed is None,
     )
 
@@ -62,12 +79,24 @@ def _members(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def shard_of(name: str) -> str:
-    return f"{crc32(name.encode()) & 0xFF:02x}"
-
-
 def _path(shard: str) -> str:
     return f"{DATA}shard/{shard}.js"
+
+
+def _location_path(shard: str) -> str:
+    return f"{DATA}location/{shard}.js"
+
+
+def _location_file(shard: str, locations: SourceLocations, names: Iterable[str]) -> File:
+    """The place of each server's document: its file, and how many lines the file has above the document."""
+    found = {name: list(locations.servers[name]) for name in names}
+    return File(script_of(f"location/{shard}", canonical(found)), SCRIPT)
+
+
+def _shared_file(locations: SourceLocations) -> File:
+    """The place of each other document: its file, and the line of each value."""
+    found = {name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()}
+    return File(script_of("location/shared", canonical(found)), SCRIPT)
 
 
 def _shard_file(shard: str, servers: Mapping[str, ServerState], names: Iterable[str]) -> File:

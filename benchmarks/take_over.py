@@ -1,0 +1,74 @@
+"""A standby takes over: the seconds from the death of the active instance until the standby serves the fleet."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from contextlib import ExitStack
+from typing import Final
+
+from benchmarks.cost import Cost, between
+from benchmarks.endpoint import boot_script, free_port, is_served, some_servers
+from benchmarks.instance import Instance
+from benchmarks.place import Place
+from benchmarks.row import CannotRun, Figure
+from tests.postgresqls import postgresql, programs
+
+LEASE_S: Final = 15.0  # until a standby may take over from an instance that has died
+_PREPARED_S: Final = 6.0  # without work: the standby has finished its preparations
+_SERVERS: Final = 20  # whose boot scripts the standby has to serve
+
+
+def measure(place: Place) -> Figure:
+    """Kill the active instance once a standby, which has never been active, has finished its preparations.
+
+    The wall time includes the lease. The standby of one round is the active instance of the next.
+    """
+    if programs() is None:
+        raise CannotRun("PostgreSQL is missing: scripts/install-packages benchmarks/packages.txt")
+    rounds = []
+    with ExitStack() as stack:
+        ledger = stack.enter_context(postgresql()).address()
+        folder = stack.enter_context(place.own_folder("take-over"))
+
+        def new_instance(name: str) -> tuple[Instance, int]:
+            port = free_port()
+            options = ("--ledger", ledger.url, "--listen", f"127.0.0.1:{port}")
+            instance = Instance(folder / name, place.repository, place.fleet, place.gitboot, *options)
+            stack.callback(instance.end, signal.SIGKILL)
+            return instance, port
+
+        active, _ = new_instance("0")
+        active.begin()
+        active.start()
+        active.wait_until_published(None)
+        active.wait_until_idle()
+        for number in range(1, place.rounds + 1):
+            standby, port = new_instance(str(number))
+            standby.start()
+            standby.wait_until_standby()
+            standby.wait_until_idle(_PREPARED_S)
+            rounds.append(_take_over(place, active, standby, port))
+            active = standby
+            active.wait_until_idle()
+            shutil.rmtree(folder / str(number - 1))
+    return Figure(rounds=rounds, note=f"of which {LEASE_S:.0f} s at most are the lease")
+
+
+def _take_over(place: Place, active: Instance, standby: Instance, port: int) -> Cost:
+    waiting = [boot_script(number) for number in some_servers(place.fleet, _SERVERS)]
+
+    def serves_all() -> bool:
+        while waiting and is_served(port, waiting[-1]):
+            waiting.pop()
+        return not waiting
+
+    before = standby.cost_so_far()
+    began = time.perf_counter()
+    active.end(signal.SIGKILL)
+    standby.wait_until(serves_all)
+    took_s = time.perf_counter() - began
+    standby.wait_until_published(None)
+    cost = between(before, standby.cost_so_far())
+    return Cost(cpu_s=cost.cpu_s, wall_s=took_s, memory_mib=cost.memory_mib)

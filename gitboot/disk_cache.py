@@ -1,0 +1,376 @@
+"""One SQLite file of results that gitboot can compute again; you can delete or damage the file at any time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+import stat
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import cache, partial
+from hashlib import blake2b, sha256
+from importlib.util import find_spec
+from pathlib import Path
+from threading import RLock
+from typing import Final, Self, TypeVar
+
+T = TypeVar("T")
+Warn = Callable[[str], None]
+
+MAX_BYTES: Final = 2**30  # of the file; then the entries go that nobody has used for longest
+MAX_VALUE_BYTES: Final = 2**26  # of one value, so that a damaged length cannot take all memory
+
+_BUSY_MS: Final = 200  # what another command may keep us waiting; the results are not worth more
+_FRESH: Final = 8  # insertions after which an entry that is read counts as used again: a read rarely writes
+_BATCH: Final = 500
+_OVERHEAD_BYTES: Final = 100  # of an entry, beside its value
+
+_SCHEMA: Final = (
+    "CREATE TABLE entry (id BLOB PRIMARY KEY, checksum BLOB NOT NULL, used INTEGER NOT NULL, value BLOB NOT NULL)",
+    "CREATE INDEX entry_used ON entry (used)",
+)
+_PRAGMAS: Final = (
+    "mmap_size = 0",  # a file that is truncated while it is mapped kills by SIGBUS
+    "synchronous = OFF",  # a power failure damages the file, and gitboot makes the file anew
+    "trusted_schema = OFF",
+    "cell_size_check = ON",
+    "temp_store = MEMORY",
+    "cache_size = -8192",  # KiB
+)
+_ROLLBACK_JOURNAL: Final = b"\1\1"  # https://sqlite.org/fileformat2.html, 1.3.3; 2 is WAL, whose -shm is mapped
+_JOURNAL_AT: Final = 18
+_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_REFUSED: Final = _BUSY | {  # by the system; everything else that SQLite reports is damage
+    *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
+    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_NOLFS),
+}
+
+
+class DiskCache:
+    """Values by kind and key. An entry that is missing, damaged or of another gitboot is a miss.
+
+    Methods never raise because of the file: if the file cannot be used, each lookup is a miss, and ``warn`` gets the
+    reason once. Each call is one transaction. Several threads may use one object, and several processes one file. In
+    one process, use one object for a file: closing a file gives up the locks of the whole process (fcntl(2)).
+    """
+
+    def __init__(self, path: Path | None, warn: Warn, *, max_bytes: int = MAX_BYTES, writes: bool = True) -> None:
+        """Use the file at ``path``, which gitboot makes if it is missing. None: each lookup is a miss.
+
+        Without ``writes``, nothing changes the file or its folder: insertions are ignored.
+        """
+        self.max_bytes = max_bytes
+        self._path, self._warn, self._writes = path, warn, writes
+        self._program = this_program() if path is not None else b""  # now: an upgrade may replace the sources later
+        self._connection: sqlite3.Connection | None = None
+        self._fd = -1  # of the same file
+        self._warnings: set[str] = set()
+        self._busy_ms = _BUSY_MS
+        self._lock = RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file. The next call opens the file again."""
+        with self._lock:
+            if self._connection is not None:
+                with suppress(sqlite3.Error):
+                    self._connection.close()
+                self._connection = None
+            if self._fd >= 0:
+                os.close(self._fd)  # after the connection, whose locks go with it
+                self._fd = -1
+
+    def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Return the values that the cache has for these keys."""
+        wanted = {self._entry_id(kind, key): key for key in keys}
+        read = self._transact(partial(_read, ids=sorted(wanted)), "BEGIN")
+        if read is None:
+            return {}
+        values, damaged, stale, newest = read
+        if not self._writes:
+            damaged, stale = [], []
+        if damaged:
+            self._transact(partial(_delete, ids=damaged), "BEGIN IMMEDIATE")
+        if stale:
+            self._transact(partial(_touch, ids=stale, used=newest), "BEGIN IMMEDIATE")
+        return {wanted[entry]: value for entry, value in values.items()}
+
+    def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Return the keys for which the cache has entries. An entry may turn out to be damaged when it is read."""
+        wanted = {self._entry_id(kind, key): key for key in keys}
+        found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
+        return frozenset(wanted[entry] for entry in found if entry in wanted)
+
+    def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
+        """Store values that the cache does not have yet. A value that it has stays as it is.
+
+        Of more than half of the cache's size, the rest is left out.
+        """
+        if not self._writes:
+            return
+        entries, room = [], self.max_bytes // 2
+        for key, value in rows.items():
+            if len(value) <= MAX_VALUE_BYTES:
+                room -= len(value) + _OVERHEAD_BYTES
+                if room < 0:
+                    break
+                entry = self._entry_id(kind, key)
+                entries.append((entry, _checksum(entry, value), value))
+        if entries:
+            entries.sort()
+            self._transact(partial(_insert, entries=entries, max_bytes=self.max_bytes), "BEGIN IMMEDIATE")
+
+    def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
+        """Remove the values of these keys."""
+        if self._writes:
+            self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
+
+    def _entry_id(self, kind: str, key: bytes) -> bytes:
+        """Return the id of an entry, a digest of the key, its kind and this program."""
+        return blake2b(key, digest_size=32, key=self._program, person=kind.encode()).digest()
+
+    def _transact(self, work: Callable[[sqlite3.Connection], T], begin: str) -> T | None:
+        """Return the result of work in one transaction. None: the file cannot be used now."""
+        with self._lock:
+            for _ in range(2):  # the second time with a new file
+                try:
+                    connection = self._usable_connection()
+                    return None if connection is None else self._with(connection, work, begin)
+                except OSError as error:
+                    self.close()
+                    self._say("is not used", error.strerror)
+                    return None
+                except sqlite3.Error as error:
+                    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+                    if code in _BUSY:
+                        self._set_busy_ms(0)  # until the other process is done, or stopped for good
+                        return None
+                    if code in _REFUSED:
+                        self._say("is not used", error)
+                        return None
+                    if not self._writes:  # another process has the file, and makes it anew
+                        self.close()
+                        return None
+                    self._say("is made anew", error)
+                    self._remove()
+            return None
+
+    def _with(self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str) -> T:
+        connection.execute(begin)
+        try:
+            result = work(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        self._set_busy_ms(_BUSY_MS)
+        return result
+
+    def _usable_connection(self) -> sqlite3.Connection | None:
+        """Return a connection to the file that is at the path now. Raises OSError, `sqlite3.Error`."""
+        if self._path is None:
+            return None
+        if self._connection is not None and self._fault(self._path) is None:
+            return self._connection
+        self.close()
+        if not self._writes:
+            return self._read_only_connection(self._path)
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if self._path.is_symlink():
+            raise OSError(errno.ELOOP, "it is a symlink; remove it")
+        flags = os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        for _ in range(2):  # the second time after a file that is no good is gone
+            self._fd = os.open(self._path, flags, 0o600)
+            if (fault := self._fault(self._path)) is None:
+                self._connection = _connect(self._path, self._busy_ms)
+                return self._connection
+            self._say("is made anew", fault)
+            self._remove()
+        raise OSError(errno.EPERM, "gitboot cannot replace it")
+
+    def _read_only_connection(self, path: Path) -> sqlite3.Connection | None:
+        """Return a connection to the file if there is one that counts. Raises OSError, `sqlite3.Error`."""
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        if self._fault(path) is None and 0 < os.fstat(self._fd).st_size <= 2 * self.max_bytes:
+            self._connection = _connect(path, self._busy_ms, writes=False)
+            return self._connection
+        self.close()
+        return None
+
+    def _fault(self, path: Path) -> str | None:
+        """Return why the open file must not be used any more. Raises OSError if it must not be replaced either."""
+        try:
+            folder, there, here = path.parent.stat(), path.lstat(), os.fstat(self._fd)
+            journal = os.pread(self._fd, 2, _JOURNAL_AT) if stat.S_ISREG(here.st_mode) else b""
+        except OSError as error:
+            return error.strerror
+        if folder.st_uid not in (0, os.geteuid()) or folder.st_mode & stat.S_IWOTH:
+            raise OSError(errno.EPERM, "its folder belongs to another user, or everybody may write there")
+        if not stat.S_ISREG(here.st_mode):
+            raise OSError(errno.EPERM, "it is not a regular file; remove it")
+        if not os.path.samestat(there, here):
+            return "another file is in its place"
+        if here.st_uid != os.geteuid() or here.st_mode & 0o077:
+            return "it belongs to another user, or other users may read or write it"
+        if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):  # either is enough for SQLite
+            return "it has a write-ahead log"
+        return "it is too large" if here.st_size > 2 * self.max_bytes else None
+
+    def _remove(self) -> None:
+        self.close()
+        assert self._path is not None  # noqa: S101 - there was a file
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            with suppress(OSError):
+                os.unlink(f"{self._path}{suffix}")
+
+    def _set_busy_ms(self, value: int) -> None:
+        if value != self._busy_ms:
+            self._busy_ms = value
+            if self._connection is not None:
+                self._connection.execute(f"PRAGMA busy_timeout = {value}")
+
+    def _say(self, how: str, reason: object) -> None:
+        text = f"the cache {self._path} {how}: {reason}"
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self._warn(text)
+
+
+def _checksum(entry: bytes, value: bytes) -> bytes:
+    return blake2b(value, digest_size=16, key=entry).digest()
+
+
+def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connection:
+    """Return a connection to a file, which may be empty. Raises `sqlite3.Error`, also for another schema."""
+    uri = f"{path.absolute().as_uri()}?mode={'rw' if writes else 'ro'}"
+    connection = sqlite3.connect(uri, busy_ms / 1000, isolation_level=None, check_same_thread=False, uri=True)
+    try:
+        connection.text_factory = bytes  # a value of another type is damage, and no reason to decode it
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES + 2**16)
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+        if writes and not _statements(connection):
+            connection.execute("BEGIN IMMEDIATE")
+            if not _statements(connection):  # still, now that no other process makes them
+                for statement in _SCHEMA:
+                    connection.execute(statement)
+            connection.execute("COMMIT")
+        if _statements(connection) != [each.encode() for each in _SCHEMA]:
+            raise sqlite3.DatabaseError("it has another schema")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _statements(connection: sqlite3.Connection) -> list[object]:
+    """Return what the schema is made of."""
+    return [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql NOT NULL ORDER BY rowid")]
+
+
+def _newest(connection: sqlite3.Connection) -> int:
+    """Return the number of the last insertion, which is the clock by which entries age."""
+    (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
+    if not isinstance(found, int) or found >= 2**62:
+        raise sqlite3.DatabaseError("it has an entry from the future")
+    return found
+
+
+def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes], list[bytes], int]:
+    """Return values, ids of damaged entries, ids of entries whose use is to be noted, and the newest use."""
+    values: dict[bytes, bytes] = {}
+    damaged, stale = [], []
+    newest = _newest(connection)
+    asked = frozenset(ids)
+    for start in range(0, len(ids), _BATCH):
+        some = ids[start : start + _BATCH]
+        marks = ",".join("?" * len(some))
+        query = f"SELECT id, checksum, used, value FROM entry WHERE id IN ({marks})"  # noqa: S608 - marks alone
+        for entry, checksum, used, value in connection.execute(query, some):
+            if entry not in asked:
+                raise sqlite3.DatabaseError("its index leads to another entry")
+            if not isinstance(value, bytes) or checksum != _checksum(entry, value):
+                damaged.append(entry)
+                continue
+            values[entry] = value
+            if not isinstance(used, int) or used < newest - _FRESH:
+                stale.append(entry)
+    return values, damaged, stale, newest
+
+
+def _find(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
+    """Return the ids of entries that exist."""
+    found = []
+    for start in range(0, len(ids), _BATCH):
+        some = ids[start : start + _BATCH]
+        marks = ",".join("?" * len(some))
+        query = f"SELECT id FROM entry WHERE id IN ({marks})"  # noqa: S608 - marks alone
+        found += [entry for (entry,) in connection.execute(query, some)]
+    return found
+
+
+def _touch(connection: sqlite3.Connection, ids: list[bytes], used: int) -> None:
+    connection.executemany("UPDATE entry SET used = ? WHERE id = ?", [(used, entry) for entry in ids])
+
+
+def _delete(connection: sqlite3.Connection, ids: list[bytes]) -> None:
+    connection.executemany("DELETE FROM entry WHERE id = ?", [(entry,) for entry in ids])
+
+
+def _insert(connection: sqlite3.Connection, entries: list[tuple[bytes, bytes, bytes]], max_bytes: int) -> None:
+    used = _newest(connection) + 1
+    rows = [(entry, checksum, used, value) for entry, checksum, value in entries]
+    connection.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?, ?)", rows)
+    while _bytes_in_use(connection) > max_bytes:
+        oldest = "SELECT rowid FROM entry ORDER BY used, rowid LIMIT 1 + (SELECT count(*) FROM entry) / 8"
+        if not connection.execute(f"DELETE FROM entry WHERE rowid IN ({oldest})").rowcount:  # noqa: S608 - constants
+            break
+
+
+def _bytes_in_use(connection: sqlite3.Connection) -> int:
+    pages, unused, size = (
+        connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - unused) * size)
+
+
+# Libraries whose results are cached: they read, check and encode documents and templates.
+_LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pydantic", "pydantic_core", "pygit2", "yaml")
+
+
+@cache
+def this_program() -> bytes:
+    """Return a digest of gitboot's own files, of Python's version and of the versions of the libraries beside it.
+
+    The digest differs for two checkouts of one version of gitboot if a file differs. Call it early: after an upgrade
+    it would describe the new files, while the process still runs the old ones.
+    """
+    program = sha256(repr(sys.version).encode())
+    top = os.path.dirname(__file__)
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted(set(folders) - {"__pycache__"})
+        for name in sorted(names):
+            with open(os.path.join(folder, name), "rb") as file:
+                content = file.read()
+            program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
+    for name in sorted(_installed_beside(_LIBRARIES)):
+        program.update(repr(name).encode())
+    return program.digest()
+
+
+def _installed_beside(libraries: Iterable[str]) -> set[str]:
+    """Return the names of all distributions in the folders of these libraries, which end in a version."""
+    specs = filter(None, map(find_spec, libraries))
+    folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
+    return {name for folder in folders for name in os.listdir(folder) if name.endswith(("-info", ".egg"))}

@@ -1,0 +1,164 @@
+"""Results of an evaluation as bytes: the values of its cache, and what its workers send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from gitboot.decoders import decoder
+from gitboot.evaluator import protocol
+from gitboot.frames import encode
+from gitboot.load import Id
+from gitboot.load.loaded import LoadedFile
+from gitboot.model.server import Server
+from gitboot.plan import Decision
+from gitboot.problems.codes import Code
+from gitboot.problems.problem import Severity
+from gitboot.resolve.decide import DecidedServer
+from gitboot.resolve.found import DecisionFinding
+from gitboot.resolve.hosts import Host
+
+V = TypeVar("V")
+
+RECENT: Final = 8192  # decoded values in memory: a commit looks at each server several times
+
+
+class FindingRow(msgspec.Struct, frozen=True, array_like=True):
+    """A `DecisionFinding`, with both kinds of place in fields of their own."""
+
+    code: Code
+    message: str
+    hint: str
+    resource: Id | None  # None: the finding is in a template
+    field: tuple[str | int, ...]
+    template: tuple[str, int] | None
+    severity: Severity
+    is_shared: bool
+    most_named: int
+    beside: Id | None
+    since: datetime | None
+    until: datetime | None
+
+
+class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Everything that is decided for one server."""
+
+    decision: bytes  # a Decision
+    host: bytes  # a Host
+    findings: tuple[FindingRow, ...]
+
+
+def encode_decided(decided: DecidedServer) -> bytes:
+    """Return the bytes of a `DecidedRow`."""
+    findings = tuple(_finding_row(each) for each in decided.made.findings)
+    return encode(DecidedRow(protocol.bytes_of(decided.made.decision), encode(decided.host), findings))
+
+
+def decoded_row(data: bytes) -> DecidedRow | None:
+    """Return the row, or None if the bytes are none."""
+    try:
+        row: DecidedRow = _row(data)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return row
+
+
+def findings_of(row: DecidedRow) -> tuple[DecisionFinding, ...]:
+    return tuple(_finding(each) for each in row.findings)
+
+
+def encode_result(result: LoadedFile | DecidedRow) -> bytes:
+    """Return the value of a result for the cache."""
+    return encode(result) if isinstance(result, DecidedRow) else encode_servers(result.parsed.resources)
+
+
+def encode_servers(resources: Sequence[tuple[int, Any]]) -> bytes:
+    """Return the bytes of a file's Server documents with their indexes."""
+    return encode(resources)
+
+
+def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
+    """Return a file's Server documents with their indexes, or None if the bytes are none."""
+    try:
+        servers: list[tuple[int, Server]] = _servers(data)
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return servers or None
+
+
+def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
+    """Return whether the bytes are a value of a kind that an evaluation finds: it decodes, and is of one server."""
+    if kind is protocol.ResultKind.PARSED:
+        return decoded_servers(data) is not None
+    if kind is not protocol.ResultKind.DECIDED or (row := decoded_row(data)) is None:
+        return False
+    try:
+        decision, host = protocol.verified_decision(row.decision), protocol.network(row.host)
+        findings_of(row)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return decision.server == host.server
+
+
+class Decoded(Mapping[str, V], Generic[V]):
+    """Values by server, decoded from rows when they are read."""
+
+    def __init__(self, rows: Mapping[str, DecidedRow], decode: Callable[[DecidedRow], V]) -> None:
+        self.rows, self._decode = rows, decode
+
+    def __getitem__(self, name: str) -> V:
+        return self._decode(self.rows[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rows
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@lru_cache(maxsize=RECENT)
+def _decision(data: bytes) -> Decision:
+    return protocol.decision(data)
+
+
+@lru_cache(maxsize=RECENT)
+def _host(data: bytes) -> Host:
+    return protocol.network(data)
+
+
+def decoded_decision(row: DecidedRow) -> Decision:
+    return _decision(row.decision)
+
+
+def decoded_host(row: DecidedRow) -> Host:
+    return _host(row.host)
+
+
+def _finding_row(finding: DecisionFinding) -> FindingRow:
+    resource: Id | None = None
+    field: tuple[str | int, ...] = ()
+    template: tuple[str, int] | None = None
+    match finding.place:
+        case (str() as path, int() as line):
+            template = path, line
+        case (Id() as resource, tuple() as field):  # pragma: no branch - there are two kinds of place
+            pass
+    rest = finding.severity, finding.is_shared, finding.most_named, finding.beside, finding.since, finding.until
+    return FindingRow(finding.code, finding.message, finding.hint, resource, field, template, *rest)
+
+
+def _finding(row: FindingRow) -> DecisionFinding:
+    place = row.template or (row.resource or Id("", ""), row.field)
+    rest = row.severity, row.is_shared, row.most_named, row.beside, row.since, row.until
+    return DecisionFinding(row.code, row.message, row.hint, place, *rest)
+
+
+_row: Final[Callable[[bytes], DecidedRow]] = decoder(DecidedRow)
+_servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = decoder(list[tuple[int, Server]])

@@ -1,0 +1,416 @@
+"""What a commit says, as far as an instance knows it: told by an evaluator, a process that may die of a commit."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from gitboot.bounds import uncollected
+from gitboot.disk_cache import DiskCache
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
+from gitboot.evaluator import protocol
+from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.evaluator.remote_cache import lookup
+from gitboot.evaluator.spooled_results import SpooledResults
+from gitboot.frames import OUT_OF_MEMORY, Child, ended
+from gitboot.load import Revision
+from gitboot.load.machines import Machine
+from gitboot.load.merged import merged, replaced
+from gitboot.model.scalars import SystemUuid
+from gitboot.plan import Decision
+from gitboot.progress import Told, unheard
+from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import Host
+from gitboot.resolve.source_locations import SourceLocations
+from gitboot.resolve.written import Written
+
+
+class Evaluation:
+    """Evaluates commits of one clone, each against another one.
+
+    The process that does it is started at the first need, and again after it has died. It ends with this one, however
+    that ends.
+    """
+
+    def __init__(
+        self,
+        state: Path,
+        *,
+        allowance: Allowance | None = None,
+        waits: bool = False,
+        timed: Callable[[], Callable[[], None]] = lambda: lambda: None,
+        read: Told = unheard,
+        site: str | None = None,
+        cache: DiskCache | None = None,
+    ) -> None:
+        self._state = state
+        self._cache = cache  # of results; the process itself does not open it
+        self._site = site  # of whose servers alone is asked; None: of all
+        self._allowance = allowance or Allowance()
+        self._waits = waits  # until the answer has come, instead of giving None
+        self._timed = timed  # is called when an evaluation begins, and returns what to call at its end
+        self._read = read  # is told how many files of a commit are
+        self.on_answer: Callable[[], None] = lambda: None
+        self._process: Child | None = None
+        self._asked: _Asked | None = None
+        self._evaluated: set[Revision] = set()  # by this process
+        self._kept: set[Revision] = set()  # commits that were accepted
+        self._spooled: dict[Revision, _Spooled] = {}  # of commits that may be accepted yet
+        self._conversations = ThreadPoolExecutor(max_workers=1, thread_name_prefix="evaluation")
+        self._closing = threading.Event()
+        self._storing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="results")
+
+    def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
+        """What ``revision`` says, and what it changes against ``base``; without one all of it is new.
+
+        None while that, or what was asked before, is still being evaluated: ask again. Raises `InvalidRepository` with
+        all that speaks against it, `NotEvaluated` if the evaluation did not end, and `SourceError` where it cannot be
+        read. After the last two, the next call evaluates it again.
+        """
+        asked = self._asked
+        if asked is None or (asked.answer.done() and not asked.is_of(revision, base)):
+            asked = self._ask(revision, base)
+        if not (asked.answer.done() or self._waits) or not asked.is_of(revision, base):
+            return None
+        try:
+            return asked.answer.result()
+        except _Killed as error:
+            if asked.is_again:
+                self._asked = None
+                raise NotEvaluated([exceeded(str(error))]) from None
+            self._ask(revision, base, is_again=True)  # perhaps it is no fault of the commit
+            return self.evaluate(revision, base)
+        except (SourceError, NotEvaluated):
+            self._asked = None  # the next time may do better
+            raise
+
+    def keep(self, revision: Revision) -> None:
+        """Put the results of a commit that was accepted into the cache, in a thread.
+
+        The process may have evaluated another commit before, which was not accepted. Then nothing is stored.
+        """
+        spooled = self._spooled.pop(revision, None)
+        self._kept.add(revision)
+        if spooled is None:
+            return
+        if self._cache is not None and spooled.untrusted <= {revision}:
+            self._storing.submit(spooled.results.store, self._cache, self._closing.is_set)
+        else:
+            spooled.results.close()
+
+    def wait_until_stored(self) -> None:
+        """Wait until the cache has the results of the commits that were accepted."""
+        self._storing.submit(lambda: None).result()
+
+    def settle(self, accepted: Revision | None) -> None:
+        """End the process if it evaluated any commit that was not accepted; ``accepted`` is about to be kept."""
+        if self._evaluated - self._kept - {accepted}:
+            self._end_process()
+
+    def close(self) -> None:
+        """End the process, whatever it does. Results that are not stored yet are lost."""
+        self._closing.set()
+        self._end_process()
+        for pool in (self._conversations, self._storing):
+            pool.shutdown()
+        for spooled in self._spooled.values():
+            spooled.results.close()
+        if self._cache is not None:
+            self._cache.close()
+
+    def _end_process(self) -> None:
+        """Kill the process. The thread that talks with it reaps it."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            self._conversations.submit(process.put_away)
+
+    def _ask(self, revision: Revision, base: Commit | None, *, is_again: bool = False) -> _Asked:
+        if self._process is not None and self._process.has_ended:
+            self._end_process()
+        if self._process is None:
+            self._process, self._evaluated = Child("gitboot.evaluator", str(self._state)), set()
+            self._kept &= {base.revision} if base is not None else set()  # the new process has evaluated no other
+        untrusted = frozenset(self._evaluated - self._kept)
+        self._evaluated |= {revision} if base is None else {revision, base.revision}
+        spooled = _Spooled(SpooledResults(self._state), untrusted)
+        stop = self._timed()
+        question = protocol.Question(
+            revision,
+            base.revision if base is not None else None,
+            self._allowance,
+            self._site,
+            stores_results=self._cache is not None,
+        )
+        conversation = _Conversation(self._process, question, self._read, self._cache, spooled.results)
+        answer = self._conversations.submit(conversation.evaluated, base)
+        self._spool(revision, spooled)
+        self._asked = _Asked(revision=revision, base=base, answer=answer, is_again=is_again)
+        answer.add_done_callback(lambda _: stop())
+        answer.add_done_callback(lambda _: self.on_answer())
+        return self._asked
+
+    def _spool(self, revision: Revision, spooled: _Spooled) -> None:
+        """Hold results until the commit is accepted, of the last few commits."""
+        if (before := self._spooled.pop(revision, None)) is not None:
+            before.results.close()
+        self._spooled[revision] = spooled
+        while len(self._spooled) > _MOST_SPOOLED:
+            self._spooled.pop(next(iter(self._spooled))).results.close()
+
+
+_MOST_SPOOLED: Final = 8
+
+
+class _Spooled(NamedTuple):
+    """Results of an evaluation, and which commits that were not accepted its process had evaluated before."""
+
+    results: SpooledResults
+    untrusted: frozenset[Revision]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """A question, and its answer once it has come."""
+
+    revision: Revision
+    base: Commit | None
+    answer: Future[Evaluated]
+    is_again: bool  # after a process was killed over it
+
+    def is_of(self, revision: Revision, base: Commit | None) -> bool:
+        return self.revision == revision and self.base is base
+
+
+class _Killed(Exception):
+    """Somebody killed the process: its limits do not do that."""
+
+
+def assembled(base: Commit | None, revision: Revision, answers: Iterable[protocol.Answer]) -> Evaluated:
+    """What an evaluator says of a commit, put together with what is known of its base.
+
+    Raises what it says instead, and EOFError where it does not come to an end.
+    """
+    parts = _Assembly(base)
+    for answer in answers:
+        match answer:
+            case protocol.ServerParts(servers=servers):
+                parts.take(servers)
+            case protocol.CommitEnd() as result:
+                commit = parts.commit(revision, result)
+                return Evaluated(
+                    commit=commit,
+                    changes=result.extent,
+                    names=result.come,
+                    moves=result.moves,
+                    no_site=result.no_site,
+                )
+            case protocol.Refused(problems=problems, dated=dated, fleet=fleet):
+                raise InvalidRepository(problems, fleet=fleet, dated=dated)
+            case protocol.Unreadable(message=message, is_corrupt=is_corrupt):
+                raise CorruptClone(message) if is_corrupt else SourceError(message)
+    raise EOFError
+
+
+_MOST_COMMITS: Final = 2  # of one question: the base, and the commit
+
+
+class _Conversation:
+    """A question to an evaluator, and what it answers until it ends or has to be ended."""
+
+    def __init__(
+        self, process: Child, question: protocol.Question, read: Told, cache: DiskCache | None, results: SpooledResults
+    ) -> None:
+        self._process, self._question, self._read = process, question, read
+        self._cache, self._results = cache, results
+        self._began = 0.0  # monotonic
+        self._wall_s, self._files = question.allowance.wall_s(0), 0
+        self._commits = 0  # that the process has begun
+        self._is_late = False
+
+    def evaluated(self, base: Commit | None) -> Evaluated:
+        """Ask, and return the answer. If no answer comes, or a wrong one, end the process."""
+        self._began = time.monotonic()
+        try:
+            self._process.send(self._question, self._left_s)
+            return assembled(base, Revision(self._question.revision), self._answers())
+        except (EOFError, OSError, ValueError, RecursionError, msgspec.MsgspecError):
+            self._process.kill()
+            raise self._end() from None
+        finally:
+            self._read(1, 1)
+
+    def _left_s(self) -> float:
+        """Return the seconds that the evaluation may still take."""
+        return self._began + self._wall_s - time.monotonic()
+
+    def _answers(self) -> Iterator[protocol.Answer]:
+        try:
+            for frame in self._process.answers(self._left_s):
+                answer = protocol.answer(frame)
+                match answer:
+                    case protocol.Begun(files=None):
+                        self._begin()
+                    case protocol.Begun(files=int() as files):
+                        self._wall_s, self._files = self._question.allowance.wall_s(files), files
+                        self._read(0, files + 1)  # what was read is still to be decided
+                    case protocol.Counted(files=done) if self._files:
+                        self._read(min(done, self._files), self._files + 1)
+                    case protocol.Wanted() as wanted:
+                        self._process.send(lookup(self._cache, wanted), self._left_s)
+                    case protocol.NewResults(kind=kind, values=values) if self._cache is not None:
+                        self._results.add(kind, values)
+                yield answer
+        except TimeoutError:
+            self._is_late = True
+            self._process.kill()
+
+    def _begin(self) -> None:
+        """Give the base, and then the commit, the time that each may take."""
+        self._commits += 1
+        if self._commits > _MOST_COMMITS:
+            raise ValueError("more commits than gitboot asked for")
+        self._began, self._wall_s, self._files = time.monotonic(), self._question.allowance.wall_s(0), 0
+
+    def _end(self) -> InvalidRepository | _Killed:
+        """Return an error that tells how the process ended."""
+        status = self._process.wait()
+        if self._is_late:
+            return NotEvaluated([exceeded(f"it is not evaluated after {self._wall_s:.0f} s")])
+        if status == -signal.SIGXCPU:
+            return InvalidRepository([exceeded("it takes more of the processor's time to evaluate than it may")])
+        if status in (OUT_OF_MEMORY, -signal.SIGABRT):  # pydantic aborts where it can have no memory
+            return InvalidRepository([exceeded("it takes more memory to evaluate than it may")])
+        if status in (-signal.SIGKILL, -signal.SIGTERM):
+            return _Killed("its evaluation was killed twice, as where a machine has no memory left")
+        return InvalidRepository([exceeded(f"its evaluation ended {ended(status)}")])
+
+
+class _Assembly:
+    """A commit in the making: its base, and what the evaluator sends of the servers that differ."""
+
+    def __init__(self, base: Commit | None) -> None:
+        self._base = base
+        self._touched: list[str] = []
+        self._decisions: dict[str, Decision] = {}
+        self._networks: dict[str, Host] = {}
+        self._machines: dict[SystemUuid, Machine] = {}
+        self._labels: dict[str, Mapping[str, str]] = {}
+        self._written: dict[str, Written] = {}
+
+    @uncollected()  # what is decoded stays
+    def take(self, servers: tuple[protocol.ServerPart, ...]) -> None:
+        for server in servers:
+            name = server.name
+            if self._is_as_before(server):
+                continue
+            self._touched.append(name)
+            if server.decision is not None:
+                self._decisions[name] = protocol.verified_decision(server.decision)
+            if server.network is not None:
+                self._networks[name] = protocol.network(server.network)
+            if (machine := server.machine) is not None:
+                self._machines[machine.uuid] = machine
+            if (labels := server.labels) is not None:
+                self._labels[name] = labels
+            if (written := server.written) is not None:
+                self._written[name] = written
+
+    def _is_as_before(self, server: protocol.ServerPart) -> bool:
+        """Whether a server was only explained again, as its base explains it."""
+        others = (server.decision, server.machine, server.network, server.labels)
+        if self._base is None or any(each is not None for each in others):
+            return False
+        return server.written == self._base.written.get(server.name)
+
+    def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
+        base, gone = self._base, result.gone
+        shared = _without_servers(result.fleetwide) if result.fleetwide is not None else base
+        if shared is None:
+            raise ValueError("a commit without a base needs all that is said besides its servers")
+        before = base or shared
+        written, locations = before.written, before.locations
+        if shared.shown is None:  # no page is published
+            written, locations = {}, SourceLocations()
+        commit = replace(
+            shared,
+            revision=revision,
+            decisions=replace(
+                shared.decisions,
+                revision=revision,
+                servers=replaced(before.decisions.servers, self._decisions, gone),
+                networks=replaced(before.decisions.networks, self._networks, gone),
+            ),
+            machines=merged(before.machines, self._machines, result.gone_machines),
+            labels=merged(before.labels, self._labels, gone),
+            sites=merged(before.sites, result.sites, result.gone_sites),
+            written=merged(written, self._written, gone),
+            locations=SourceLocations(
+                servers=merged(locations.servers, result.locations, gone),
+                shared=merged(locations.shared, result.documents, result.gone_documents),
+            ),
+            withheld=before.withheld,
+            base=base.revision if base is not None else None,
+            touched=frozenset({*self._touched, *gone, *result.sites, *result.gone_sites}),
+        )
+        self._check(commit, result)
+        return commit
+
+    def _check(self, commit: Commit, result: protocol.CommitEnd) -> None:
+        """Raise ValueError if the parts of a server are not of one server, or a server lacks a part.
+
+        The base was checked before: the other servers have their parts unless a part of theirs is gone or replaced.
+        """
+        servers, networks = commit.decisions.servers, commit.decisions.networks
+        machines = self._base.machines if self._base is not None else {}
+        replaced_machines = [machines[uuid] for uuid in (*self._machines, *result.gone_machines) if uuid in machines]
+        if not {each.name for each in replaced_machines} <= {*self._touched, *result.gone}:
+            raise ValueError("the machine of another server is gone")
+        if len({len(each) for each in (servers, networks, commit.labels, commit.machines)}) > 1:
+            raise ValueError("a server lacks a part")
+        for name in self._touched:
+            decision, host = servers.get(name), networks.get(name)
+            machine = commit.machines.get(decision.uuid) if decision is not None else None
+            named = [each.server for each in (decision, host) if each is not None]
+            if machine is None or [machine.name, *named] != [name] * 3 or name not in commit.labels:
+                raise ValueError(f"the parts of {name} are not of one server")
+        if not all(name in servers for name in result.come):
+            raise ValueError("a server that is new is none of the servers")
+
+
+def _without_servers(said: protocol.FleetPart) -> Commit:
+    """A commit with what is said besides the servers."""
+    decisions = Decisions(
+        revision="",
+        base_url=said.base_url,
+        outputs=frozenset(said.outputs),
+        evidence=said.evidence,
+        servers={},
+        networks={},
+        sites=said.sites,
+        unknown=said.unknown,
+        unknown_not_found=said.unknown_not_found,
+        warnings=said.warnings,
+        dated=said.dated,
+    )
+    return Commit(
+        revision=Revision(""),
+        fleet=said.fleet,
+        decisions=decisions,
+        machines={},
+        sites={},
+        labels={},
+        opt_outs=said.opt_outs,
+        minimum_versions=said.minimum_versions,
+        site=said.site,
+        shown=said.shown,
+    )

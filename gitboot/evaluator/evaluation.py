@@ -1,0 +1,314 @@
+"""Evaluate commits: look up each result by the content that it is made of, and work out what is not known yet.
+
+Nothing here tracks what changed. A file's documents are known by the file's blob, a server's decision by its content
+key (`gitboot.evaluator.content_keys`). The checks across servers look at all of them, each time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from gitboot.diff.touched import GROUPING, Touched
+from gitboot.evaluator.cache import (
+    DecidedRow,
+    Decoded,
+    decoded_decision,
+    decoded_host,
+    decoded_row,
+    decoded_servers,
+    encode_result,
+    findings_of,
+)
+from gitboot.evaluator.content_keys import Key, decision_keys
+from gitboot.evaluator.protocol import EVALUATED, ResultKind
+from gitboot.evaluator.remote_cache import Results
+from gitboot.evaluator.workers import Forks
+from gitboot.load import BlobId, FleetRepository, Id, Loaded, ParseCache, ParsedBlob, Revision, Snapshot, load_revision
+from gitboot.load.loaded import LoadedFile, list_files
+from gitboot.resolve.decide import Decided, DecidedServer, DecidedServers, decide_all
+from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.reading import decide_loaded
+
+if TYPE_CHECKING:
+    from gitboot.diff.changes import Changes
+    from gitboot.diff.extent import Extent
+
+
+class Snapshots(Protocol):
+    """A source of commits."""
+
+    def __call__(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
+        """Return the files of a commit. An implementation may read only what differs from an earlier snapshot."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """A valid commit, and everything that it decides."""
+
+    loaded: Loaded
+    keys: Mapping[str, Key]  # by server, sorted
+    rows: Mapping[str, DecidedRow]  # by server, sorted
+    decided: Decided
+
+    @property
+    def revision(self) -> Revision:
+        return self.loaded.snapshot.revision
+
+    @property
+    def repository(self) -> FleetRepository:
+        return self.loaded.repository
+
+    def results(self, kind: ResultKind) -> Mapping[bytes, LoadedFile | DecidedRow]:
+        """Return what a cache may keep of the commit, by key."""
+        if kind is ResultKind.PARSED:
+            return {each.blob.encode(): each for each in self.loaded.files.values() if each.has_only_servers}
+        return dict(zip(self.keys.values(), self.rows.values(), strict=True))
+
+    def is_made_of(self, other: Evaluation) -> bool:
+        """Return whether this evaluation took over everything of another one."""
+        return self.keys is other.keys and self.repository.origins is other.repository.origins
+
+    @cached_property
+    def opt_outs(self) -> tuple[OptOut, ...]:
+        """Every pin and hold, in the order of their servers and streams."""
+        return tuple(opt_outs(self.repository))
+
+    @cached_property
+    def group_sizes(self) -> Mapping[tuple[str, str], int]:
+        """How many servers have each value of the labels that group servers."""
+        labels = [server.metadata.labels for server in self.repository.servers.values()]
+        return Counter((key, each[key]) for key in GROUPING for each in labels if key in each)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommitPair:
+    """A commit beside its base."""
+
+    base: Evaluation | None
+    head: Evaluation
+
+    @cached_property
+    def servers(self) -> Collection[str]:
+        """The servers of either commit whose content keys or places differ: everything else about a server is equal."""
+        base, head = self.base, self.head
+        if base is None:
+            return head.keys.keys()
+        if head.is_made_of(base):
+            return frozenset()
+        moved = base.repository.origins.items() ^ head.repository.origins.items()
+        return frozenset(
+            (
+                *(name for name, _ in base.keys.items() ^ head.keys.items()),
+                *(k.name for k, _ in moved if k.kind == "Server"),
+            )
+        )
+
+    @cached_property
+    def documents(self) -> frozenset[Id]:
+        """The documents, and the files that documents name, that may differ between both commits."""
+        base, head = self.base, self.head
+        if base is None:
+            return frozenset(head.repository.origins)
+        moved = {key for key, _ in base.repository.origins.items() ^ head.repository.origins.items()}
+        old, new = base.repository.files, head.repository.files
+        files = () if old is new else (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
+        return frozenset((*moved, *(Id("file", path) for path in files)))
+
+    def changes(self) -> Changes:
+        """Compare both commits."""
+        from gitboot.diff.changes import compare  # only here: `validate` does not need it, and its import takes time
+
+        base, head = self.base, self.head
+        old, touched = None, None
+        if base is not None:
+            old = base.decided
+            touched = Touched(servers=frozenset(self.servers), documents=self.documents, sizes=base.group_sizes)
+        return compare(
+            old.decisions if old is not None else None,
+            head.decided.decisions,
+            base.repository if base is not None else None,
+            head.repository,
+            touched,
+        )
+
+    @property
+    def extent(self) -> Extent:
+        if self.base is not None:
+            return self.changes().extent
+        from gitboot.diff.tallying import extent_of_first  # only here, as above
+
+        decisions = self.head.decided.decisions
+        return extent_of_first(decisions, self.head.repository, decisions.servers.values())
+
+
+class Evaluator:
+    """Evaluates commits, and holds the last two: they are where the next evaluation looks first."""
+
+    def __init__(
+        self,
+        snapshots: Snapshots,
+        *,
+        begun: Callable[[int], None] = lambda _: None,
+        results: Results | None = None,
+        workers: Forks | None = None,
+    ) -> None:
+        self._snapshots = snapshots
+        self.results = results  # None: nothing is known
+        self.workers = workers or Forks()  # for commits of which most is unknown
+        self._begun = begun  # is called with the number of files of a commit before gitboot reads them
+        self._held: tuple[Evaluation, ...] = ()  # the base, and what was evaluated last
+        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
+        self._complete: Evaluation | None = None  # whose results are all among these
+
+    def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
+        """Evaluate a commit beside ``base``.
+
+        Raises `InvalidRepository` with every problem of the commit, `SourceError` if a file cannot be read.
+        """
+        base_evaluation = self._evaluated(base) if base is not None else None
+        head = self._evaluated(revision, base_evaluation)
+        self._held = (head,) if base_evaluation is None else (base_evaluation, head)
+        return CommitPair(base=base_evaluation, head=head)
+
+    def holds(self, revision: Revision) -> bool:
+        """Return whether a commit is one of the last two."""
+        return any(each.revision == revision for each in self._held)
+
+    def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
+        """Yield what the cache lacks of the last two commits, so many results at a time, each once.
+
+        The results count as stored from then on.
+        """
+        evaluations = self._held
+        if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
+            return
+        for kind in EVALUATED:
+            results = {key: each for one in evaluations for key, each in one.results(kind).items()}
+            lacking = iter(sorted(results.keys() - self._stored[kind]))
+            while batch := tuple(islice(lacking, number)):
+                yield kind, {key: encode_result(results[key]) for key in batch}
+            self._stored[kind] = set(results)
+        self._complete = evaluations[-1]
+
+    def _evaluated(self, revision: Revision, beside: Evaluation | None = None) -> Evaluation:
+        if (known := next((each for each in self._held if each.revision == revision), None)) is not None:
+            return known
+        beside = beside or next(iter(self._held), None)
+        snapshot = self._snapshots(revision, beside.loaded.snapshot if beside is not None else None)
+        self._begun(len(snapshot.blobs))
+        return _Evaluating(snapshot, beside, self._known, self.workers).evaluation()
+
+    def _known(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        found = self.results.get_many(kind, keys) if keys and self.results is not None else {}
+        self._stored[kind].update(found)
+        return found
+
+
+class _Evaluating:
+    """One commit while gitboot evaluates it. ``beside`` is another one, whose results are in memory."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        beside: Evaluation | None,
+        known: Callable[[ResultKind, Collection[bytes]], Mapping[bytes, bytes]],
+        workers: Forks,
+    ) -> None:
+        self._snapshot, self._beside, self._known, self._workers = snapshot, beside, known, workers
+        self._keys: Mapping[str, Key] = {}
+        self._rows: dict[str, DecidedRow] = {}
+
+    def evaluation(self) -> Evaluation:
+        beside = self._beside
+        before = beside.loaded if beside is not None else None
+        listing = list_files(self._snapshot, before)
+        found = load_revision(self._snapshot, self._parsed(listing.documents), before, listing)
+        if isinstance(found, Loaded) and beside is not None and found.repository.origins is beside.repository.origins:
+            return _at(found, beside)
+        decided = decide_loaded(found, self._decided)
+        assert isinstance(found, Loaded)  # noqa: S101 - anything else raised
+        return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
+
+    def _parsed(self, paths: Sequence[str]) -> ParseCache:
+        """Return what files say that the other commit does not have, as far as it is known or workers find it."""
+        known = self._beside.loaded.files if self._beside is not None else {}
+        blobs = self._snapshot.blobs
+        unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
+        rows = self._known(ResultKind.PARSED, [blob.encode() for blob in unknown])
+        parsed: ParseCache = {}
+        for key, row in rows.items():
+            if (servers := decoded_servers(row)) is not None:
+                parsed[BlobId(key.decode())] = _only_servers(servers)
+        left = [(blob, path) for blob, path in unknown.items() if blob not in parsed]
+        for blob, row in self._workers.parse(self._snapshot, left).items():
+            servers = decoded_servers(row)
+            assert servers is not None  # noqa: S101 - a worker encoded it
+            parsed[blob] = _only_servers(servers)
+        return parsed
+
+    def _decided(self, repository: FleetRepository) -> Decided:
+        beside = self._beside
+        placed = beside.decided.placed if beside is not None else {}
+        self._keys = _keys(repository, beside)
+        return decide_all(repository, self._servers, placed)
+
+    def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
+        """Return what is decided for each server: known by its key, or worked out now."""
+        keys, beside = self._keys, self._beside
+        known: dict[bytes, DecidedRow] = {}
+        if beside is not None:
+            known = dict(zip(beside.keys.values(), beside.rows.values(), strict=True))
+        unknown = [name for name in names if keys[name] not in known]
+        for key, data in self._known(ResultKind.DECIDED, [keys[name] for name in unknown]).items():
+            if (row := decoded_row(data)) is not None:
+                known[key] = row
+        unknown = [name for name in unknown if keys[name] not in known]
+        for name, data in zip(unknown, self._workers.decide(one, unknown), strict=True):
+            row = decoded_row(data)
+            assert row is not None  # noqa: S101 - it was encoded a moment ago
+            known[keys[name]] = row
+        self._rows = rows = {name: known[keys[name]] for name in names}
+        return DecidedServers(
+            decisions=Decoded(rows, decoded_decision),
+            hosts=Decoded(rows, decoded_host),
+            flawed={name: findings_of(row) for name, row in rows.items() if row.findings},
+        )
+
+
+def _at(loaded: Loaded, known: Evaluation) -> Evaluation:
+    """Return an evaluation of a commit in which no file that the fleet reads differs."""
+    decided = known.decided
+    decisions = replace(decided.decisions, revision=loaded.snapshot.revision)
+    decided = replace(decided, repository=loaded.repository, decisions=decisions)
+    return Evaluation(loaded=loaded, keys=known.keys, rows=known.rows, decided=decided)
+
+
+def _keys(repository: FleetRepository, beside: Evaluation | None) -> Mapping[str, Key]:
+    """Return the content key of each server. If only Server documents differ, the others keep theirs."""
+    if beside is None or not _share_all_but_servers(repository, beside.repository):
+        return decision_keys(repository, repository.servers)
+    servers, before, keys = repository.servers, beside.repository.servers, beside.keys
+    changed = [name for name, server in servers.items() if before.get(name) is not server]
+    found = decision_keys(repository, changed)
+    return {name: found[name] if name in found else keys[name] for name in servers}
+
+
+def _share_all_but_servers(one: FleetRepository, other: FleetRepository) -> bool:
+    return (
+        (one.fleet, one.images, one.streams, one.profiles) == (other.fleet, other.images, other.streams, other.profiles)
+        and (one.policies, one.maintenances, one.files) == (other.policies, other.maintenances, other.files)
+        and _origins_besides_servers(one) == _origins_besides_servers(other)
+    )
+
+
+def _origins_besides_servers(repository: FleetRepository) -> list[object]:
+    return [origin for key, origin in repository.origins.items() if key.kind != "Server"]
+
+
+def _only_servers(resources: Sequence[tuple[int, object]]) -> ParsedBlob:
+    return ParsedBlob(resources=tuple(resources), problems=(), more=0, broken=(), unread=())  # type: ignore[arg-type]

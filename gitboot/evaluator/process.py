@@ -1,0 +1,125 @@
+"""The evaluator's process: it answers questions from standard input on standard output until that ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import IO, Final
+
+from gitboot.bounds import Spent, lift
+from gitboot.errors import CorruptClone, InvalidRepository, SourceError
+from gitboot.evaluator import protocol
+from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.evaluator.protocol import Allowance
+from gitboot.evaluator.remote_cache import RemoteCache
+from gitboot.evaluator.workers import BATCH, Forks, processors
+from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
+from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.model.fleet import FleetSpec
+from gitboot.source import Reader
+from gitboot.source.repository import lacks_memory
+
+
+def main(state: str, parent: str) -> None:
+    """Evaluate commits of the clone in ``state`` for the process ``parent``."""
+    asked, answers = as_child_of(parent)
+    reader = Reader(Path(state))
+    answering = _Answering(answers)
+
+    def counted(revision: Revision, previous: Snapshot | None) -> Snapshot:
+        snapshot = reader.snapshot(revision, previous)
+        return replace(snapshot, read=answering.counting(snapshot.read))
+
+    evaluator = Evaluator(counted, begun=answering.begun, results=RemoteCache(asked, answers))
+    while (frame := read_frame(asked)) is not None:
+        gc.disable()  # nearly all that is made stays
+        question = protocol.question(frame)
+        if _answer(evaluator, question, answering):
+            lift()
+        reader.close()
+        gc.collect(_YOUNG)
+        gc.freeze()  # it is not looked at again and again
+
+
+def _answers(evaluator: Evaluator, pair: CommitPair, question: protocol.Question) -> Iterator[protocol.Answer]:
+    """Yield what tells a commit, with the results that the cache lacks before the end."""
+    for answer in told(pair, question.site):
+        if isinstance(answer, protocol.CommitEnd) and question.stores_results:
+            for kind, values in evaluator.unstored(protocol.MAX_KEYS):
+                yield protocol.NewResults(kind, values)
+        yield answer
+
+
+_FILES: Final = 1000  # between two words on how many were read
+_YOUNG: Final = 1  # what was made before is frozen
+
+
+class _Answering:
+    """Answers to one question after the other, and the limits that each is answered in."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._spent = Spent.now()
+        self._allowance = Allowance()
+
+    def begin(self, allowance: Allowance) -> None:
+        """Count what a commit takes from now on."""
+        self._spent, self._allowance = Spent.now(), allowance
+        self._allowance.bound(self._spent, 0)
+        self.send(protocol.Begun(None))
+
+    def begun(self, files: int) -> None:
+        """Give the commit what so many files may take, and report them."""
+        self._allowance.bound(self._spent, files)
+        self.send(protocol.Begun(files))
+
+    def count(self, files: int) -> None:
+        """So many files were read by others."""
+        if files // _FILES > (files - BATCH) // _FILES:
+            self.send(protocol.Counted(files))
+
+    def counting(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
+        """What reads a file, and says after each so many how many there were."""
+        numbers, us = count(1), os.getpid()
+
+        def reading(blob: BlobId) -> bytes:
+            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers have no word here
+                self.send(protocol.Counted(number))
+            return read(blob)
+
+        return reading
+
+    def send(self, answer: protocol.Answer) -> None:
+        write_frame(self._stream, answer)
+
+
+def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answering) -> bool:
+    """Answer one question, and say whether the commit holds together; where that cannot be, this process ends."""
+    base = Revision(question.base) if question.base is not None else None
+    try:
+        evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
+        if base is not None and not evaluator.holds(base):
+            answering.begin(question.allowance)  # what the base takes is no fault of the commit
+            evaluator.evaluate(base, None)
+        answering.begin(question.allowance)
+        pair = evaluator.evaluate(Revision(question.revision), base)
+        for answer in _answers(evaluator, pair, question):
+            answering.send(answer)
+        return True
+    except InvalidRepository as error:
+        fleet = error.fleet if isinstance(error.fleet, FleetSpec) else None
+        answering.send(protocol.Refused(error.problems, error.dated, fleet))
+    except SourceError as error:
+        if lacks_memory(error):
+            os._exit(OUT_OF_MEMORY)
+        answering.send(protocol.Unreadable(str(error), isinstance(error, CorruptClone)))
+    except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
+        os._exit(OUT_OF_MEMORY)  # what was half made is not trusted
+    except BrokenPipeError:
+        os._exit(0)  # whoever asked is gone
+    return False

@@ -1,0 +1,149 @@
+"""Several processes for what is done file by file and server by server: the same as one alone would find, sooner.
+
+Each is a fork of the evaluator, which has one thread, and ends with it. It is held to what the commit may still take of
+the processor, and to its share of the memory. One that ends early says nothing: what it was to do is done here, within
+the evaluator's own limits. So how many there are changes no answer, whatever a commit does to them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NoReturn, TypeVar
+
+from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
+from gitboot.decoders import decoder
+from gitboot.evaluator.cache import encode_decided, encode_servers
+from gitboot.frames import Buffer, encode, framed
+from gitboot.load import BlobId, ParsedBlob, Snapshot
+from gitboot.load.blobs import read_blob
+from gitboot.processes import end_with
+from gitboot.resolve.decide import DecidedServer
+
+T = TypeVar("T")
+
+MOST: Final = 8
+_WORTH: Final = 500  # files, or servers: fewer are done before another process has begun
+BATCH: Final = 64  # of them between two words of a worker
+_PIECE: Final = 2**20  # bytes
+
+
+def processors() -> int:
+    """How many workers there are unless somebody says how many."""
+    return min(len(os.sched_getaffinity(0)), MOST)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forks:
+    """So many processes; ``seen`` is told how many files were read so far."""
+
+    number: int = 1
+    seen: Callable[[int], None] = lambda _: None
+
+    def parse(self, snapshot: Snapshot, wanted: Sequence[tuple[BlobId, str]]) -> dict[BlobId, bytes]:
+        """Return the encoded documents of the files that have nothing but valid Server documents.
+
+        ``wanted``: blobs with their paths. This process reads files that are left out.
+        """
+        if self.number < 2:
+            return {}
+        done = 0
+
+        def count(more: int) -> None:
+            nonlocal done
+            done += more
+            self.seen(done)
+
+        found = self._shared(wanted, lambda each: _servers_in(read_blob(snapshot, *each)), count)
+        return {blob: row for (blob, _), row in zip(wanted, found, strict=True) if row is not None}
+
+    def decide(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
+        """Return what is decided for each server as an encoded `DecidedRow`."""
+        found = self._shared(names, lambda name: encode_decided(one(name)))
+        return [encode_decided(one(name)) if row is None else row for name, row in zip(names, found, strict=True)]
+
+    def _shared(
+        self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
+    ) -> list[bytes | None]:
+        """What ``work`` says of each; None: it is for this process to do."""
+        if self.number < 2 or len(items) < _WORTH or threading.active_count() > 1:
+            return [None] * len(items)
+        found: list[bytes | None] = [None] * len(items)
+        work(items[0])  # what is made at the first need is made once, before there are others
+        limits = share_of_limits(self.number)
+        workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
+        try:
+            for number, at, said in _heard([worker.pipe for worker in workers]):
+                first = number + at * self.number
+                found[first : first + len(said) * self.number : self.number] = said
+                count(len(said))
+        finally:
+            take_off_limits(sum(worker.end() for worker in workers))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """A process that works, and where it says what it has found."""
+
+    process: int
+    pipe: int
+
+    def end(self) -> float:
+        """End it; what it had of the processor, in seconds."""
+        os.close(self.pipe)
+        os.kill(self.process, signal.SIGKILL)  # where this one does not hear it to its end
+        _, _, usage = os.wait4(self.process, 0)
+        return usage.ru_utime + usage.ru_stime
+
+
+def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None]) -> _Worker:
+    parent = os.getpid()
+    reading, writing = os.pipe()
+    if (process := os.fork()) == 0:
+        _work(parent, limits, items, work, writing)
+    os.close(writing)
+    return _Worker(process, reading)
+
+
+def _work(
+    parent: int, limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None], writing: int
+) -> NoReturn:
+    """Be a worker: whatever goes wrong is for the parent to find out."""
+    with suppress(BaseException):
+        end_with(parent)
+        limits.hold()
+        for first in range(0, len(items), BATCH):
+            batch = [work(item) for item in items[first : first + BATCH]]
+            rest = memoryview(framed(encode((first, batch))))
+            while rest:
+                rest = rest[os.write(writing, rest) :]
+    os._exit(0)  # what the parent had not yet written is the parent's
+
+
+def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
+    """What workers say until all have ended: the number of the worker, from which of its items on, and what."""
+    poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
+    numbers = {pipe: number for number, pipe in enumerate(pipes)}
+    for pipe in pipes:
+        poll.register(pipe, select.POLLIN)
+    while buffers:
+        for pipe, _ in poll.poll():
+            data = os.read(pipe, _PIECE)
+            for frame in buffers[pipe].add(data):
+                yield (numbers[pipe], *_word(frame))
+            if not data:
+                poll.unregister(pipe)
+                del buffers[pipe]
+
+
+def _servers_in(said: ParsedBlob) -> bytes | None:
+    return encode_servers(said.resources) if said.has_only_servers else None
+
+
+_word: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = decoder(tuple[int, list[bytes | None]])

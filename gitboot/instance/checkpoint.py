@@ -1,0 +1,554 @@
+"""Where an instance stood, stored in the cache so that the next start plans and publishes only what differs.
+
+A checkpoint only saves time. At a start, gitboot compares its commit and its records with the ledger, and its files
+with the manifest of the tree. gitboot plans or publishes each server again that differs.
+
+A chunk is a cache entry with rows of one table. Its key is its digest, so gitboot writes only chunks that changed. The
+manifest of a checkpoint is a cache entry with the keys of its chunks. The key of the manifest has the identity of the
+ledger, the token keys and the site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from zlib import crc32
+
+import msgspec
+
+from gitboot.assets.sighting import Sighting
+from gitboot.decoders import decoder
+from gitboot.disk_cache import DiskCache
+from gitboot.errors import PublishError
+from gitboot.evaluator import protocol
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.frames import encode
+from gitboot.instance.agenda import Agenda
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.patrol import Patrol
+from gitboot.instance.planning import ImageFile, Plans, about
+from gitboot.instance.standing import Standing, TargetState
+from gitboot.load import Revision
+from gitboot.load.machines import Machine
+from gitboot.load.merged import replaced
+from gitboot.model.fleet import Output
+from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.plan import BootFile, BootPlan, Decision, InstallAttempt, InstallProgress, Record, Run
+from gitboot.publish.resuming import ALL, PARTS, Inventory
+from gitboot.render import terms
+from gitboot.render.keyed import TokenKeys
+from gitboot.render.schedule import ServerState
+from gitboot.resolve import Decisions
+from gitboot.resolve.hosts import Host
+from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
+from gitboot.resolve.written import Written
+from gitboot.stoppage import Halt
+
+T = TypeVar("T")
+
+WORTH: Final = 500  # servers; gitboot plans fewer sooner than it reads a checkpoint
+_SHARE: Final = 8  # after one server in so many was planned again, the next start needs a new checkpoint
+_INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
+_ROOM: Final = 4  # a checkpoint takes at most one part in so many of the cache
+
+_CHUNK_ROWS: Final = 256  # of a chunk on average
+_MAX_CHUNK_ROWS: Final = 1024
+_BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
+
+
+class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
+    """`Plans` without the states of servers and the instants at which they change."""
+
+    stop: Halt
+    left: datetime | None
+    planned_at: datetime | None
+    counts: list[tuple[tuple[str, str], int]]
+    versions: list[tuple[tuple[str, str], int]]
+    needs: list[tuple[ImageFile, int]]
+    unknown: frozenset[str]
+    unseen: frozenset[str]
+    consumed: frozenset[str]
+    lost: frozenset[str]
+    unknown_outcomes: frozenset[str]
+    begun: dict[str, InstallAttempt]
+    given: dict[str, tuple[str, Run]]
+    installing: dict[str, InstallProgress]
+    sightings: list[tuple[BootFile, Sighting]] | None
+
+
+class _KeptState(msgspec.Struct, frozen=True, array_like=True):
+    """A `ServerState`, but for what the commit says of the server."""
+
+    record: Record | None
+    absent: tuple[BootFile, ...]
+    at: datetime
+    plan: BootPlan | None
+    later: tuple[tuple[datetime, BootPlan | None], ...]
+    refresh_at: datetime | None
+
+
+class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
+    """Everything that does not grow with the fleet."""
+
+    at: datetime | None  # when the tree was brought up to date last
+    terms: bytes
+    shared: str | None  # of the tree's `Inventory`
+    unseen: frozenset[SystemUuid]
+    revision: Revision
+    said: protocol.FleetPart
+    plans: _KeptPlans
+
+
+class _Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """The keys of the chunks of a checkpoint."""
+
+    standing: bytes
+    tables: dict[str, list[bytes]]  # by name of the table, in the order of its rows
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        return frozenset((self.standing, *(key for keys in self.tables.values() for key in keys)))
+
+
+class _Known(NamedTuple):
+    """What plans were made by besides the commit, as bytes that gitboot only compares."""
+
+    unseen: frozenset[SystemUuid]
+    records: Mapping[SystemUuid, bytes]
+    done: Mapping[SystemUuid, bytes]  # at BMCs: overrides, and switches of power
+
+
+class _Read(NamedTuple):
+    """A checkpoint that was read."""
+
+    small: _KeptStanding
+    commit: Commit
+    plans: Plans
+    tree: Inventory
+    versions: dict[str, dict[str, Digest]]
+    known: _Known
+
+
+class ResumableTree(Protocol):
+    """A tree in which another process may have published before."""
+
+    def inventory(self) -> Inventory:
+        """Return what the tree has."""
+
+    def resume(self, before: Inventory) -> frozenset[str] | None:
+        """Take over what is there, and return the servers whose files may differ. None: publish everything."""
+
+
+class Checkpoint:
+    """The checkpoint of an instance: `resume` reads it at a start, and `store` writes it at the end of a pass."""
+
+    def __init__(
+        self,
+        cache: DiskCache,
+        tree: ResumableTree,
+        patrol: Patrol | None,
+        warn: Callable[[str], None],
+        site: str | None = None,
+    ) -> None:
+        """``patrol`` compares the files of the tree after `resume`. ``site`` is the instance's; None: all servers."""
+        self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, patrol, warn
+        self._site = site
+        self._planned = 0  # servers, since the last checkpoint
+        self._stored_at: datetime | None = None
+
+    def resume(self, fresh: Standing) -> Standing:
+        """Return where an instance continues that has only read its ledger: ``fresh`` if there is no checkpoint."""
+        if not fresh.knowledge.is_trusted:
+            return fresh
+        kept = self._read(_key_of(fresh.knowledge, fresh.keys, self._site))
+        if kept is None or (owed := self._tree.resume(kept.tree)) is None:
+            return fresh
+        small, commit, plans = kept.small, kept.commit, kept.plans
+        publication = TargetState(
+            applied=commit.revision,
+            at=small.at,
+            complete=True,
+            plans=plans,
+            terms=terms.parse(small.terms) if ALL not in owed else None,
+            owed=owed - {ALL, PARTS},
+            in_doubt=PARTS in owed,
+            versions={name: each for name, each in kept.versions.items() if name not in owed},
+        )
+        self._stored_at = plans.planned_at
+        if self._patrol is not None:
+            self._patrol.start()
+        return replace(
+            fresh,
+            # Of no commit by name: so what is known of those that differ is looked through again.
+            knowledge=replace(
+                fresh.knowledge,
+                settled="",
+                unseen=kept.known.unseen,
+                sets_bmcs=None if kept.known.unseen else True,
+            ),
+            plans=plans,
+            publication=publication,
+            unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),
+        )
+
+    def store(self, standing: Standing, planned: int, at: datetime) -> None:
+        """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
+
+        ``planned`` is how many servers this pass planned. After the first call, the patrol begins.
+        """
+        if self._patrol is not None:
+            self._patrol.release()
+        self._planned += planned
+        commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)
+        if commit is None or commit.withheld or servers < WORTH or self._chunks.are_too_many:
+            return
+        if self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL:
+            return
+        if not (publication.stands_for(commit) and publication.plans is standing.plans and _is_whole(standing)):
+            return
+        key = _key_of(standing.knowledge, standing.keys, commit.site)
+        if self._planned * _SHARE > servers or not self._chunks.has(key):
+            try:
+                tree = self._tree.inventory()
+            except PublishError:
+                return
+            self._chunks.write(key, encode(_kept_standing(standing, commit, tree)), _tables(standing, commit, tree))
+            if self._chunks.are_too_many:
+                self._warn("a checkpoint does not fit into the cache: the next start plans and publishes all servers")
+            self._planned = 0
+        self._stored_at = at
+
+    def without_suspects(self, publication: TargetState) -> TargetState:
+        """Return what is published, without the files in which the patrol found damage."""
+        if self._patrol is None or not (found := self._patrol.found()):
+            return publication
+        return replace(
+            publication,
+            complete=publication.complete and ALL not in found,
+            owed=publication.owed | (found - {ALL}),
+            versions=replaced(publication.versions, {}, found & publication.versions.keys()),  # of another date then
+        )
+
+    def _read(self, key: bytes) -> _Read | None:
+        if (manifest := self._chunks.manifest(key)) is None:
+            return None
+        try:
+            return _read(self._chunks, manifest)
+        except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk was deleted or damaged
+            self._warn("the checkpoint in the cache is not complete: gitboot plans and publishes all servers again")
+            self._chunks.delete(key, manifest)
+            return None
+
+
+class _Chunks:
+    """Manifests and chunks in a cache."""
+
+    def __init__(self, cache: DiskCache) -> None:
+        self._cache = cache
+        self.are_too_many = False  # for the cache; only another process tries again
+
+    def manifest(self, key: bytes) -> _Manifest | None:
+        value = self._cache.get_many(_MANIFEST, [key]).get(key)
+        return _manifest(value) if value is not None else None
+
+    def has(self, key: bytes) -> bool:
+        """Return whether the cache has a manifest and its chunks."""
+        manifest = self.manifest(key)
+        return manifest is not None and not self._lacking(manifest.keys)
+
+    def chunk(self, key: bytes) -> bytes:
+        """Return the bytes of a chunk. Raises KeyError."""
+        return self._cache.get_many(_CHUNK, [key])[key]
+
+    def rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+        """Return the rows of a table. Raises KeyError if a chunk is not there."""
+        found: dict[Any, Any] = {}
+        for batch in _batches(keys, _BATCH):
+            chunks = self._cache.get_many(_CHUNK, batch)
+            for key in batch:
+                found.update(decode(chunks[key]))
+        return found
+
+    def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
+        """Replace a manifest and its chunks, unless the cache does not take them."""
+        left, is_taken = self._cache.max_bytes // _ROOM, True
+        keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
+        new = set[bytes]()
+        for batch in _batches(_encoded_chunks(small, tables), _BATCH):
+            chunks = dict[bytes, bytes]()
+            for name, chunk in batch:
+                digest = blake2b(chunk, digest_size=32).digest()
+                keys[name].append(digest)
+                chunks[digest] = chunk
+                left -= len(chunk)
+            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # or has them damaged
+            self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
+            new |= lacking
+            is_taken = left >= 0 and not self._lacking(lacking)
+            if not is_taken:
+                break
+        self.are_too_many = left < 0
+        (standing,) = keys.pop("")
+        before, after = self.manifest(key), _Manifest(standing, keys)
+        if not is_taken or self._lacking(after.keys):
+            self._delete_chunks(new)
+            return
+        self._cache.delete_many(_MANIFEST, [key])
+        self._cache.insert_many(_MANIFEST, {key: encode(after)})
+        if before is not None:
+            self._delete_chunks(before.keys - after.keys)
+
+    def delete(self, key: bytes, manifest: _Manifest) -> None:
+        """Delete a manifest and its chunks."""
+        self._cache.delete_many(_MANIFEST, [key])
+        self._delete_chunks(manifest.keys)
+
+    def _lacking(self, keys: Collection[bytes]) -> set[bytes]:
+        """Return the keys of the chunks that the cache does not have."""
+        return set(keys) - self._cache.find_keys(_CHUNK, keys)
+
+    def _delete_chunks(self, keys: Iterable[bytes]) -> None:
+        for batch in _batches(sorted(keys), _BATCH):
+            self._cache.delete_many(_CHUNK, batch)
+
+
+def _encoded_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
+    """Return each chunk with the name of its table. A server that comes or goes changes one chunk of each table."""
+    yield "", small
+    for name, rows in tables.items():
+        chunk: dict[Any, Any] = {}
+        for key, row in rows:
+            chunk[key] = row
+            if crc32(key.encode()) % _CHUNK_ROWS == 0 or len(chunk) == _MAX_CHUNK_ROWS:
+                yield name, encode(chunk)
+                chunk = {}
+        if chunk:
+            yield name, encode(chunk)
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _is_whole(standing: Standing) -> bool:
+    """Whether all that is known is planned."""
+    return standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
+
+
+def _key_of(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
+    """Return the key of a manifest, which a start knows before it reads the cache."""
+    facts = knowledge.facts
+    return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
+
+
+def _known(knowledge: Knowledge) -> _Known:
+    return _Known(knowledge.unseen, dict(_records(knowledge)), dict(_done(knowledge)))
+
+
+def _records(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+    return ((uuid, encode(record)) for uuid, record in knowledge.records.items())
+
+
+def _done(knowledge: Knowledge) -> Iterator[tuple[SystemUuid, bytes]]:
+    for uuid in sorted({*knowledge.overrides, *knowledge.switches}):
+        yield uuid, encode((knowledge.overrides_of(uuid), knowledge.switches_of(uuid)))
+
+
+def _differing(then: _Known, now: _Known) -> frozenset[SystemUuid]:
+    pairs = ((then.records, now.records), (then.done, now.done))
+    return frozenset(uuid for old, new in pairs for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid))
+
+
+def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
+    """The machines that are others in the ledger than in a commit, which may be older than its accepted one."""
+    if commit.revision == knowledge.facts.accepted:
+        return frozenset()
+    here, book = commit.machines, knowledge.machines
+    others = (uuid for uuid, each in here.items() if book.get(uuid) != each)
+    return frozenset(here.keys() ^ knowledge.standing).union(others)
+
+
+# As bytes
+
+
+Rows = Iterable[tuple[str, Any]]
+
+
+def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
+    publication, plans, decisions = standing.publication, standing.plans, commit.decisions
+    assert publication.terms is not None  # noqa: S101 - there are some in what stands
+    return _KeptStanding(
+        at=publication.at,
+        terms=terms.render(publication.terms)[terms.TERMS].content,
+        shared=tree.shared,
+        unseen=standing.knowledge.unseen,
+        revision=commit.revision,
+        said=protocol.fleet_part(
+            *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
+        ),
+        plans=_kept_plans(plans),
+    )
+
+
+def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+    """Return everything that grows with the fleet."""
+    plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
+    return {
+        "decisions": ((name, each.digested()) for name, each in decisions.servers.items()),
+        "networks": decisions.networks.items(),
+        "machines": commit.machines.items(),
+        "sites": commit.sites.items(),
+        "labels": ((name, dict(each)) for name, each in commit.labels.items()),
+        "written": commit.written.items(),
+        "locations": commit.locations.servers.items(),
+        "documents": commit.locations.shared.items(),
+        "states": ((name, _kept_state(each)) for name, each in plans.servers.items()),
+        "instants": plans.transitions.instants.items(),
+        "versions": ((name, dict(each)) for name, each in standing.publication.versions.items()),
+        "lying": tree.states.items(),
+        "content": tree.content.items(),
+        "records": _records(knowledge),
+        "done": _done(knowledge),
+    }
+
+
+def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
+    """Return what `_kept_standing` and `_tables` returned. Raises KeyError, ValueError and DecodeError."""
+
+    def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+        return chunks.rows(manifest.tables[name], decode)
+
+    small = _decode(chunks.chunk(manifest.standing))
+    said = small.said
+    commit = Commit(
+        revision=small.revision,
+        fleet=said.fleet,
+        decisions=Decisions(
+            revision=small.revision,
+            base_url=said.base_url,
+            outputs=frozenset(said.outputs),
+            evidence=said.evidence,
+            servers=table("decisions", _decisions),
+            networks=table("networks", _networks),
+            sites=said.sites,
+            unknown=said.unknown,
+            unknown_not_found=said.unknown_not_found,
+            warnings=said.warnings,
+            dated=said.dated,
+        ),
+        machines=table("machines", _machines),
+        sites=table("sites", _texts),
+        labels=table("labels", _labels),
+        opt_outs=said.opt_outs,
+        minimum_versions=said.minimum_versions,
+        site=said.site,
+        written=table("written", _written),
+        locations=SourceLocations(servers=table("locations", _locations), shared=table("documents", _documents)),
+        shown=said.shown,
+    )
+    return _Read(
+        small=small,
+        commit=commit,
+        plans=_plans(small.plans, commit, table("states", _states), table("instants", _instants)),
+        tree=Inventory(
+            states=table("lying", _texts),
+            content=table("content", _paths),
+            shared=small.shared,
+            has_page=Output.PAGES in commit.decisions.outputs,
+        ),
+        versions=table("versions", _labels),
+        known=_Known(small.unseen, table("records", _bytes), table("done", _bytes)),
+    )
+
+
+def _kept_plans(plans: Plans) -> _KeptPlans:
+    return _KeptPlans(
+        stop=plans.stop,
+        left=plans.left,
+        planned_at=plans.planned_at,
+        counts=list(plans.counts.items()),
+        versions=list(plans.versions.items()),
+        needs=list(plans.needs.items()),
+        unknown=plans.unknown,
+        unseen=plans.unseen,
+        consumed=plans.consumed,
+        lost=plans.lost,
+        unknown_outcomes=plans.unknown_outcomes,
+        begun=dict(plans.begun),
+        given=dict(plans.given),
+        installing=dict(plans.installing),
+        sightings=list(plans.sightings.items()) if plans.sightings is not None else None,
+    )
+
+
+def _kept_state(state: ServerState) -> _KeptState:
+    return _KeptState(
+        record=state.record,
+        absent=tuple(sorted(state.absent, key=lambda file: (file.url, file.sha256))),
+        at=state.at,
+        plan=state.plan,
+        later=state.later,
+        refresh_at=state.refresh_at,
+    )
+
+
+def _state(kept: _KeptState, name: str, commit: Commit, stop: Halt) -> ServerState:
+    return ServerState(
+        decision=commit.decisions.servers[name],
+        record=kept.record,
+        about=about(commit, name),
+        stop=stop,
+        absent=frozenset(kept.absent),
+        at=kept.at,
+        plan=kept.plan,
+        later=kept.later,
+        refresh_at=kept.refresh_at,
+    )
+
+
+def _plans(kept: _KeptPlans, commit: Commit, states: dict[str, _KeptState], instants: dict[str, datetime]) -> Plans:
+    nobody: Agenda[str] = Agenda()
+    return Plans(
+        commit=commit,
+        stop=kept.stop,
+        left=kept.left,
+        servers={name: _state(each, name, commit, kept.stop) for name, each in states.items()},
+        transitions=nobody.moved(instants),
+        planned_at=kept.planned_at,
+        counts=dict(kept.counts),
+        versions=dict(kept.versions),
+        unknown=kept.unknown,
+        unseen=kept.unseen,
+        consumed=kept.consumed,
+        lost=kept.lost,
+        unknown_outcomes=kept.unknown_outcomes,
+        begun=kept.begun,
+        sightings=dict(kept.sightings) if kept.sightings is not None else None,
+        needs=dict(kept.needs),
+        given=kept.given,
+        installing=kept.installing,
+    )
+
+
+_MANIFEST: Final = "checkpoint"
+_CHUNK: Final = "checkpoint-chunk"
+_manifest: Final[Callable[[bytes], _Manifest]] = decoder(_Manifest)
+_decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
+_decisions: Final = decoder(dict[str, Decision])
+_networks: Final = decoder(dict[str, Host])
+_states: Final = decoder(dict[str, _KeptState])
+_bytes: Final = decoder(dict[str, bytes])
+_texts: Final = decoder(dict[str, str])
+_labels: Final = decoder(dict[str, dict[str, str]])
+_paths: Final = decoder(dict[str, tuple[str, ...]])
+_instants: Final = decoder(dict[str, datetime])
+_machines: Final = decoder(dict[SystemUuid, Machine])
+_written: Final = decoder(dict[str, Written])
+_locations: Final = decoder(dict[str, ServerLocation])
+_documents: Final = decoder(dict[str, DocumentLocation])

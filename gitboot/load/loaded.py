@@ -1,0 +1,247 @@
+"""One revision with everything that its files say, checked across files; unchanged files are not parsed again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from operator import is_
+from typing import Any, Final
+
+from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
+from gitboot.load.checks import check, reports_of_nothing, why_not_sealed
+from gitboot.load.draft import Draft
+from gitboot.load.identities import identities, place_of
+from gitboot.load.listing import IGNORE_FILE, Listing, listed
+from gitboot.load.references import references
+from gitboot.load.remarks import problems_of
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id, Origin, Resource
+from gitboot.load.snapshot import BlobId, Oversized, Snapshot
+from gitboot.model.fleet import Fleet
+from gitboot.model.server import Server
+from gitboot.problems.first import first
+from gitboot.problems.problem import Problem
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedFile:
+    """The documents of one file, and what the checks across files compare."""
+
+    blob: BlobId
+    parsed: ParsedBlob
+    resources: tuple[tuple[Id, Resource], ...]
+    origins: tuple[tuple[Id, Origin], ...]
+    references: tuple[Id, ...]  # resources, and files of kind "file"
+    identities: tuple[tuple[str, str], ...]  # of its servers: what it is, and the value in one spelling
+    bmcs: tuple[tuple[str, bool], ...]  # of its servers: the address, and whether the document names a system
+    has_problems: bool
+
+    @property
+    def has_only_servers(self) -> bool:
+        """Whether the file has nothing but valid Server documents: only these files are cached."""
+        return self.parsed.has_only_servers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A valid revision."""
+
+    snapshot: Snapshot
+    listing: Listing
+    files: Mapping[str, LoadedFile]  # the documents' files, by path in order
+    repository: FleetRepository
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flawed:
+    """A revision that is not valid, as far as gitboot can look at it."""
+
+    problems: tuple[Problem, ...]
+    well_formed: FleetRepository  # every well-formed document; resources that it names may be missing
+    whole: FleetRepository  # the well-formed documents of which everything that they name is there
+    lacking: frozenset[str]  # kinds of which documents are broken, or named something that is missing
+
+
+def list_files(snapshot: Snapshot, before: Loaded | None = None) -> Listing:
+    """Return which files of a revision are documents; ``before`` is another revision, which may have the same."""
+    return before.listing if before is not None and _has_same_names(snapshot, before) else listed(snapshot)
+
+
+def load_revision(
+    snapshot: Snapshot,
+    cache: ParseCache | None = None,
+    before: Loaded | None = None,
+    listing: Listing | None = None,  # as `list_files` returns it
+) -> Loaded | Flawed:
+    """Return the revision at ``snapshot``, or what is wrong with it.
+
+    ``cache`` keeps what blobs parse to between calls. Files that ``before`` has with the same blob are not read.
+    """
+    listing = listing or list_files(snapshot, before)
+    # A file is read to parse it, and again to locate problems: usually the same one.
+    snapshot = replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
+    files = _loaded_files(snapshot, listing, {} if cache is None else cache, before.files if before is not None else {})
+    if not listing.problems:
+        repository = _unchanged(snapshot, files, before) or _valid_repository(snapshot, files, before)
+        if repository is not None:
+            return Loaded(snapshot=snapshot, listing=listing, files=files, repository=repository)
+    found = _examined(snapshot, listing, files)
+    if isinstance(found, Flawed):
+        return found
+    return Loaded(snapshot=snapshot, listing=listing, files=files, repository=found)
+
+
+def _has_same_names(snapshot: Snapshot, before: Loaded) -> bool:
+    """Return whether both revisions list the same files."""
+    blobs, known = snapshot.blobs, before.snapshot.blobs
+    if blobs is known:
+        return snapshot.irregular == before.snapshot.irregular
+    return (
+        blobs.keys() == known.keys()
+        and blobs.get(IGNORE_FILE) == known.get(IGNORE_FILE)
+        and snapshot.irregular == before.snapshot.irregular
+    )
+
+
+def _loaded_files(
+    snapshot: Snapshot, listing: Listing, cache: ParseCache, known: Mapping[str, LoadedFile]
+) -> dict[str, LoadedFile]:
+    blobs, files = snapshot.blobs, {}
+    for path in listing.documents:
+        found, blob = known.get(path), blobs[path]
+        if found is None or found.blob != blob:
+            if (parsed := cache.get(blob)) is None:
+                parsed = cache[blob] = read_blob(snapshot, blob, path)
+            found = _loaded_file(path, blob, parsed)
+        files[path] = found
+    return files
+
+
+def _loaded_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
+    named = tuple((Id(type(each).__name__, each.metadata.name), each) for _, each in parsed.resources)
+    servers = [each for _, each in named if isinstance(each, Server)]
+    bmcs = ((each.spec.bmc.address, each.spec.bmc.system) for each in servers if each.spec.bmc is not None)
+    return LoadedFile(
+        blob=blob,
+        parsed=parsed,
+        resources=named,
+        origins=tuple(
+            (key, Origin(path, blob, index)) for (key, _), (index, _) in zip(named, parsed.resources, strict=True)
+        ),
+        references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in references(each)})),
+        identities=tuple((each.what, each.same) for server in servers for each in identities(server)),
+        bmcs=tuple((place_of(address, None)[0], system is not None) for address, system in bmcs),
+        has_problems=bool(parsed.problems or parsed.unread) or any(any(reports_of_nothing(each)) for each in servers),
+    )
+
+
+def _unchanged(snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None) -> FleetRepository | None:
+    """Return the repository of ``before`` at this revision, if no file that the fleet reads is another."""
+    if before is None or len(files) != len(before.files):
+        return None
+    if not all(map(is_, files.values(), before.files.values())):
+        return None
+    blobs, known = snapshot.blobs, before.snapshot.blobs
+    if blobs is not known and any(blobs.get(path) != known.get(path) for path in before.repository.files):
+        return None
+    return replace(before.repository, revision=snapshot.revision, read=snapshot.read)
+
+
+def _valid_repository(
+    snapshot: Snapshot, files: Mapping[str, LoadedFile], before: Loaded | None
+) -> FleetRepository | None:
+    """Return the repository, or None if any check across files fails. `check` then finds out what is wrong."""
+    loaded = files.values()
+    if any(each.has_problems for each in loaded):
+        return None
+    resources = dict(chain.from_iterable(each.resources for each in loaded))
+    named = set(chain.from_iterable(each.references for each in loaded))
+    paths = sorted(key.name for key in named if key.kind == "file")
+    if (
+        len(resources) != sum(len(each.resources) for each in loaded)
+        or _has_duplicates(chain.from_iterable(each.identities for each in loaded))
+        or _are_ambiguous(chain.from_iterable(each.bmcs for each in loaded))
+        or any(key.kind != "file" and key not in resources for key in named)
+        or (contents := _contents(snapshot, paths, before)) is None
+    ):
+        return None
+    by_kind: dict[str, dict[str, Any]] = {kind: {} for kind in ("Fleet", *_ATTRIBUTES)}
+    for key in sorted(resources):
+        by_kind[key.kind][key.name] = resources[key]
+    if len(by_kind["Fleet"]) != 1:
+        return None
+    (fleet,) = by_kind["Fleet"].values()
+    return FleetRepository(
+        revision=snapshot.revision,
+        fleet=fleet,
+        files=contents,
+        origins=dict(chain.from_iterable(each.origins for each in loaded)),
+        read=snapshot.read,
+        **{attribute: by_kind[kind] for kind, attribute in _ATTRIBUTES.items()},
+    )
+
+
+_ATTRIBUTES: Final = {
+    "Server": "servers",
+    "BootImage": "images",
+    "ImageStream": "streams",
+    "BootProfile": "profiles",
+    "BootPolicy": "policies",
+    "Maintenance": "maintenances",
+}
+
+
+def _has_duplicates(values: Iterable[tuple[str, str]]) -> bool:
+    found = list(values)
+    return len(set(found)) != len(found)
+
+
+def _are_ambiguous(bmcs: Iterator[tuple[str, bool]]) -> bool:
+    """Return whether a server means the only system of a BMC of which another server names one."""
+    found = set(bmcs)
+    return any((address, not is_named) in found for address, is_named in found)
+
+
+def _contents(snapshot: Snapshot, paths: Iterable[str], before: Loaded | None) -> dict[str, bytes] | None:
+    """Return the files that resources name, or None if one is missing, or must not be used."""
+    known = before.repository.files if before is not None else {}
+    blobs_before = before.snapshot.blobs if before is not None else {}
+    contents: dict[str, bytes] = {}
+    for path in paths:
+        if (blob := snapshot.blobs.get(path)) is None:
+            return None
+        if path in known and blobs_before.get(path) == blob:
+            contents[path] = known[path]
+            continue
+        try:
+            data = snapshot.read(blob)
+        except Oversized:
+            return None
+        if is_lfs_pointer(data) or why_not_sealed(path, data) is not None:
+            return None
+        contents[path] = data
+    return contents
+
+
+def _examined(snapshot: Snapshot, listing: Listing, files: Mapping[str, LoadedFile]) -> FleetRepository | Flawed:
+    """Run every check, and locate each problem that is found."""
+    draft = Draft(snapshot, listing.irregular)
+    for path, each in files.items():
+        draft.add(path, each.parsed)
+    check(draft)
+    found, more = problems_of(draft.remarks, snapshot.read)
+    problems = first([*listing.problems, *draft.problems, *found], draft.more + more)
+    if not problems:
+        return draft.repository()
+    whole = draft.whole()
+    lacking = {key.kind for key in draft.known() - whole} | draft.unread.kinds
+    if not draft.of(Fleet):
+        lacking.add("Fleet")
+    return Flawed(
+        problems=tuple(problems),
+        well_formed=draft.repository(),
+        whole=draft.repository(whole),
+        lacking=frozenset(lacking),
+    )
