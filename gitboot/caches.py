@@ -6,7 +6,6 @@ damaged, cut short, of another version or another's is never taken for what was 
 
 from __future__ import annotations
 
-import hmac
 import os
 import stat
 import sys
@@ -35,21 +34,6 @@ class Unusable(Enum):
     OPEN = "others may write it"
 
 
-def read_cache(path: Path, key: bytes) -> bytes | Unusable:
-    """What `write_cache` wrote with the same key and by the same program."""
-    fd = opened(path)
-    if isinstance(fd, Unusable):
-        return fd
-    try:
-        with open(fd, "rb") as file:
-            program, digest, content = file.read(SIZE), file.read(SIZE), file.read()
-    except OSError:
-        return Unusable.DAMAGED
-    if len(program) == SIZE and program != this_program():
-        return Unusable.FOREIGN
-    return content if hmac.compare_digest(digest, _digest(key, content)) else Unusable.DAMAGED
-
-
 def opened(path: Path) -> int | Unusable:
     """A descriptor of what lies there, if nobody else can write it."""
     try:
@@ -65,21 +49,8 @@ def opened(path: Path) -> int | Unusable:
     return Unusable.DAMAGED if stat.S_ISDIR(found.st_mode) else Unusable.OPEN
 
 
-def write_cache(path: Path, key: bytes, content: bytes) -> None:
-    """Keep something at ``path``, whose folder is nobody else's; of many files there those used least go.
-
-    Where that cannot be, nothing is kept.
-    """
-
-    def write(file: IO[bytes]) -> None:
-        file.write(this_program() + _digest(key, content))
-        file.write(content)
-
-    keep_file(path, write)
-
-
 def keep_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """The same of what ``write`` writes."""
+    """Write a file, whose folder is nobody else's; of many files there those used least go. Errors are ignored."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with replacing(path) as file:
@@ -92,25 +63,6 @@ def _tidy(folder: Path) -> None:
     found = sorted(folder.glob(f"*{_SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in found[MOST:]:
         path.unlink(missing_ok=True)
-
-
-def _digest(key: bytes, content: bytes) -> bytes:
-    return hmac.digest(key, content, "sha256")  # which processors have instructions for: a file may be half a gigabyte
-
-
-def key_at(path: Path) -> bytes | None:
-    """The key in a file, which is made where there is none; None where that cannot be, or others may know it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileExistsError):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with open(fd, "wb") as file:
-                file.write(os.urandom(SIZE))
-        found = path.stat()
-        key = path.read_bytes()
-    except OSError:
-        return None
-    return key if len(key) == SIZE and found.st_uid == os.geteuid() and not found.st_mode & 0o077 else None
 
 
 # Libraries whose results are cached: they read, check and encode documents and templates.

@@ -32,8 +32,6 @@ os.environ.setdefault("GITBOOT_ACCEPT_FILESYSTEM", "tmpfs ramfs overlay")  # whe
 
 os.environ.pop("COLUMNS", None)  # which xdist sets: tables are as wide as where nobody looks
 
-os.environ["XDG_STATE_HOME"] = os.devnull  # so commands keep nothing of large fleets, but where a test lets them
-
 _MEMORY: Final = Path("/dev/shm")
 _ROOM: Final = 1 << 30  # bytes; what is there at one time is less than half of it
 

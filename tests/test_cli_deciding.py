@@ -8,13 +8,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli import deciding
-from gitboot.errors import SourceError
 from gitboot.evaluator.workers import Forks
 from gitboot.resolve import decide
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
-from gitboot.source import fingerprints, open_snapshot, worktree
-from gitboot.source.worktree import WorkFiles
+from gitboot.source import worktree
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.rack import Done, typed
 from tests.repositories import Work
@@ -50,7 +48,6 @@ EDITS = {
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where commands keep what they find out, of a small fleet too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr(deciding, "WORTH", 1)
     return tmp_path / "cache"
 
@@ -146,46 +143,28 @@ def test_what_cannot_be_written_does_no_harm(cache: Path, work: Work) -> None:
     assert mac_of("web01") in typed("plan", "-o", "json").out.replace("-", ":")
 
 
-def test_what_no_fleet_looks_into_is_not_read(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_the_fleet_are_read_and_each_time_anew(
+    cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
-    content = worktree._content
+    read_work_file = worktree.read_work_file
 
-    def noted(root: Path, path: str) -> tuple[bytes, os.stat_result]:
+    def noted(root: Path, path: str) -> bytes:
         read.append(path)
-        return content(root, path)
+        return read_work_file(root, path)
 
-    monkeypatch.setattr(worktree, "_content", noted)
+    monkeypatch.setattr(worktree, "read_work_file", noted)
     for _ in range(2):
         assert typed("validate").code == 0
-        assert sorted(set(read)) == sorted([".gitbootignore", *FILES])
-    assert kept(cache)
-    monkeypatch.setattr(fingerprints, "_GRANULE_NS", -(10**18))  # as if all had been written long ago
-    assert typed("validate").code == 0
-    (file,) = cache.rglob("*.files.snapshot")
-    read.clear()
+        assert sorted(read) == sorted([".gitbootignore", *FILES])
+        read.clear()
     first = typed("plan", "-o", "json", *AT)
-    assert WEB01 not in read
-    work.write({WEB01: FILES[WEB01].replace(mac_of("web01"), mac_of("web02"))})  # of the same size
-    os.utime(work.path / WEB01, ns=(0, 0))
-    second = typed("plan", "-o", "json", *AT)
-    assert WEB01 in read and second != first
-    file.write_bytes(file.read_bytes()[:-1])
-    assert typed("plan", "-o", "json", *AT) == second
-
-
-def test_a_file_that_is_written_while_it_is_read_is_told(work: Work) -> None:
-    first = open_snapshot(work.path, None).blobs
-    assert isinstance(first, WorkFiles)
-    known = {path: first[path] for path in (WEB01, "00.yaml")}
-    again = open_snapshot(work.path, None)
-    assert isinstance(again.blobs, WorkFiles)
-    again.blobs.recall(dict(first.marks()))
-    assert {path: again.blobs[path] for path in known} == known
-    assert again.read(known["00.yaml"]).decode() == FILES["00.yaml"]
-    work.write({WEB01: "{}"})
-    with pytest.raises(SourceError, match=f"{WEB01}: it was written while the fleet was read"):
-        again.read(known[WEB01])
+    before = (work.path / WEB01).stat()
+    work.write({WEB01: FILES[WEB01].replace(mac_of("web01"), mac_of("web02"))})
+    os.utime(work.path / WEB01, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (work.path / WEB01).stat().st_size == before.st_size
+    assert typed("plan", "-o", "json", *AT) != first
 
 
 def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot import caches, sections
+from gitboot import sections
 from gitboot.caches import Unusable
 from gitboot.sections import Sections, Spoilt, keep_sections
 from tests.kept import in_bytes, of_bytes
@@ -182,14 +182,6 @@ def test_what_another_program_wrote_does_not_count(written: Path, monkeypatch: p
     monkeypatch.setattr(sections, "this_program", lambda: b"p" * 32)
     warned: list[Unusable] = []
     assert (opened(written, warned), warned) == (None, [])
-    caches.write_cache(written, KEY, b"what an older version kept whole")
-    assert (opened(written, warned), warned) == (None, [])
-
-
-def test_what_an_older_form_kept_does_not_count(path: Path) -> None:
-    caches.write_cache(path, KEY, b"whole" * 100)
-    warned: list[Unusable] = []
-    assert (opened(path, warned), warned) == (None, [Unusable.DAMAGED])
 
 
 def test_what_others_may_write_does_not_count(written: Path) -> None:

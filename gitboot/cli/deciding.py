@@ -1,31 +1,19 @@
-"""Snapshots of one fleet, decided one after the other, each by what is known of the one before and by earlier commands.
-
-What is known of a large fleet is kept below $XDG_CACHE_HOME, under a key that lies below $XDG_STATE_HOME: a cache that
-comes from elsewhere, as from a stranger's pull request by way of CI, does not count.
-"""
+"""Snapshots of one fleet, decided one after the other, each by what is known of the one before and by the cache."""
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from gitboot.caches import key_at
 from gitboot.cli.bounded import user_cache, workers
-from gitboot.cli.inputs import kept, stated
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.load import Revision, Snapshot
 from gitboot.resolve.decisions import check_acceptable
 from gitboot.source import History
-from gitboot.source.fingerprints import keep, recall
-from gitboot.source.worktree import WorkFiles
 
 _BATCH: Final = 1000  # results that gitboot encodes at once
 WORTH: Final = 500  # files of a fleet: gitboot evaluates fewer sooner than it looks them up
@@ -35,10 +23,9 @@ class Deciding:
     """Decides snapshots of the fleet at ``path``, and judges them at an instant; without a path nothing is kept."""
 
     def __init__(self, path: Path | None, now: datetime) -> None:
-        self._path, self.now = path, now
+        self.now = now
         self._snapshots: dict[Revision, Snapshot] = {}
         self._last: Revision | None = None  # that holds together
-        self._begun_ns = time.time_ns()  # before any file is looked at
         self._cache = user_cache() if path is not None else None
         self._evaluator = Evaluator(self._snapshot, workers=workers())
 
@@ -49,9 +36,6 @@ class Deciding:
         """
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot
-        files, place = snapshot.blobs, self._place(snapshot)
-        if place is not None and isinstance(files, WorkFiles):
-            recall(files, place.marks, place.key)
         self._evaluator.results = self._cache if len(snapshot.blobs) >= WORTH else None
         try:
             found = self._evaluator.evaluate(snapshot.revision, self._last)
@@ -59,8 +43,6 @@ class Deciding:
             raise error.at(self.now) from None
         self._last = snapshot.revision
         _store(self._evaluator, found, self._cache)
-        if place is not None and isinstance(files, WorkFiles):
-            keep(files, place.marks, place.key, self._begun_ns)
         if not is_base:
             check_acceptable(found.head.decided.decisions, found.head.decided.repository.fleet.spec, self.now)
         return found
@@ -68,9 +50,6 @@ class Deciding:
     def _snapshot(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
         del previous  # what differs is told by the files themselves
         return self._snapshots[revision]
-
-    def _place(self, snapshot: Snapshot) -> _Keeping | None:
-        return _place(self._path, snapshot) if self._path is not None else None
 
 
 class DecidingHistory:
@@ -94,22 +73,3 @@ def _store(evaluator: Evaluator, found: CommitPair, cache: DiskCache | None) -> 
         return
     for kind, values in evaluator.unstored(_BATCH):
         cache.insert_many(kind, values)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Keeping:
-    """Where what is known of a fleet is kept."""
-
-    marks: Path  # of its files, as they lie there
-    key: bytes
-
-
-def _place(path: Path, snapshot: Snapshot) -> _Keeping | None:
-    """Where what is known of the fleet at ``path`` is kept; None where it is not worth it, or cannot be."""
-    if len(snapshot.blobs) < WORTH:
-        return None
-    name = sha256(os.fsencode(path.resolve())).hexdigest()[:32]
-    basis, key_file = kept(f"fleets/{name}.snapshot"), stated("cache.key")
-    if basis is None or key_file is None or (key := key_at(key_file)) is None:
-        return None
-    return _Keeping(marks=basis.with_name(f"{name}.files.snapshot"), key=key)

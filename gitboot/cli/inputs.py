@@ -259,17 +259,8 @@ def open_cache(*, no_cache: bool) -> DiskCache:
 
 def kept(name: str) -> Path | None:
     """Where a command keeps what it has found, by the XDG Base Directory Specification; None: a user without a home."""
-    return _of_user("XDG_CACHE_HOME", "~/.cache", name)
-
-
-def stated(name: str) -> Path | None:
-    """Where it keeps what is this user's alone on this machine."""
-    return _of_user("XDG_STATE_HOME", "~/.local/state", name)
-
-
-def _of_user(variable: str, default: str, name: str) -> Path | None:
-    given = os.environ.get(variable, "")
-    folder = given if os.path.isabs(given) else os.path.expanduser(default)
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    folder = given if os.path.isabs(given) else os.path.expanduser("~/.cache")
     return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from stat import S_ISREG
-from typing import Final, NamedTuple
+from typing import Final
 
 import pygit2
 
@@ -100,74 +100,30 @@ def _is_utf8(path: str) -> bool:
     return True
 
 
-class Mark(NamedTuple):
-    """By what a file is known to be as it was, and its content's id; who writes to it cannot but change that."""
-
-    inode: int
-    size: int
-    modified_ns: int
-    changed_ns: int  # by the file system's own clock, which no program sets
-    blob: BlobId
-
-    @classmethod
-    def of(cls, found: os.stat_result, blob: BlobId) -> Mark:
-        return cls(found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, blob)
-
-    @property
-    def last_ns(self) -> int:
-        return max(self.modified_ns, self.changed_ns)
-
-
 class WorkFiles(Mapping[str, BlobId]):
-    """The files of a work tree; each is looked at when its id is first asked for, and stays as it was then."""
+    """The files of a work tree. gitboot reads a file when its id is first needed, and the file stays as it was then."""
 
     def __init__(self, root: Path, paths: Iterable[str]) -> None:
         self._root = root
         self._ids: dict[str, BlobId | None] = dict.fromkeys(paths)
         self._contents: dict[BlobId, bytes] = {}
         self._oversized: dict[BlobId, int] = {}
-        self._recalled: Mapping[str, Mark] = {}
-        self._unread: dict[BlobId, str] = {}  # path, of those that are as they were
-        self._marks: dict[str, Mark] = {}
-        self.anew = 0  # how many were read although nothing but their ids was asked for
-
-    def recall(self, marks: Mapping[str, Mark]) -> None:
-        """Take the ids of files that still have these marks from there."""
-        self._recalled = marks
-
-    def marks(self) -> Iterator[tuple[str, Mark]]:
-        """Of the files whose ids were asked for."""
-        return iter(self._marks.items())
 
     def __getitem__(self, path: str) -> BlobId:
         blob = self._ids[path]
         if blob is None:
-            blob = self._ids[path] = self._as_it_was(path) or self._read(path)
+            blob = self._ids[path] = self._load(path)
         return blob
 
-    def _as_it_was(self, path: str) -> BlobId | None:
-        mark = self._recalled.get(path)
-        if mark is None:
-            return None
+    def _load(self, path: str) -> BlobId:
         try:
-            found = os.lstat(f"{self._root}/{path}")
-        except OSError:
-            return None  # who reads it says what is wrong
-        if not S_ISREG(found.st_mode) or Mark.of(found, mark.blob) != mark:
-            return None
-        self._unread[mark.blob], self._marks[path] = path, mark
-        return mark.blob
-
-    def _read(self, path: str) -> BlobId:
-        self.anew += 1
-        try:
-            content, found = _content(self._root, path)
+            content = read_work_file(self._root, path)
         except Oversized as error:
             blob = BlobId(f"the {error} of {path}")
             self._oversized[blob] = error.size
         else:
             blob = BlobId(str(pygit2.hash(content)))
-            self._contents[blob], self._marks[path] = content, Mark.of(found, blob)
+            self._contents[blob] = content
         return blob
 
     def __contains__(self, path: object) -> bool:
@@ -182,22 +138,11 @@ class WorkFiles(Mapping[str, BlobId]):
     def read(self, blob: BlobId) -> bytes:
         if (size := self._oversized.get(blob)) is not None:
             raise Oversized(size)
-        if blob not in self._contents:
-            path = self._unread[blob]
-            content, _ = _content(self._root, path)
-            if str(pygit2.hash(content)) != blob:
-                raise SourceError(f"{self._root}/{path}: it was written while the fleet was read; try again")
-            self._contents[blob] = content
         return self._contents[blob]
 
 
 def read_work_file(root: Path, path: str) -> bytes:
-    """Return the content of a file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
-    return _content(root, path)[0]
-
-
-def _content(root: Path, path: str) -> tuple[bytes, os.stat_result]:
-    """Return the content of a regular file, and what the system said of the file before the content was read."""
+    """Return the content of a regular file of the fleet at ``root``; raise `SourceError` or `Oversized`."""
     place = f"{root}/{path}"
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -207,6 +152,6 @@ def _content(root: Path, path: str) -> tuple[bytes, os.stat_result]:
                 raise OSError("is no longer a file")
             if found.st_size > MAX_FILE_BYTES:
                 raise Oversized(found.st_size)
-            return file.readall(), found
+            return file.readall()
     except OSError as error:
         raise SourceError(f"{place}: {error.strerror or error}") from error
