@@ -12,13 +12,9 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from threading import RLock
-from typing import Any, Final, Generic, Self, TypeVar
-
-import msgspec
+from typing import Final, Self, TypeVar
 
 from gitboot.caches import this_program
-from gitboot.decoders import decoder
-from gitboot.frames import encode
 
 T = TypeVar("T")
 Warn = Callable[[str], None]
@@ -123,11 +119,6 @@ class DiskCache:
         if entries:
             entries.sort()
             self._transact(partial(_insert, entries=entries, max_bytes=self._max_bytes), "BEGIN IMMEDIATE")
-
-    def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
-        """Remove values that turned out to be unusable."""
-        if self._writes:
-            self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
 
     def _entry_id(self, kind: str, key: bytes) -> bytes:
         """Return the id of an entry, a digest of the key, its kind and this program."""
@@ -239,31 +230,6 @@ class DiskCache:
         if text not in self._warnings:
             self._warnings.add(text)
             self._warn(text)
-
-
-class CacheTable(Generic[T]):
-    """Values of one type in a cache."""
-
-    def __init__(self, cache: DiskCache, kind: str, value_type: Any) -> None:
-        """Use entries of a kind, at most 16 bytes of ASCII. ``value_type`` is what msgspec decodes a value as."""
-        self._cache, self._kind, self._decode = cache, kind, decoder(value_type)
-
-    def get_many(self, keys: Iterable[bytes]) -> dict[bytes, T]:
-        """Return the values that the cache has for these keys. A value of another type is a miss."""
-        found: dict[bytes, T] = {}
-        unusable = []
-        for key, value in self._cache.get_many(self._kind, keys).items():
-            try:
-                found[key] = self._decode(value)
-            except (msgspec.MsgspecError, ValueError, RecursionError):
-                unusable.append(key)
-        if unusable:
-            self._cache.delete_many(self._kind, unusable)
-        return found
-
-    def insert_many(self, rows: Mapping[bytes, T]) -> None:
-        """Store values that the cache does not have yet."""
-        self._cache.insert_many(self._kind, {key: encode(value) for key, value in rows.items()})
 
 
 def _checksum(entry: bytes, value: bytes) -> bytes:

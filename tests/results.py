@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.cache import encode_result
 from gitboot.evaluator.evaluation import Evaluation
-from gitboot.evaluator.protocol import ResultKind
+from gitboot.evaluator.protocol import EVALUATED, ResultKind
 
 
 class StoredResults(DiskCache):
@@ -21,7 +21,7 @@ class StoredResults(DiskCache):
 
     def add(self, evaluation: Evaluation) -> None:
         """Add all results of an evaluation."""
-        for kind in ResultKind:
+        for kind in EVALUATED:
             self.rows[kind].update((key, encode_result(each)) for key, each in evaluation.results(kind).items())
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gitboot.authorship import Message
-from gitboot.cli.deciding import Deciding
+from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.ranges import side
 from gitboot.diff import Changes, compare
 from gitboot.diff.guard import Limits
@@ -63,9 +63,9 @@ def compared(new: Files, old: Files = FLEET) -> Changes:
 
 def reviewed(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
     """What a reviewer sees of it."""
-    deciding = Deciding(None, at("20T12:00"))
+    evaluator = FleetEvaluator(at("20T12:00"))
     sides = (
-        side(named, replace(snapshot(files=files), revision=Revision(digit * 40)), deciding)[0]
+        side(named, replace(snapshot(files=files), revision=Revision(digit * 40)), evaluator)[0]
         for named, digit, files in (("main", "a", changed({}, old)), ("topic", "b", changed(new, old)))
     )
     return review(*sides, limits=Limits(), messages=messages, command="gitboot diff main..topic")

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gitboot import storage
-from gitboot.disk_cache import CacheTable, DiskCache
+from gitboot.disk_cache import DiskCache
 from gitboot.frames import encode
 from gitboot.plan import Record
 from gitboot.resolve.records import exported
@@ -183,7 +183,7 @@ def test_no_cache_computes_anew_and_stores_nothing(gitboot: Typed, work: Work, t
     assert not cache.exists()
     with DiskCache(cache, pytest.fail) as other:
         key = encode(work.git("rev-parse", "HEAD^{tree}"))
-        CacheTable[str | None](other, "history-problem", str | None).insert_many({key: "a problem of the cache"})
+        other.insert_many("history-problem", {key: encode("a problem of the cache")})
     assert "no commit that led to HEAD decided anything" in gitboot("history", "web01", "--path", work.path)[2]
     assert gitboot("history", "web01", "--path", work.path, "--no-cache") == expected
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot import disk_cache
-from gitboot.disk_cache import CacheTable, DiskCache
+from gitboot.disk_cache import DiskCache
 from tests.failing_disk import fill, small_disk
 from tests.searching import examples
 
@@ -63,14 +63,10 @@ def test_values_are_found_by_kind_and_key_and_the_file_is_private(filled: Path) 
     assert list(filled.parent.iterdir()) == [filled]
 
 
-def test_a_value_that_is_there_is_never_replaced_but_can_be_deleted(filled: Path) -> None:
+def test_a_value_that_is_there_is_never_replaced(filled: Path) -> None:
     with DiskCache(filled, pytest.fail) as cache:
         cache.insert_many("kind", {b"key 0": b"another", b"new": b"value"})
         assert cache.get_many("kind", [b"key 0", b"new"]) == {b"key 0": ROWS[b"key 0"], b"new": b"value"}
-        cache.delete_many("kind", [b"key 0"])
-        assert cache.get_many("kind", [b"key 0"]) == {}
-        cache.insert_many("kind", {b"key 0": b"another"})
-        assert cache.get_many("kind", [b"key 0"]) == {b"key 0": b"another"}
 
 
 def test_what_another_gitboot_stored_is_a_miss_and_stays(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,16 +89,6 @@ def test_without_a_path_each_lookup_is_a_miss() -> None:
     with DiskCache(None, pytest.fail) as cache:
         cache.insert_many("kind", ROWS)
         assert cache.get_many("kind", ROWS) == {}
-
-
-def test_a_value_of_another_type_is_a_miss_and_can_be_stored_again(path: Path) -> None:
-    with DiskCache(path, pytest.fail) as cache:
-        CacheTable[str](cache, "kind", str).insert_many({b"a": "text"})
-        cache.insert_many("kind", {b"b": b"\xc1 is no msgpack"})
-        numbers = CacheTable[int](cache, "kind", int)
-        assert numbers.get_many([b"a", b"b", b"c"]) == {}
-        numbers.insert_many({b"a": 1, b"b": 2})
-        assert numbers.get_many([b"a", b"b", b"c"]) == {b"a": 1, b"b": 2}
 
 
 # Room
@@ -476,7 +462,6 @@ def test_a_process_that_is_killed_while_it_writes_leaves_what_was_whole(filled: 
 for number in range(1_000_000):
     rows = {b"%d of %d" % (each, number): b"x" * 3000 for each in range(400)}
     cache.insert_many("kind", rows)
-    cache.delete_many("kind", rows)
 """
     journal = filled.with_name("cache.sqlite-journal")
     torn = 0

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot
+from gitboot.load import BlobId, Irregular, ParseCache, Revision, Snapshot, load_revision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.resolve.reading import read
+from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each
 from tests.searching import examples
 
@@ -106,7 +106,7 @@ def found(snapshot: Snapshot) -> list[Found]:
 
 def _problems(snapshot: Snapshot) -> tuple[Problem, ...]:
     try:
-        return read(snapshot, _parsed).decisions.problems_at(START)
+        return decide_loaded(load_revision(snapshot, _parsed)).decisions.problems_at(START)
     except InvalidRepository as error:
         return error.at(START).problems
 

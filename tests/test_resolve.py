@@ -8,12 +8,12 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.load import load
+from gitboot.load import load, load_revision
 from gitboot.plan import Cause, InstallAttempt, Phase, Record, Run, Seen, UserDataFiles
 from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
 from gitboot.resolve.decide import decide, decide_all
-from gitboot.resolve.reading import read
+from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each
 from tests.fleets import (
     SEED,
@@ -160,7 +160,7 @@ def test_finding_r11_an_overlap_is_told_beside_what_else_is_wrong() -> None:
     windows = (maintenance("a", "20T22:00 21T04:00"), maintenance("b", "21T03:00 22T00:00"))
     for other, code in ((policy("other", "All"), "GB2011"), ("kind: Nothing\n", "GB1021")):
         with pytest.raises(InvalidRepository) as raised:
-            read(snapshot(*SEED, *windows, other))
+            decide_loaded(load_revision(snapshot(*SEED, *windows, other)))
         for instant, expected in (("21T03:59", {code, "GB2012"}), ("21T04:00", {code})):
             assert {each.code for each in raised.value.at(at(instant)).problems} == expected
 

@@ -12,12 +12,13 @@ from gitboot.diff.returning import returning
 from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
+from gitboot.load import load_revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.plan import Cause, Decision, InstallAttempt, MaintenanceDecision, Phase, Record, Run, Seen
 from gitboot.resolve import plan
 from gitboot.resolve.instant import run_reason
 from gitboot.resolve.newcomers import Known, newcomer
-from gitboot.resolve.reading import read
+from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.records import adopted, carried, exported, imported, ran
 from gitboot.stoppage import Halt
 from tests.cases import for_each
@@ -387,6 +388,6 @@ def test_stopped_is_told_of_a_commit_that_is_invalid(
     what: str, documents: tuple[str, ...], orders: Orders | None
 ) -> None:
     with pytest.raises(InvalidRepository) as caught:
-        read(snapshot(*documents))
+        decide_loaded(load_revision(snapshot(*documents)))
     said = caught.value.fleet
     assert (said.orders_at(None) if said is not None else None) == orders

@@ -17,7 +17,8 @@ import pygit2
 import pytest
 
 from gitboot import source
-from gitboot.cli.bounded import evaluating
+from gitboot.cli import evaluator_process
+from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.load import Irregular, Oversized, Revision, Snapshot
@@ -574,10 +575,11 @@ def test_nothing_is_imported_that_there_is_not() -> None:
 
 
 def test_memory_that_libgit2_is_refused_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gitboot.cli.bounded._begun", lambda _: None)  # as in the child of a command
-    with pytest.raises(InvalidRepository, match="it takes more memory"), evaluating(), blaming("fleet"):
+    in_a_child = evaluator_process._Settings(begun=lambda _: None)
+    monkeypatch.setattr(evaluator_process, "_settings", in_a_child)
+    with pytest.raises(InvalidRepository, match="it takes more memory"), evaluation_limits(), blaming("fleet"):
         raise pygit2.GitError("failed to mmap. Could not write data")
-    with pytest.raises(SourceError, match="is missing"), evaluating(), blaming("fleet"):
+    with pytest.raises(SourceError, match="is missing"), evaluation_limits(), blaming("fleet"):
         raise KeyError("a" * 40)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Final, Protocol
+
+import msgspec
 
 from gitboot.audit.effects import EffectKind, ServerEffect, effects
-from gitboot.disk_cache import CacheTable, DiskCache
+from gitboot.decoders import decoder
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
+from gitboot.evaluator.protocol import ResultKind
+from gitboot.evaluator.remote_cache import Cache
 from gitboot.frames import encode
 from gitboot.load import Revision
 from gitboot.model.scalars import SystemUuid
@@ -51,11 +55,8 @@ class Lineage:
     content, so these results never go out of date.
     """
 
-    def __init__(self, commits: Sequence[Step], cache: DiskCache, evaluate: Evaluate) -> None:
-        self._commits, self._evaluate = commits, evaluate
-        self._problems = CacheTable[str | None](cache, "history-problem", str | None)  # None: the tree is valid
-        self._changed = CacheTable[dict[SystemUuid, str]](cache, "history-changed", dict[SystemUuid, str])
-        self._effects = CacheTable[ServerEffect](cache, "history-effect", ServerEffect)
+    def __init__(self, commits: Sequence[Step], cache: Cache | None, evaluate: Evaluate) -> None:
+        self._commits, self._cache, self._evaluate = commits, cache, evaluate
         self._pair: CommitPair | None = None  # the last that was evaluated
 
     def of(self, server: str) -> Iterator[Changed | Skipped]:
@@ -88,29 +89,34 @@ class Lineage:
     def _between(self, old: Step | None, new: Step, server: str | SystemUuid) -> tuple[SystemUuid, ServerEffect] | None:
         """Return what the step from ``old`` to ``new`` changed for the server."""
         step = (_tree(old), _tree(new))
-        key = encode(step)
-        names = self._changed.get_many([key]).get(key)
-        if names is not None:
-            if (uuid := _uuid_of(server, names)) is None:
+        if changed := self._known(ResultKind.HISTORY_CHANGED, step):
+            if (uuid := _uuid_of(server, changed[0])) is None:
                 return None
-            key_of_effect = encode((*step, uuid))
-            if (effect := self._effects.get_many([key_of_effect]).get(key_of_effect)) is not None:
-                return uuid, effect
+            if effect := self._known(ResultKind.HISTORY_EFFECT, (*step, uuid)):
+                return uuid, effect[0]
         found = self._effects_of(old, new)
         names = {uuid: found[uuid].server for uuid in sorted(found, key=lambda uuid: _order(uuid, found[uuid]))}
-        self._effects.insert_many({encode((*step, uuid)): effect for uuid, effect in found.items()})
-        self._changed.insert_many({key: names})
+        self._store(ResultKind.HISTORY_EFFECT, {(*step, uuid): effect for uuid, effect in found.items()})
+        self._store(ResultKind.HISTORY_CHANGED, {step: names})
         uuid = _uuid_of(server, names)
         return (uuid, found[uuid]) if uuid is not None else None
 
     def _problem(self, step: Step, newer: Step | None) -> str | None:
         """Return what is wrong with a commit; None if it is valid. ``newer`` is a valid one, which it resembles."""
-        key = encode(_tree(step))
-        known = self._problems.get_many([key])
-        if key not in known:
-            known = {key: self._found_wrong(step, newer)}
-            self._problems.insert_many(known)
-        return known[key]
+        known: list[str | None] = self._known(ResultKind.HISTORY_PROBLEM, _tree(step))
+        if not known:
+            known = [self._found_wrong(step, newer)]
+            self._store(ResultKind.HISTORY_PROBLEM, {_tree(step): known[0]})
+        return known[0]
+
+    def _known(self, kind: ResultKind, key: object) -> list[Any]:
+        """Return a list of the result that the cache has for a key. The list is empty if the cache has none."""
+        values = self._cache.get_many(kind, [encode(key)]).values() if self._cache is not None else ()
+        return [_DECODERS[kind](value) for value in values if is_history_result(kind, value)]
+
+    def _store(self, kind: ResultKind, results: Mapping[Any, object]) -> None:
+        if self._cache is not None:
+            self._cache.insert_many(kind, {encode(key): encode(each) for key, each in results.items()})
 
     def _found_wrong(self, step: Step, newer: Step | None) -> str | None:
         try:
@@ -143,6 +149,22 @@ class Lineage:
         if pair is None or (pair.head.revision, pair.base and pair.base.revision) != (step.commit.revision, base):
             pair = self._pair = self._evaluate(step.commit.revision, base)
         return pair
+
+
+_DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
+    ResultKind.HISTORY_PROBLEM: decoder(str | None),  # by tree; None: it is valid
+    ResultKind.HISTORY_CHANGED: decoder(dict[SystemUuid, str]),  # by two trees: the servers that differ, with names
+    ResultKind.HISTORY_EFFECT: decoder(ServerEffect),  # by two trees and a server
+}
+
+
+def is_history_result(kind: ResultKind, value: bytes) -> bool:
+    """Return whether the bytes are a value of a kind that a history stores."""
+    try:
+        _DECODERS[kind](value)
+    except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:

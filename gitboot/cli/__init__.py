@@ -157,7 +157,7 @@ def cli() -> None:
 
 def program() -> NoReturn:
     """The process that a user starts: what it reads of a commit is read by a child, within limits."""
-    from gitboot.cli.bounded import PROGRAM
+    from gitboot.cli.evaluator_process import PROGRAM
 
     # No other package has a say in what is valid; to look for one that wants it would take 30 ms of each process.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import click
 
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import now, state_option
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
+@evaluator_command
 def command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
     from gitboot.cli.instance import request

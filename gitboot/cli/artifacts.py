@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.artifacts_download import download
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
 from gitboot.cli.registries import opened_registries, registry_options
@@ -58,7 +58,7 @@ command.add_command(signatures)
 )
 @fleet_options
 @click.pass_context
-@bounded
+@evaluator_command
 def loaders(
     context: click.Context,
     path: Path,
@@ -146,13 +146,9 @@ def _as_yaml(found: Resolved) -> str:
 
 def _base_url_of(path: Path, rev: str | None) -> str:
     """The base URL of the fleet at PATH; raises `InvalidRepository`."""
-    from gitboot.load import load
-    from gitboot.source import open_snapshot
+    from gitboot.cli.evaluated_fleet import load_fleet
 
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        return load(snapshot).fleet.spec.base_url
+    return load_fleet(path, rev).fleet.spec.base_url
 
 
 def _parsed(url: str) -> str:
@@ -187,7 +183,7 @@ def _parsed(url: str) -> str:
 @registry_options
 @output_option("text", "json")
 @click.pass_context
-@bounded
+@evaluator_command
 def verify(
     context: click.Context,
     path: Path,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option
 from gitboot.cli.registries import opened_registries, registry_options
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 @registry_options
 @output_option("text", "json")
 @click.pass_context
-@bounded
+@evaluator_command
 def download(
     context: click.Context,
     path: Path,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import meant_by, selector_option
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import (
     OutputOption,
@@ -64,7 +64,7 @@ command.add_command(scan)
 @state_option
 @credentials_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def get(
     servers: tuple[str, ...],
     selector: str | None,
@@ -100,7 +100,7 @@ def get(
 )
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where a BMC is not as it is wanted.")
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def diff(
     servers: tuple[str, ...],
     selector: str | None,
@@ -136,7 +136,7 @@ def diff(
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
-@bounded
+@evaluator_command
 def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """Set the BMCs of SERVERS, or of all, now.
 
@@ -166,7 +166,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 @command.command("access-files", context_settings=_SETTINGS)
 @state_option
 @credentials_option
-@bounded
+@evaluator_command
 def access_files(state: Path, credentials: Path | None) -> None:
     """Print the files that let credentials be sent to BMCs.
 
@@ -203,7 +203,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
 @click.option("--back", "word", flag_value="back", help="SERVER, which gitboot has switched, is in service again.")
 @click.option("--certificate", metavar="SHA256", help="The certificate with this fingerprint is the BMC's new one.")
 @reason_option
-@bounded
+@evaluator_command
 def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
     """Tell gitboot what only a person can see at SERVER's BMC.
 

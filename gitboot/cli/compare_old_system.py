@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import FiniteRange, OutputOption, document, fleet_argument, output_option, this_second
 from gitboot.migration.former import SHAPES
@@ -71,7 +71,7 @@ _NAME: Final = 40  # characters of a server's name in the table
     help="A PEM file with the authority of the old system's certificate. Default: those of the machine.",
 )
 @output_option("text", "markdown", "json")
-@bounded
+@evaluator_command
 def command(
     path: Path,
     rev: str | None,

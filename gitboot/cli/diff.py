@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gitboot.authorship import Verify
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import OutputOption, at_option, output_option, path_argument, this_second
@@ -47,7 +47,7 @@ _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 @trust_options
 @limit_options
 @output_option(*_FORMATS)
-@bounded
+@evaluator_command
 def command(
     range: str,
     path: Path,

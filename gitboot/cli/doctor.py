@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bounded import bounded
 from gitboot.cli.configuration import config_of
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, reject_old_variables
 from gitboot.terminal import style
@@ -36,7 +36,7 @@ _COLOURS: Final = {"ok": "green", "warning": "yellow", "wrong": "red"}
 )
 @credentials_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def command(
     state: Path | None, output: Path | None, credentials: Path | None, outputs: tuple[OutputOption, ...]
 ) -> None:

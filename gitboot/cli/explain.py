@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import OutputOption, at_option, document, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
@@ -40,7 +40,7 @@ _GREY: Final = "bright_black"
 @at_option
 @records_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def command(
     subject: str | None,
     field: str | None,

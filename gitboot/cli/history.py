@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating, user_cache
+from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
 from gitboot.cli.inputs import (
     OutputOption,
     document,
@@ -34,7 +34,7 @@ _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 @click.option("--rev", metavar="REVISION", help="The Git revision to look back from. Default: HEAD.")
 @click.option("-n", "--number", type=click.IntRange(min=1), help="How many commits at most. Default: all.")
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def command(server: str, path: Path, rev: str | None, number: int | None, outputs: tuple[OutputOption, ...]) -> None:
     """Show the commits that changed what SERVER boots, or may boot: its decision, not its file.
 
@@ -56,12 +56,12 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
 def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
     from gitboot.audit.lineage import Lineage
-    from gitboot.cli.deciding import DecidingHistory
+    from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
     entries: list[Changed | Skipped] = []
-    with evaluating() as begun, user_cache() as cache:
-        decide = DecidingHistory(history, cache, begun)
-        for entry in Lineage(history.steps, cache, decide).of(server):
+    with evaluation_limits() as begun:
+        lineage = Lineage(history.steps, results_cache(), HistoryEvaluator(history, begun))
+        for entry in lineage.of(server):
             entries.append(entry)
             if sum(map(_is_change, entries)) == number:
                 break

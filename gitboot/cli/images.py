@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import OutputOption, at_option, document, fleet_argument, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.phrases import some
@@ -28,7 +28,7 @@ _REASON: Final = 34  # characters
 @at_option
 @records_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def command(
     path: Path, rev: str | None, at: datetime | None, records: str | None, outputs: tuple[OutputOption, ...]
 ) -> None:

@@ -9,19 +9,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.model.scalars import Malformed, parse_instant
 from gitboot.phrases import some
 from gitboot.terminal import escaped_lines, unstyled, write_verbatim
-
-if TYPE_CHECKING:
-    from gitboot.disk_cache import DiskCache
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -238,23 +236,49 @@ def document(**items: Any) -> str:
     return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
 
 
-no_cache_option = click.option(
-    "--no-cache", is_flag=True, help="Neither read nor write the cache of this user: compute everything anew."
-)
+def evaluation_options(command: Command) -> Command:
+    """Add --no-cache, and the limits for evaluating one commit."""
+    no_cache = click.option("--no-cache", is_flag=True, help="Neither read nor write a cache: compute everything anew.")
+    return no_cache(allowance_options(command))
 
 
-def open_cache(*, no_cache: bool) -> DiskCache:
-    """Return the cache of this user. With ``no_cache``, without a home or on a network file system it stays empty.
+def allowance_options(command: Command) -> Command:
+    """Add --commit-seconds, --commit-memory and --commit-workers: the limits for evaluating one commit."""
+    return _allowance(command, click.Option)
 
-    The locks of SQLite, and how long they may take, depend on the server of a network file system.
-    """
-    from gitboot.disk_cache import DiskCache
-    from gitboot.storage import is_on_network
 
-    path = None if no_cache else kept("cache.sqlite")
-    if path is not None and is_on_network(path):
-        path = None
-    return DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
+def allowance_settings(command: Command) -> Command:
+    """Add the limits for evaluating one commit as settings of the configuration file."""
+    return _allowance(command, Setting)
+
+
+def _allowance(command: Command, cls: type[click.Option]) -> Command:
+    seconds = click.option(
+        "--commit-seconds",
+        cls=cls,
+        type=click.IntRange(min=1, max=LONGEST_S),  # the kernel counts whole seconds
+        metavar="SECONDS",
+        envvar="GITBOOT_COMMIT_SECONDS",
+        help="Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+    )
+    memory = click.option(
+        "--commit-memory",
+        cls=cls,
+        type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
+        metavar="MIB",
+        envvar="GITBOOT_COMMIT_MEMORY",
+        help="MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
+    )
+    workers = click.option(
+        "--commit-workers",
+        cls=cls,
+        type=click.IntRange(min=1, max=64),
+        metavar="NUMBER",
+        envvar="GITBOOT_COMMIT_WORKERS",
+        help="Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
+        "one for each processor, at most 8.",
+    )
+    return seconds(memory(workers(command)))
 
 
 def kept(name: str) -> Path | None:

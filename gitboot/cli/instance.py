@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.cli.bounded import evaluating
 from gitboot.cli.choosing import meant_by
+from gitboot.cli.evaluator_process import evaluation_limits, results_cache
 from gitboot.cli.operator import operator
 from gitboot.errors import NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
@@ -39,8 +39,8 @@ _PATIENCE_S: Final = 30
 def looked_at(state: Path, at: datetime) -> Iterator[Look]:
     """The instance on ``state`` as it is; what its commit takes to be read is limited."""
     with ExitStack() as stack:
-        with evaluating() as begun:
-            look = stack.enter_context(build.looked_at(state, at, begun=begun))
+        with evaluation_limits() as begun:
+            look = stack.enter_context(build.looked_at(state, at, begun=begun, results=results_cache()))
         yield look
 
 

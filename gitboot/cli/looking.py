@@ -16,7 +16,7 @@ from gitboot.assets.remembered import write_sightings
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware
 from gitboot.assets.verifying import look_at_all
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import evaluating
+from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import document, now
 from gitboot.cli.table import table, wrapped
@@ -26,10 +26,7 @@ from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile
 from gitboot.resolve import Decisions
-from gitboot.resolve.decisions import check_acceptable
-from gitboot.resolve.reading import read as read_decisions
 from gitboot.resolve.sites import sites_of
-from gitboot.source import open_snapshot
 from gitboot.terminal import style
 
 _SAVED_EVERY_S: Final = 2.0
@@ -37,11 +34,7 @@ _SAVED_EVERY_S: Final = 2.0
 
 def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NamedArtifact, ...]]:
     """The fleet at PATH, and its artifacts; raises `InvalidRepository`, and `UsageError` for an unknown site."""
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        decided = read_decisions(snapshot)
-        check_acceptable(decided.decisions, decided.repository.fleet.spec, now())
+    decided = evaluate_fleet(path, rev, now()).decided
     decisions, repository = decided.decisions, decided.repository
     for site in only:
         if site not in decisions.sites:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
@@ -50,7 +50,7 @@ def command() -> None:
 @click.option("--like", metavar="SERVER", help="Take labels, architecture, policy, variables … of this server.")
 @click.option("--mac", "macs", multiple=True, metavar="MAC", help="A MAC address of it; as often as it has some.")
 @click.option("--uuid", metavar="UUID", help="Its system UUID, where it is not known by --seen or --bmc.")
-@bounded
+@evaluator_command
 def server(
     name: str,
     path: Path,
@@ -69,10 +69,11 @@ def server(
     What is known of the machine comes from --seen, --bmc, --mac and --uuid, of which some can be given together. It is
     Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
     """
+    from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.migration.newserver import new_document
     from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
 
-    fleet = _loaded(path)
+    fleet = load_fleet(path, None)
     try:
         new, about = _known(seen, state, address, asked_as, credentials, verify=not no_verify)
         new = replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
@@ -89,16 +90,6 @@ def server(
     if not create_output_file(target, text.encode(), make_folders=True):
         raise UsageError(f"{target} is there already")
     click.echo(f"wrote {target}; next: gitboot validate {shell_words(path)}")
-
-
-def _loaded(path: Path) -> FleetRepository:
-    from gitboot.load import load
-    from gitboot.source import open_snapshot
-
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, None)
-        begun(len(snapshot.blobs))
-        return load(snapshot)
 
 
 def _known(

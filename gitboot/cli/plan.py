@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import selector_option
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import (
     InstantType,
     OutputOption,
@@ -53,7 +53,7 @@ from gitboot.text import printable_lines
     help="With --timeline: the end of the timeline. Default: a year after --at.",
 )
 @output_option("text", "json", "yaml")
-@bounded
+@evaluator_command
 def command(
     path: Path,
     rev: str | None,

@@ -11,8 +11,7 @@ import click
 
 from gitboot import phrases
 from gitboot.canonical import canonical
-from gitboot.cli.bounded import evaluating
-from gitboot.cli.deciding import Deciding
+from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.table import wrapped
 from gitboot.errors import UsageError
 from gitboot.load import FleetRepository
@@ -35,7 +34,6 @@ from gitboot.resolve.records import first_records
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.source_locations import source_locations
 from gitboot.resolve.whereabouts import Explanations, fleet_facts
-from gitboot.source import open_snapshot
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,14 +99,12 @@ def about_all(repository: FleetRepository, decisions: Decisions) -> dict[str, Ab
 
 def planned_fleet(path: Path, rev: str | None, at: datetime, records: str | None) -> Planned:
     """The fleet at PATH, with what ``--records`` says of its servers; raises `InvalidRepository`."""
-    with evaluating() as begun:
-        decided = Deciding(path, at).decide(open_snapshot(path, rev), begun).head.decided
-        repository, decisions = decided.repository, decided.decisions
+    decided = evaluate_fleet(path, rev, at).decided
     return Planned(
-        repository=repository,
-        decisions=decisions,
+        repository=decided.repository,
+        decisions=decided.decisions,
         at=at,
-        records=known_records(decisions, records),
+        records=known_records(decided.decisions, records),
     )
 
 

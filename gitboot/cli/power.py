@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import (
     OutputOption,
@@ -53,7 +53,7 @@ def power() -> None:
 @state_option
 @credentials_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def get(
     servers: tuple[str, ...],
     selector: str | None,
@@ -87,7 +87,7 @@ def get(
 @_dry_run_option
 @yes_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def on(servers: tuple[str, ...], **options: Any) -> None:
     """Switch SERVERS on. One that is on stays as it is.
 
@@ -106,7 +106,7 @@ def on(servers: tuple[str, ...], **options: Any) -> None:
 @_dry_run_option
 @yes_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def off(servers: tuple[str, ...], **options: Any) -> None:
     """Shut SERVERS down; with --force, switch them off at once.
 
@@ -125,7 +125,7 @@ def off(servers: tuple[str, ...], **options: Any) -> None:
 @_dry_run_option
 @yes_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def reset(servers: tuple[str, ...], **options: Any) -> None:
     """Restart SERVERS; with --force, reset them at once.
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bounded import allowance_options
 from gitboot.cli.exit import exit_of
+from gitboot.cli.inputs import allowance_options
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.facts import facts as as_facts

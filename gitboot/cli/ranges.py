@@ -13,8 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from gitboot.authorship import Message, Signer
-from gitboot.cli.bounded import evaluating
-from gitboot.cli.deciding import Deciding
+from gitboot.cli.evaluated_fleet import FleetEvaluator
+from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.diff.changes import Changes
 from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
@@ -61,11 +61,11 @@ def compared(
     HEAD is judged at an instant. Where a commit is ``accepted``, BASE is that. Commits that have to be signed and are
     not are a problem of HEAD; what a merge would make is signed by nobody yet.
     """
-    deciding = Deciding(path, at)  # what both sides have in common is decided once
+    evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
     names = "accepted" if accepted is not None else base, head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
-        with evaluating():
+        with evaluation_limits():
             found = open_range(path, range, merge=merge, accepted=accepted)
     except InvalidRepository as error:
         # They do not merge, so there is no HEAD to look at.
@@ -78,10 +78,10 @@ def compared(
         line = [each._replace(messages=_signed(each.messages, signatures)) for each in (p.merge for p in found.line)]
         messages = _signed(found.messages, signatures)
         signers = [(each, signatures.signer(each)) for each in commits] if trust.verify is not None else []
-    old, _ = side(names[0], found.base, deciding, is_base=True)
+    old, _ = side(names[0], found.base, evaluator, is_base=True)
     new, pair = _nothing(names[1], found.head.revision, [fault] if fault else ()), None
     if fault is None:
-        new, pair = side(names[1], found.head, deciding)
+        new, pair = side(names[1], found.head, evaluator)
     return Compared(
         base=old,
         head=new,
@@ -89,7 +89,7 @@ def compared(
         messages=messages,
         met=found.met,
         line=tuple(
-            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, deciding))
+            Between(merge.revision, merge.messages, partial(_side_of, passed.snapshot, evaluator))
             for merge, passed in zip(line, found.line, strict=True)
         ),
         signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
@@ -136,18 +136,19 @@ def _nothing(named: str, revision: str, problems: Iterable[Problem] = ()) -> Sid
     return Side(named=named, revision=revision, decisions=None, repository=None, problems=tuple(problems))
 
 
-def _side_of(snapshot: Callable[[], Snapshot], deciding: Deciding) -> Side:
-    found = snapshot()
-    return side(found.revision, found, deciding)[0]
+def _side_of(snapshot: Callable[[], Snapshot], evaluator: FleetEvaluator) -> Side:
+    with evaluation_limits():
+        found = snapshot()
+    return side(found.revision, found, evaluator)[0]
 
 
 def side(
-    named: str, snapshot: Snapshot, deciding: Deciding, *, is_base: bool = False
+    named: str, snapshot: Snapshot, evaluator: FleetEvaluator, *, is_base: bool = False
 ) -> tuple[Side, CommitPair | None]:
     """A revision, loaded and decided, and where it holds together what is known of it beside the one before."""
     try:
-        with evaluating() as begun:
-            found = deciding.decide(snapshot, begun, is_base=is_base)
+        with evaluation_limits() as begun:
+            found = evaluator.evaluate(snapshot, begun, is_base=is_base)
     except InvalidRepository as error:
         return _nothing(named, snapshot.revision, error.problems), None
     decided = found.head.decided
@@ -156,5 +157,5 @@ def side(
         revision=snapshot.revision,
         decisions=decided.decisions,
         repository=decided.repository,
-        problems=decided.decisions.problems_at(deciding.now),
+        problems=decided.decisions.problems_at(evaluator.now),
     ), found

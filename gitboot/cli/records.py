@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.bounded import bounded
 from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import OutputOption, document, now, output_option, reason_option, state_option
 from gitboot.phrases import count
 from gitboot.text import shell_words
@@ -42,7 +42,7 @@ def command() -> None:
 @selector_option
 @state_option
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Show the records of SERVERS, or of all, and their plans.
 
@@ -69,7 +69,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
-@bounded
+@evaluator_command
 def begin(what: str, state: Path, yes: bool) -> None:
     """Record once what is installed, for a new ledger.
 
@@ -160,7 +160,7 @@ def confirm_clock(state: Path, reason: str) -> None:
 @state_option
 @reason_option
 @yes_option
-@bounded
+@evaluator_command
 def set_record(servers: tuple[str, ...], what: str, selector: str | None, state: Path, reason: str, yes: bool) -> None:
     """Record that SERVERS are provisioned or pending.
 
@@ -195,7 +195,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
 @click.argument("file", type=click.Path(path_type=Path))
 @state_option
 @reason_option
-@bounded
+@evaluator_command
 def import_records(file: Path, state: Path, reason: str) -> None:
     """Replace the records of all servers in FILE, or of none.
 
@@ -223,7 +223,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 @command.command("hand-over", context_settings=_SETTINGS)
 @click.argument("server")
 @state_option
-@bounded
+@evaluator_command
 def hand_over(server: str, state: Path) -> None:
     """Print the record of SERVER, which has left this site.
 
@@ -246,7 +246,7 @@ def hand_over(server: str, state: Path) -> None:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @state_option
 @reason_option
-@bounded
+@evaluator_command
 def take_over(file: Path, state: Path, reason: str) -> None:
     """Record what `records hand-over` printed elsewhere.
 

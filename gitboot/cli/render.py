@@ -8,7 +8,7 @@ from typing import Final
 
 import click
 
-from gitboot.cli.bounded import bounded
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import at_option, fleet_argument, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
 from gitboot.errors import UsageError
@@ -26,7 +26,7 @@ from gitboot.phrases import some
 )
 @at_option
 @records_option
-@bounded
+@evaluator_command
 def command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
     """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
 

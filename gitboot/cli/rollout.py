@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, now, output_option, path_option
 from gitboot.cli.registries import token_over_http_option
@@ -21,7 +21,7 @@ from gitboot.phrases import count, did_you_mean
 
 if TYPE_CHECKING:
     from gitboot.audit.rollout import AppliedRollout, Headway
-    from gitboot.cli.bounded import Begun
+    from gitboot.cli.evaluator_process import Begun
     from gitboot.cli.informant import Informant
     from gitboot.load import Revision, Snapshot
     from gitboot.resolve.decide import Decided
@@ -102,7 +102,7 @@ def command() -> None:
 @click.option("--no-commit", is_flag=True, help="Change the file in the work tree, and make neither branch nor commit.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and write nothing.")
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def advance_stream(
     stream: str,
     path: Path,
@@ -141,7 +141,7 @@ def advance_stream(
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes what lies in the work tree: leave --rev out")
     informant = informant_at(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
-    with evaluating() as begun:
+    with evaluation_limits() as begun:
         fleet = _Fleet.open(path, WORKTREE if no_commit else rev or "HEAD", begun)
         found = fleet.advance(stream, informant, steps=steps, after=after, accept_fetched=accept_fetched)
         change = fleet.change(found) if found.next is not None else None
@@ -191,13 +191,13 @@ class _Fleet:
 
     @classmethod
     def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
-        from gitboot.cli.deciding import Deciding
+        from gitboot.cli.evaluated_fleet import FleetEvaluator
         from gitboot.source import open_snapshot
 
-        deciding, snapshot = Deciding(path, now()), open_snapshot(path, rev)
+        evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
 
         def decide(snapshot: Snapshot) -> Decided:
-            return deciding.decide(snapshot, begun).head.decided
+            return evaluator.evaluate(snapshot, begun).head.decided
 
         return cls(path=path, snapshot=snapshot, now=decide(snapshot), decide=decide)
 

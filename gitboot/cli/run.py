@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check
-from gitboot.cli.bounded import allowance_settings
 from gitboot.cli.configuration import Setting, config_option
 from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import emptied
@@ -24,6 +23,7 @@ from gitboot.cli.inputs import (
     MOST_MEMORY_MIB,
     FiniteRange,
     accept_filesystem_option,
+    allowance_settings,
     credentials_option,
     reject_old_variables,
     secret_keys_option,

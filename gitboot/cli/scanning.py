@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option, rev_option
 from gitboot.errors import UsageError
@@ -49,7 +49,7 @@ _LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
 @click.option("--parallel", default=64, type=click.IntRange(1, 256), help="Addresses at a time. Default: 64.")
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 where anything is not as documents say.")
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def scan(
     places: tuple[str, ...],
     credentials: Path | None,
@@ -95,14 +95,10 @@ def scan(
 
 
 def _described(path: Path, rev: str | None) -> list[Machine]:
-    from gitboot.load import load
+    from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.load.machines import machines
-    from gitboot.source import open_snapshot
 
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        return list(machines(load(snapshot)).values())
+    return list(machines(load_fleet(path, rev)).values())
 
 
 def _listed(places: Sequence[str]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import Any, BinaryIO
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
 from gitboot.cli.choosing import meant_by, selector_option
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option, said, state_option
 from gitboot.errors import UsageError
@@ -120,7 +120,7 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
     "--secret-keys", required=True, type=click.Path(path_type=Path, dir_okay=False), help="The keys to look with."
 )
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputOption, ...]) -> None:
     """Check that these keys decrypt each secret of the fleet at PATH.
 
@@ -130,18 +130,14 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     are: neither a review nor an instance can tell without them.
     """
     from gitboot.age import Keys, Unopened
-    from gitboot.load import load
+    from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.load.sealed import sealed
     from gitboot.model.scalars.names import AGE
-    from gitboot.source import open_snapshot
 
     keys = Keys(secret_keys)
     keys.check()
     closed: dict[str, str] = {}
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        files = {name: data for name, data in load(snapshot).files.items() if name.endswith(AGE)}
+    files = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE)}
     for name, data in files.items():
         try:
             keys.open(sealed(data))
@@ -165,7 +161,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     "--confirm", metavar="REASON", callback=said, help="Confirm that the fetches of SERVERS are right, and why."
 )
 @output_option("text", "json")
-@bounded
+@evaluator_command
 def fetches(
     servers: tuple[str, ...],
     selector: str | None,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.problems import FORMATS, counted, prefix_of
@@ -21,7 +21,7 @@ from gitboot.phrases import count
 @at_option
 @registry_options
 @output_option(*FORMATS)
-@bounded
+@evaluator_command
 def command(
     path: Path,
     rev: str | None,
@@ -40,21 +40,19 @@ def command(
     `gitboot explain CODE` says more about a problem. No registry is asked, unless a document names an image by its tag:
     then those of --registries are, for the digests to write.
     """
-    from gitboot.cli.deciding import Deciding
+    from gitboot.cli.evaluated_fleet import evaluate_fleet
     from gitboot.errors import InvalidRepository
     from gitboot.problems.codes import Code
     from gitboot.problems.problem import Problem, Severity
     from gitboot.resolve.optouts import overdue
-    from gitboot.source import open_snapshot
 
     now = at or this_second()
     problems: tuple[Problem, ...]
     summary = ""
     try:
-        with evaluating() as begun:
-            head = Deciding(path, now).decide(open_snapshot(path, rev), begun).head
-            repository, warnings = head.decided.repository, head.decided.decisions.problems_at(now)
-        problems = tuple(sorted((*warnings, *overdue(repository, now))))
+        decided = evaluate_fleet(path, rev, now).decided
+        repository = decided.repository
+        problems = tuple(sorted((*decided.decisions.problems_at(now), *overdue(repository, now))))
         servers, images = len(repository.servers), len(repository.images)
         summary = f"{count(servers, 'server')}, {count(images, 'image')}, "
     except InvalidRepository as error:

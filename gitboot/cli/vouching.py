@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gitboot.cli.bounded import bounded, evaluating
+from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, fleet_argument, output_option
 from gitboot.cli.problems import FORMATS, counted, prefix_of
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 )
 @registry_options
 @output_option(*FORMATS)
-@bounded
+@evaluator_command
 def signatures(
     path: Path,
     rev: str | None,
@@ -69,11 +69,12 @@ def signatures(
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
     from gitboot.assets.vouching import SignatureCheck
+    from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.cli.looking import fetchers_of
     from gitboot.imagekeys import ImageKeys
     from gitboot.problems.problem import Severity
 
-    fleet = _fleet(path, rev)
+    fleet = load_fleet(path, rev)
     images = _images(fleet, path, since)
     base_url = fleet.fleet.spec.base_url
     fetchers = fetchers_of(
@@ -97,9 +98,10 @@ def not_vouched_for(
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
     from gitboot.assets.vouching import SignatureCheck
+    from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.imagekeys import ImageKeys
 
-    fleet = _fleet(path, rev)
+    fleet = load_fleet(path, rev)
     found: set[Digest] = set()
     faults: dict[Digest, str] = {}
     with TemporaryDirectory(prefix="gitboot-") as scratch:
@@ -113,25 +115,15 @@ def not_vouched_for(
     return {digest: faults.get(digest, "it has no signature") for digest in digests if digest not in found}
 
 
-def _fleet(path: Path, rev: str | None) -> FleetRepository:
-    """The fleet at PATH; raises `InvalidRepository`."""
-    from gitboot.load import load
-    from gitboot.source import open_snapshot
-
-    with evaluating() as begun:
-        snapshot = open_snapshot(path, rev)
-        begun(len(snapshot.blobs))
-        return load(snapshot)
-
-
 def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootImage]:
     """The images to look at, by name: all of them, or those that are others than they were."""
+    from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.errors import InvalidRepository
 
     before = {}
     if since is not None:
         try:
-            before = dict(_fleet(path, since).images)
+            before = dict(load_fleet(path, since).images)
         except InvalidRepository:  # nothing is known of what was there
             before = {}
     return [image for name, image in sorted(fleet.images.items()) if before.get(name) != image]

@@ -91,10 +91,10 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a value of their kind, of which nothing fails to decode."""
+    """Return whether the bytes are a value of a kind that an evaluation finds, and nothing of them fails to decode."""
     if kind is protocol.ResultKind.PARSED:
         return decoded_servers(data) is not None
-    if (row := decoded_row(data)) is None:
+    if kind is not protocol.ResultKind.DECIDED or (row := decoded_row(data)) is None:
         return False
     try:
         protocol.decision(row.decision)

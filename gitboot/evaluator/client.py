@@ -19,6 +19,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.encoded import Compact
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.evaluator.remote_cache import lookup
 from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import OUT_OF_MEMORY, Child, encode, ended
 from gitboot.load import Revision
@@ -276,11 +277,8 @@ class _Frames:
                         self._read(0, files + 1)  # what was read is still to be decided
                     case protocol.Counted(files=done) if self._files:
                         self._read(min(done, self._files), self._files + 1)
-                    case protocol.Wanted(kind=kind, keys=keys):
-                        if len(keys) > protocol.MAX_KEYS:
-                            raise ValueError(f"{len(keys):,} keys at once")
-                        values = self._cache.get_many(kind, keys) if self._cache is not None else {}
-                        self._process.send(protocol.Known(values), self.left_s)
+                    case protocol.Wanted() as wanted:
+                        self._process.send(lookup(self._cache, wanted), self.left_s)
                     case protocol.NewResults(kind=kind, values=values) if self._results is not None:
                         self._results.add(kind, values)
                 yield answer

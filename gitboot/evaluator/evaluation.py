@@ -25,7 +25,8 @@ from gitboot.evaluator.cache import (
     findings_of,
 )
 from gitboot.evaluator.content_keys import Key, decision_keys
-from gitboot.evaluator.protocol import ResultKind
+from gitboot.evaluator.protocol import EVALUATED, ResultKind
+from gitboot.evaluator.remote_cache import Results
 from gitboot.evaluator.workers import Forks
 from gitboot.load import BlobId, FleetRepository, Id, Loaded, ParseCache, ParsedBlob, Revision, Snapshot, load_revision
 from gitboot.load.loaded import LoadedFile, list_files
@@ -43,13 +44,6 @@ class Snapshots(Protocol):
 
     def __call__(self, revision: Revision, previous: Snapshot | None) -> Snapshot:
         """Return the files of a commit. An implementation may read only what differs from an earlier snapshot."""
-
-
-class Results(Protocol):
-    """Results of earlier evaluations, by kind and content key."""
-
-    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """Return the values of those keys that are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +162,7 @@ class Evaluator:
         self.workers = workers or Forks()  # for commits of which most is unknown
         self._begun = begun  # is called with the number of files of a commit before gitboot reads them
         self._held: tuple[Evaluation, ...] = ()  # the base, and what was evaluated last
-        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in ResultKind}  # keys that the cache has
+        self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
         self._complete: Evaluation | None = None  # whose results are all among these
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
@@ -193,7 +187,7 @@ class Evaluator:
         evaluations = self._held
         if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
             return
-        for kind in ResultKind:
+        for kind in EVALUATED:
             results = {key: each for one in evaluations for key, each in one.results(kind).items()}
             lacking = iter(sorted(results.keys() - self._stored[kind]))
             while batch := tuple(islice(lacking, number)):

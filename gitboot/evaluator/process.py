@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import count
 from pathlib import Path
 from typing import IO, Final
 
@@ -16,6 +16,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.protocol import Allowance
+from gitboot.evaluator.remote_cache import RemoteCache
 from gitboot.evaluator.workers import BATCH, Forks, processors
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.load import BlobId, Revision, Snapshot
@@ -34,7 +35,7 @@ def main(state: str, parent: str) -> None:
         snapshot = reader.snapshot(revision, previous)
         return replace(snapshot, read=answering.counting(snapshot.read))
 
-    evaluator = Evaluator(counted, begun=answering.begun, results=_InstanceCache(asked, answers))
+    evaluator = Evaluator(counted, begun=answering.begun, results=RemoteCache(asked, answers))
     while (frame := read_frame(asked)) is not None:
         gc.disable()  # nearly all that is made stays
         question = protocol.question(frame)
@@ -43,23 +44,6 @@ def main(state: str, parent: str) -> None:
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # it is not looked at again and again
-
-
-class _InstanceCache:
-    """The cache of the instance, which the instance reads for this process."""
-
-    def __init__(self, asked: IO[bytes], answers: IO[bytes]) -> None:
-        self._asked, self._answers = asked, answers
-
-    def get_many(self, kind: protocol.ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
-        left = iter(keys)
-        while batch := tuple(islice(left, protocol.MAX_KEYS)):
-            write_frame(self._answers, protocol.Wanted(kind, batch))
-            if (frame := read_frame(self._asked)) is None:
-                os._exit(0)  # the instance is gone
-            found |= protocol.known(frame).values
-        return found
 
 
 def _answers(evaluator: Evaluator, pair: CommitPair, question: protocol.Question) -> Iterator[protocol.Answer]:

@@ -85,10 +85,16 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class ResultKind(StrEnum):
-    """The kinds of results that the cache keeps."""
+    """The kinds of results that a cache keeps. `gitboot.audit.lineage` describes those of a history."""
 
     PARSED = "parsed"  # blob id -> the Server documents of a file that has no others
     DECIDED = "decided"  # content key -> `gitboot.evaluator.cache.DecidedRow`
+    HISTORY_PROBLEM = "history-problem"
+    HISTORY_CHANGED = "history-changed"
+    HISTORY_EFFECT = "history-effect"
+
+
+EVALUATED: Final = (ResultKind.PARSED, ResultKind.DECIDED)  # the kinds of results that an evaluation finds
 
 
 MAX_KEYS: Final = 1000  # of one `Wanted`

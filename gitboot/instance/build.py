@@ -30,6 +30,7 @@ from gitboot.errors import (
 )
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.evaluator.remote_cache import Results
 from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
@@ -792,10 +793,12 @@ class Look:
 
 
 @contextmanager
-def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None) -> Iterator[Look]:
+def looked_at(
+    directory: Path, at: datetime, *, begun: Callable[[int], None] = lambda _: None, results: Results | None = None
+) -> Iterator[Look]:
     """The instance on ``directory`` as it is, running or not; nothing there is changed.
 
-    ``begun`` is called with how many files its commit has, before that is read.
+    ``begun`` is called with how many files its commit has, before that is read. ``results`` are looked up by key.
     """
     # Only here: who runs has decisions made by its evaluator, and needs no templates.
     from gitboot.evaluator.evaluation import Evaluator
@@ -811,8 +814,7 @@ def looked_at(directory: Path, at: datetime, *, begun: Callable[[int], None] = l
         except LedgerError as error:  # of the copy, whose path says nothing to anyone
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = accepted_snapshot(directory)
-        cache = stack.enter_context(DiskCache(directory / state.CACHE, lambda _: None, writes=False))
-        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=cache)
+        evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
         commit = whole.at_site(facts.read(store).site or None)

@@ -6,20 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import Flawed, FleetRepository, Loaded, ParseCache, Snapshot, load_revision
+from gitboot.load import Flawed, FleetRepository, Loaded
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decide import Decided, decide_all
 from gitboot.resolve.later import not_yet
-
-
-def read(snapshot: Snapshot, cache: ParseCache | None = None) -> Decided:
-    """Return what the revision at ``snapshot`` decides; raise `InvalidRepository` with everything that is wrong.
-
-    ``cache`` is as for `gitboot.load.load`.
-    """
-    return decide_loaded(load_revision(snapshot, cache))
 
 
 def decide_loaded(found: Loaded | Flawed, decide: Callable[[FleetRepository], Decided] = decide_all) -> Decided:

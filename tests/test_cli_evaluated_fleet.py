@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli import deciding
+from gitboot.cli import evaluated_fleet
 from gitboot.evaluator.workers import Forks
 from gitboot.resolve import decide
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.source import worktree
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
-from tests.rack import Done, typed
+from tests.rack import typed
 from tests.repositories import Work
 
 FILES = {f"{number:02}.yaml": text for number, text in enumerate(SEED)}
@@ -48,7 +48,7 @@ EDITS = {
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where commands keep what they find out, of a small fleet too."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(deciding, "WORTH", 1)
+    monkeypatch.setattr(evaluated_fleet, "WORTH", 1)
     return tmp_path / "cache"
 
 
@@ -65,21 +65,13 @@ def kept(cache: Path) -> list[Path]:
     return sorted(cache.rglob("cache.sqlite"))
 
 
-def without_cache(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Done:
-    with monkeypatch.context() as patched:
-        patched.setattr(deciding, "WORTH", 1_000_000)
-        return typed(*command)
-
-
 @pytest.mark.parametrize("edit", EDITS)
-def test_a_command_says_the_same_with_what_was_kept(
-    edit: str, cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_says_the_same_with_what_was_kept(edit: str, cache: Path, work: Work) -> None:
     assert typed("validate").code == 0
     assert kept(cache)
     work.write(EDITS[edit])
     for command in COMMANDS:
-        expected = without_cache(command, monkeypatch)
+        expected = typed(*command, "--no-cache")
         assert typed(*command) == expected
 
 
@@ -107,7 +99,7 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
         return decide_server(inputs, composer)
 
     monkeypatch.setattr(decide, "decide_server", noted)
-    monkeypatch.setattr(deciding, "workers", Forks)  # this process notes no server that another decides
+    monkeypatch.setattr(evaluated_fleet, "evaluation_workers", Forks)  # other processes would note nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")
     assert sorted(decided) == ["web01", "web02"]
@@ -131,9 +123,9 @@ def test_a_damaged_cache_is_reported_once_and_replaced(cache: Path, work: Work) 
 
 
 def test_a_small_fleet_is_not_cached(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deciding, "WORTH", len(FILES) + 1)
+    monkeypatch.setattr(evaluated_fleet, "WORTH", len(FILES) + 1)
     assert (typed("validate").code, kept(cache)) == (0, [])
-    monkeypatch.setattr(deciding, "WORTH", len(FILES))
+    monkeypatch.setattr(evaluated_fleet, "WORTH", len(FILES))
     assert typed("validate").code == 0
     assert len(kept(cache)) == 1
 
@@ -174,11 +166,11 @@ def test_a_deadline_of_what_was_kept_is_told_still(cache: Path, work: Work) -> N
     assert typed("validate", *AT) == first
 
 
-def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_of_what_was_kept_is_told_still(cache: Path, work: Work) -> None:
     lenient = FILES["00.yaml"].replace("spec: {", "spec: {requirePolicy: false, ")
     work.write({"00.yaml": lenient, "lone.yaml": server("lone"), "other.yaml": server("other")})
     assert typed("validate").out.count("GB2010") == 2
     work.write({"other.yaml": server("other", "role: web"), "web02.yaml": server("web02", "role: web")})
     told = typed("validate")
-    assert told == without_cache(("validate",), monkeypatch)
+    assert told == typed("validate", "--no-cache")
     assert told.out.count("GB2010") == 1 and told.out.startswith("lone.yaml")

@@ -1,0 +1,249 @@
+"""The process in which a command evaluates commits: a child with limits, whose parent has the cache open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial, wraps
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from gitboot.cli.exit import Exit
+from gitboot.cli.inputs import evaluation_options, kept
+
+if TYPE_CHECKING:
+    from gitboot.evaluator.protocol import Allowance, ResultKind
+    from gitboot.evaluator.remote_cache import Cache
+    from gitboot.evaluator.workers import Forks
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Begun = Callable[[int], None]
+
+PROGRAM: Final = object()  # the context of a command that is a process of its own, and no test's
+
+_FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+_EXCEEDED: Final = {
+    -signal.SIGXCPU: "it takes more time",
+    -signal.SIGABRT: "it takes more memory",  # so pydantic ends where it can have none
+    -signal.SIGSEGV: "it takes more memory, as it seems,",  # so do libraries that do not look whether they have it
+}
+_SI_KERNEL: Final = 0x80  # sigaction(2): a terminal's own signal, which the child got, too
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Settings:
+    """How this process evaluates commits."""
+
+    workers: int | None = None  # None: one for each processor
+    cache: Cache | None = None  # None: with --no-cache
+    begun: Begun | None = None  # sets the limits for a commit of so many files; None: there are none, as in tests
+
+
+_settings = _Settings()
+
+
+def evaluator_command(command: Command) -> Command:
+    """Let a command evaluate commits: in a child of this process, within limits, by a cache that the child cannot open.
+
+    Adds the limits and --no-cache as options.
+    """
+
+    @wraps(command)
+    def limited(
+        *args: Any,
+        commit_seconds: int | None,
+        commit_memory: int | None,
+        commit_workers: int | None,
+        no_cache: bool,
+        **given: Any,
+    ) -> Any:
+        global _settings
+        context = click.get_current_context()
+        open_cache = partial(CommandCache, given.get("state")) if not no_cache else None
+        cache: Cache | None = None
+        begun: Begun | None = None
+        if context.obj is PROGRAM:
+            from gitboot.evaluator.protocol import Allowance
+
+            cache = _continue_in_child(open_cache)
+            begun = partial(_limit, Allowance(seconds=commit_seconds, mebibytes=commit_memory))
+        elif open_cache is not None:
+            cache = opened = open_cache()
+            context.call_on_close(opened.close)
+        _settings = _Settings(workers=commit_workers, cache=cache, begun=begun)
+        try:
+            return command(*args, **given)
+        finally:
+            _settings = _Settings()
+
+    return evaluation_options(limited)  # type: ignore[return-value]
+
+
+def results_cache() -> Cache | None:
+    """Return the cache of results for the command that runs; None with --no-cache."""
+    return _settings.cache
+
+
+def evaluation_workers() -> Forks:
+    """Return the processes among which the command that runs divides a commit."""
+    from gitboot.evaluator.workers import Forks, processors
+
+    return Forks(number=_settings.workers or processors())
+
+
+@contextmanager
+def evaluation_limits() -> Iterator[Begun]:
+    """Hold this process to its limits while it reads and evaluates a commit.
+
+    Yields a function to call with the number of files of a commit, with which the limits grow. Raises
+    `InvalidRepository` if the memory is not enough. If the time is not enough, this process ends.
+    """
+    from gitboot.bounds import lift, uncollected
+
+    if (begun := _settings.begun) is None:
+        with uncollected():
+            yield lambda _: None
+        return
+    from gitboot.errors import InvalidRepository, LedgerError, SourceError
+    from gitboot.evaluator.protocol import exceeded
+
+    begun(0)
+    try:
+        with uncollected():  # nearly all of a fleet stays: it would only be looked at again and again
+            yield begun
+    except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:  # so end modules, and libraries
+        lift()
+        from gitboot.source.repository import lacks_memory
+
+        if not isinstance(error, SystemError) and not lacks_memory(error):
+            raise
+        raise InvalidRepository([exceeded("it takes more memory to evaluate than it may")]) from None
+    finally:
+        lift()
+
+
+def _limit(allowance: Allowance, files: int) -> None:
+    """Give this process from now on what a commit of so many files may take."""
+    from gitboot.bounds import Spent
+
+    allowance.bound(Spent.now(), files)
+
+
+class CommandCache:
+    """The cache of this user, and that of the instance which the command is about, where nothing is stored.
+
+    The user has none without a home, or on a network file system: how long the locks of SQLite may take depends on
+    the server there.
+    """
+
+    def __init__(self, state: Path | None) -> None:
+        from gitboot.disk_cache import DiskCache
+        from gitboot.storage import is_on_network
+
+        path = kept("cache.sqlite")
+        if path is not None and is_on_network(path):
+            path = None
+        self._user = DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
+        self._instance: DiskCache | None = None
+        if state is not None:
+            from gitboot.instance.directory import CACHE
+
+            # The instance itself reports what is wrong with its cache.
+            self._instance = DiskCache(state / CACHE, lambda _: None, writes=False)
+
+    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        found = self._instance.get_many(kind, keys) if self._instance is not None else {}
+        return found | self._user.get_many(kind, [key for key in keys if key not in found])
+
+    def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
+        self._user.insert_many(kind, rows)
+
+    def close(self) -> None:
+        for cache in filter(None, (self._user, self._instance)):
+            cache.close()
+
+
+def _continue_in_child(open_cache: Callable[[], CommandCache] | None) -> Cache | None:
+    """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
+    from gitboot.evaluator.remote_cache import RemoteCache
+    from gitboot.processes import end_with
+
+    ours, theirs = socket.socketpair()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    parent = os.getpid()
+    if child := os.fork():
+        theirs.close()
+        sys.exit(_accompany(child, ours, open_cache))
+    end_with(parent)
+    ours.close()
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return RemoteCache(theirs.makefile("rb"), theirs.makefile("wb")) if open_cache is not None else None
+
+
+def _accompany(child: int, channel: socket.socket, open_cache: Callable[[], CommandCache] | None) -> int:
+    """Return the exit code of a child, whose lookups are answered until the child ends."""
+    serving = Thread(target=_serve, args=(channel, open_cache), name="cache")
+    if open_cache is not None:
+        serving.start()
+    code = _wait(child)
+    if open_cache is not None:
+        with suppress(OSError):
+            channel.shutdown(socket.SHUT_RDWR)  # what the child has sent can still be read; nobody can send more
+        serving.join()
+    if code in _EXCEEDED:
+        from gitboot.evaluator.protocol import exceeded
+
+        click.echo(f"gitboot: {exceeded(f'{_EXCEEDED[code]} to evaluate than it may')}", err=True)
+        return Exit.INVALID
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        signal.pthread_sigmask(signal.SIG_SETMASK, set())
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _wait(child: int) -> int:
+    """Wait for the end of a child, and send it the signals that only this process got; return how it ended."""
+    while True:
+        told = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
+        if told.si_signo != signal.SIGCHLD:
+            if told.si_code != _SI_KERNEL:
+                os.kill(child, told.si_signo)
+            continue
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+
+
+def _serve(channel: socket.socket, open_cache: Callable[[], CommandCache]) -> None:
+    """Answer the lookups of the child, and store its results."""
+    from gitboot.evaluator.remote_cache import serve_cache
+
+    with (
+        suppress(OSError),
+        channel,
+        closing(open_cache()) as cache,
+        channel.makefile("rb") as incoming,
+        channel.makefile("wb") as outgoing,
+    ):
+        serve_cache(cache, incoming, outgoing, _is_result)
+
+
+def _is_result(kind: ResultKind, value: bytes) -> bool:
+    from gitboot.evaluator.cache import is_result
+
+    if is_result(kind, value):
+        return True
+    from gitboot.audit.lineage import is_history_result
+
+    return is_history_result(kind, value)

@@ -1,0 +1,100 @@
+"""A cache that another process has open: the process that evaluates commits looks results up there.
+
+Both ends exchange `protocol.Wanted`, `protocol.Known` and `protocol.NewResults`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from itertools import islice
+from typing import IO, Final, Protocol
+
+import msgspec
+
+from gitboot.decoders import decoder
+from gitboot.evaluator import protocol
+from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
+from gitboot.frames import read_frame, write_frame
+
+MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
+
+
+class Results(Protocol):
+    """Results of earlier evaluations, by kind and key."""
+
+    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """Return the values of those keys that are known."""
+
+
+class Cache(Results, Protocol):
+    """Results that can be added to."""
+
+    def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
+        """Store values that the cache does not have yet."""
+
+
+class RemoteCache:
+    """The cache of the process at the other end of two streams. If that process is gone, each lookup is a miss."""
+
+    def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
+        self._incoming, self._outgoing, self._is_lost = incoming, outgoing, False
+
+    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        left = iter(keys)
+        while batch := tuple(islice(left, protocol.MAX_KEYS)):
+            self._send(Wanted(kind, batch))
+            frame = read_frame(self._incoming) if not self._is_lost else None
+            if frame is None:
+                self._is_lost = True
+                break
+            found |= protocol.known(frame).values
+        return found
+
+    def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
+        left = iter(rows.items())
+        while batch := dict(islice(left, protocol.MAX_KEYS)):
+            self._send(NewResults(kind, batch))
+
+    def _send(self, message: Wanted | NewResults) -> None:
+        try:
+            if not self._is_lost:
+                write_frame(self._outgoing, message)
+        except OSError:
+            self._is_lost = True
+
+
+def lookup(results: Results | None, wanted: Wanted) -> Known:
+    """Answer a lookup; without results, each key is a miss. Raises ValueError for too many keys."""
+    if len(wanted.keys) > protocol.MAX_KEYS:
+        raise ValueError(f"{len(wanted.keys):,} keys at once")
+    return Known(dict(results.get_many(wanted.kind, wanted.keys)) if results is not None else {})
+
+
+def serve_cache(
+    cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_result: Callable[[ResultKind, bytes], bool]
+) -> None:
+    """Answer the lookups of a `RemoteCache` and insert its results, until its process ends or sends a wrong frame.
+
+    Another message is wrong, and so are too many keys, keys that are too long, and a value that ``is_result`` rejects.
+    Nothing of a wrong frame is inserted.
+    """
+    with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
+        while (frame := read_frame(incoming)) is not None:
+            message = _decode(frame)
+            if isinstance(message, Wanted):
+                write_frame(outgoing, lookup(cache, message))
+            elif _is_right(message, is_result):
+                cache.insert_many(message.kind, message.values)
+            else:
+                return
+
+
+def _is_right(results: NewResults, is_result: Callable[[ResultKind, bytes], bool]) -> bool:
+    if len(results.values) > protocol.MAX_KEYS or max(map(len, results.values), default=0) > MAX_KEY_BYTES:
+        return False
+    return all(is_result(results.kind, value) for value in results.values.values())
+
+
+_decode: Final[Callable[[bytes], Wanted | NewResults]] = decoder(Wanted | NewResults)
