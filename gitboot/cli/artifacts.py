@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.artifacts_download import download
-from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
 from gitboot.cli.registries import opened_registries, registry_options
@@ -173,7 +173,8 @@ def _parsed(url: str) -> str:
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json.",
+    help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json, "
+    "or none with --no-cache.",
 )
 @click.option(
     "--sources",
@@ -217,7 +218,7 @@ def verify(
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     if cache is not None:
         check_output_folder(cache.parent)
-    place = cache or kept("artifacts.json")
+    place = cache or (kept("artifacts.json") if results_cache() is not None else None)
     known = read_sightings(place) if place is not None else {}
     seen = looked_at(
         fetchers_of(decisions.base_url, assets, asked), found, known, place, read=not head, parallel=parallel

@@ -173,6 +173,7 @@ class CommandCache:
 
 def _continue_in_child(open_cache: Callable[[], CommandCache] | None) -> Cache | None:
     """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
+    import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.evaluator.remote_cache import RemoteCache
     from gitboot.processes import end_with
 
