@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -30,6 +31,8 @@ from tests.fleets import SEED, server, uuid_of
 from tests.instance import alive, eventually
 from tests.rack import Rack, typed
 from tests.repositories import Work
+
+ROOT = Path(__file__).parent.parent
 
 # Every command that reads a commit, with arguments with which it does: A: keys of age; E: exported records; F: a new
 # file; H: what was handed over; K: keys of images; S: a state directory; W: a fleet.
@@ -85,6 +88,10 @@ def test_all_commands_that_read_a_commit_are_listed() -> None:
     found = dict(_named(cli, click.Context(cli)))
     names = {name: {each.name for each in command.params} for name, command in found.items()}
     assert {name for name, options in names.items() if "no_cache" in options} == COMMANDS.keys()
+    listed = (
+        (ROOT / "docs" / "adr" / "0081-commands-evaluate-in-a-child.md").read_text().partition("A test compares")[2]
+    )
+    assert set(re.findall("`([^`]+)`", listed.partition("Commands read")[0])) == COMMANDS.keys()
     assert {name for name, options in names.items() if "commit_memory" in options} == {"run", *COMMANDS}
 
 
