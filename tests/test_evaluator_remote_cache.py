@@ -11,7 +11,7 @@ from threading import Thread
 import msgspec
 import pytest
 
-from gitboot.evaluator.protocol import MAX_KEYS, Begun, NewResults, ResultKind, Wanted, known
+from gitboot.evaluator.protocol import MAX_KEYS, Begun, Known, NewResults, ResultKind, Wanted, known
 from gitboot.evaluator.remote_cache import MAX_KEY_BYTES, RemoteCache, serve_cache
 from gitboot.frames import encode, framed, read_frame
 from tests.results import StoredResults
@@ -88,6 +88,21 @@ def test_any_number_of_results_is_stored_and_looked_up() -> None:
         there.insert_many(PARSED, {b"0": b"another"})
         assert there.get_many(PARSED, [b"0"]) == {b"0": rows[b"0"]}
     assert [len(each[PARSED]) for each in cache.inserted] == [MAX_KEYS, MAX_KEYS, 1, 1]
+
+
+def test_after_an_error_in_an_answer_each_lookup_is_a_miss() -> None:
+    answer = io.BytesIO(frame(Known({b"one": b"value"})))
+
+    class LacksMemory(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if size != 4:  # the length of the frame
+                raise MemoryError
+            return answer.read(size)
+
+    there = RemoteCache(LacksMemory(), io.BytesIO())
+    with pytest.raises(MemoryError):
+        there.get_many(PARSED, [b"one"])
+    assert there.get_many(PARSED, [b"one"]) == {}  # the rest of the answer is still in the stream
 
 
 class Broken(StoredResults):

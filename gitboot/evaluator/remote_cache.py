@@ -5,8 +5,8 @@ Both ends exchange `protocol.Wanted`, `protocol.Known` and `protocol.NewResults`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import IO, Final, Protocol
 
@@ -38,31 +38,32 @@ class RemoteCache:
     """The cache of the process at the other end of two streams. If that process is gone, each lookup is a miss."""
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
-        self._incoming, self._outgoing, self._is_lost = incoming, outgoing, False
+        self._incoming, self._outgoing = incoming, outgoing
+        self._is_lost = False  # the other process is gone, or an error has left a part of a frame in a stream
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         left = iter(keys)
-        while batch := tuple(islice(left, protocol.MAX_KEYS)):
-            self._send(Wanted(kind, batch))
-            frame = read_frame(self._incoming) if not self._is_lost else None
-            if frame is None:
-                self._is_lost = True
-                break
-            found |= protocol.known(frame).values
+        while not self._is_lost and (batch := tuple(islice(left, protocol.MAX_KEYS))):
+            with self._exchange():
+                write_frame(self._outgoing, Wanted(kind, batch))
+                if (frame := read_frame(self._incoming)) is None:
+                    raise EOFError
+                found |= protocol.known(frame).values
         return found
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
         left = iter(rows.items())
-        while batch := dict(islice(left, protocol.MAX_KEYS)):
-            self._send(NewResults(kind, batch))
+        while not self._is_lost and (batch := dict(islice(left, protocol.MAX_KEYS))):
+            with self._exchange():
+                write_frame(self._outgoing, NewResults(kind, batch))
 
-    def _send(self, message: Wanted | NewResults) -> None:
-        try:
-            if not self._is_lost:
-                write_frame(self._outgoing, message)
-        except OSError:
-            self._is_lost = True
+    @contextmanager
+    def _exchange(self) -> Iterator[None]:
+        self._is_lost = True  # whatever ends the block early
+        with suppress(OSError, EOFError):
+            yield
+            self._is_lost = False
 
 
 def lookup(results: Results | None, wanted: Wanted) -> Known:
