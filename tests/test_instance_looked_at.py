@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from gitboot.cli.evaluator_process import CommandCache
+from gitboot.cli.evaluator_process import open_cache
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit
@@ -35,7 +34,7 @@ class Site:
     state: Path
 
     def look(self) -> Commit:
-        with closing(CommandCache(self.state)) as results, looked_at(self.state, NOON, results=results) as look:
+        with open_cache(self.state) as results, looked_at(self.state, NOON, results=results) as look:
             return look.commit
 
     def firmware(self) -> dict[str, str]:
@@ -54,8 +53,7 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
+def site(tmp_path: Path) -> Iterator[Site]:
     repository = Repository.create(tmp_path / "git")
     repository.push({f"{number:02}.yaml": text for number, text in enumerate(SEED)})
     with in_process(tmp_path, repository.bare, initial="fresh") as parts:

@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -20,6 +20,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import evaluation_options, kept
 
 if TYPE_CHECKING:
+    from gitboot.disk_cache import DiskCache
     from gitboot.evaluator.protocol import Allowance, ResultKind
     from gitboot.evaluator.remote_cache import Cache
     from gitboot.evaluator.workers import Forks
@@ -67,16 +68,16 @@ def evaluator_command(command: Command) -> Command:
     ) -> Any:
         global _settings
         context = click.get_current_context()
-        open_cache = partial(CommandCache, given.get("state")) if not no_cache else None
+        opens = partial(open_cache, given.get("state")) if not no_cache else None
         cache: Cache | None = None
         begun: Begun | None = None
         if context.obj is PROGRAM:
             from gitboot.evaluator.protocol import Allowance
 
-            cache = _continue_in_child(open_cache)
+            cache = _continue_in_child(opens)
             begun = partial(_limit, Allowance(seconds=commit_seconds, mebibytes=commit_memory))
-        elif open_cache is not None:
-            cache = opened = open_cache()
+        elif opens is not None:
+            cache = opened = opens()
             context.call_on_close(opened.close)
         _settings = _Settings(workers=commit_workers, cache=cache, begun=begun)
         try:
@@ -137,41 +138,26 @@ def _limit(allowance: Allowance, files: int) -> None:
     allowance.bound(Spent.now(), files)
 
 
-class CommandCache:
-    """The cache of this user, and that of the instance which the command is about, where nothing is stored.
+def open_cache(state: Path | None) -> DiskCache:
+    """Return the cache of the instance with this state directory, for reading, or else the cache of this user.
 
-    The user has none without a home, or on a network file system: how long the locks of SQLite may take depends on
-    the server there.
+    Without a home, the cache of the user stays empty. It also stays empty on a network file system, because the time
+    that the locks of SQLite take there depends on the server.
     """
+    from gitboot.disk_cache import DiskCache
+    from gitboot.storage import is_on_network
 
-    def __init__(self, state: Path | None) -> None:
-        from gitboot.disk_cache import DiskCache
-        from gitboot.storage import is_on_network
+    if state is not None:
+        from gitboot.instance.directory import CACHE
 
-        path = kept("cache.sqlite")
-        if path is not None and is_on_network(path):
-            path = None
-        self._user = DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
-        self._instance: DiskCache | None = None
-        if state is not None:
-            from gitboot.instance.directory import CACHE
-
-            # The instance itself reports what is wrong with its cache.
-            self._instance = DiskCache(state / CACHE, lambda _: None, writes=False)
-
-    def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        found = self._instance.get_many(kind, keys) if self._instance is not None else {}
-        return found | self._user.get_many(kind, [key for key in keys if key not in found])
-
-    def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
-        self._user.insert_many(kind, rows)
-
-    def close(self) -> None:
-        for cache in filter(None, (self._user, self._instance)):
-            cache.close()
+        return DiskCache(state / CACHE, lambda _: None, writes=False)  # the instance reports a fault of its cache
+    path = kept("cache.sqlite")
+    if path is not None and is_on_network(path):
+        path = None
+    return DiskCache(path, lambda text: click.echo(f"gitboot: {text} (or use --no-cache)", err=True))
 
 
-def _continue_in_child(open_cache: Callable[[], CommandCache] | None) -> Cache | None:
+def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
     """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.evaluator.remote_cache import RemoteCache
@@ -184,22 +170,23 @@ def _continue_in_child(open_cache: Callable[[], CommandCache] | None) -> Cache |
     parent = os.getpid()
     if child := os.fork():
         theirs.close()
-        code = _accompany(child, ours, open_cache)
+        code = _accompany(child, ours, opens)
         sys.stderr.flush()
         os._exit(code & 0xFF)  # to take down all modules would take 0.02 s
     end_with(parent)
     ours.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return RemoteCache(theirs.makefile("rb"), theirs.makefile("wb")) if open_cache is not None else None
+    return RemoteCache(theirs.makefile("rb"), theirs.makefile("wb")) if opens is not None else None
 
 
-def _accompany(child: int, channel: socket.socket, open_cache: Callable[[], CommandCache] | None) -> int:
-    """Return the exit code of a child, whose lookups are answered until the child ends."""
-    serving = Thread(target=_serve, args=(channel, open_cache), name="cache")
-    if open_cache is not None:
+def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache] | None) -> int:
+    """Answer the lookups of a child until it ends, and return its exit code, or end by the signal that ended it."""
+    if opens is None:
+        code = _wait(child)
+    else:
+        serving = Thread(target=_serve, args=(channel, opens), name="cache")
         serving.start()
-    code = _wait(child)
-    if open_cache is not None:
+        code = _wait(child)
         with suppress(OSError):
             channel.shutdown(socket.SHUT_RDWR)  # what the child has sent can still be read; nobody can send more
         serving.join()
@@ -228,14 +215,14 @@ def _wait(child: int) -> int:
             return os.waitstatus_to_exitcode(status)
 
 
-def _serve(channel: socket.socket, open_cache: Callable[[], CommandCache]) -> None:
+def _serve(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
     """Answer the lookups of the child, and store its results."""
     from gitboot.evaluator.remote_cache import serve_cache
 
     with (
         suppress(OSError),
         channel,
-        closing(open_cache()) as cache,
+        opens() as cache,
         channel.makefile("rb") as incoming,
         channel.makefile("wb") as outgoing,
     ):
