@@ -61,7 +61,8 @@ class DiskCache:
 
         Without ``writes``, nothing changes the file or its folder: insertions are ignored.
         """
-        self._path, self._warn, self._max_bytes, self._writes = path, warn, max_bytes, writes
+        self.max_bytes = max_bytes
+        self._path, self._warn, self._writes = path, warn, writes
         self._program = this_program() if path is not None else b""  # now: an upgrade may replace the sources later
         self._connection: sqlite3.Connection | None = None
         self._fd = -1  # of the same file
@@ -101,6 +102,12 @@ class DiskCache:
             self._transact(partial(_touch, ids=stale, used=newest), "BEGIN IMMEDIATE")
         return {wanted[entry]: value for entry, value in values.items()}
 
+    def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Return the keys for which the cache has entries. An entry may turn out to be damaged when it is read."""
+        wanted = {self._entry_id(kind, key): key for key in keys}
+        found = self._transact(partial(_find, ids=sorted(wanted)), "BEGIN") or ()
+        return frozenset(wanted[entry] for entry in found if entry in wanted)
+
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
         """Store values that the cache does not have yet. A value that it has stays as it is.
 
@@ -108,7 +115,7 @@ class DiskCache:
         """
         if not self._writes:
             return
-        entries, room = [], self._max_bytes // 2
+        entries, room = [], self.max_bytes // 2
         for key, value in rows.items():
             if len(value) <= MAX_VALUE_BYTES:
                 room -= len(value) + _OVERHEAD_BYTES
@@ -118,7 +125,12 @@ class DiskCache:
                 entries.append((entry, _checksum(entry, value), value))
         if entries:
             entries.sort()
-            self._transact(partial(_insert, entries=entries, max_bytes=self._max_bytes), "BEGIN IMMEDIATE")
+            self._transact(partial(_insert, entries=entries, max_bytes=self.max_bytes), "BEGIN IMMEDIATE")
+
+    def delete_many(self, kind: str, keys: Iterable[bytes]) -> None:
+        """Remove entries."""
+        if self._writes:
+            self._transact(partial(_delete, ids=sorted(self._entry_id(kind, key) for key in keys)), "BEGIN IMMEDIATE")
 
     def _entry_id(self, kind: str, key: bytes) -> bytes:
         """Return the id of an entry, a digest of the key, its kind and this program."""
@@ -187,7 +199,7 @@ class DiskCache:
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
             return None
-        if self._fault(path) is None and 0 < os.fstat(self._fd).st_size <= 2 * self._max_bytes:
+        if self._fault(path) is None and 0 < os.fstat(self._fd).st_size <= 2 * self.max_bytes:
             self._connection = _connect(path, self._busy_ms, writes=False)
             return self._connection
         self.close()
@@ -210,7 +222,7 @@ class DiskCache:
             return "it belongs to another user, or other users may read or write it"
         if journal not in (b"", _ROLLBACK_JOURNAL) or os.path.lexists(f"{path}-wal"):  # either is enough for SQLite
             return "it has a write-ahead log"
-        return "it is too large" if here.st_size > 2 * self._max_bytes else None
+        return "it is too large" if here.st_size > 2 * self.max_bytes else None
 
     def _remove(self) -> None:
         self.close()
@@ -292,6 +304,17 @@ def _read(connection: sqlite3.Connection, ids: list[bytes]) -> tuple[dict[bytes,
             if not isinstance(used, int) or used < newest - _FRESH:
                 stale.append(entry)
     return values, damaged, stale, newest
+
+
+def _find(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
+    """Return the ids of entries that exist."""
+    found = []
+    for start in range(0, len(ids), _BATCH):
+        some = ids[start : start + _BATCH]
+        marks = ",".join("?" * len(some))
+        query = f"SELECT id FROM entry WHERE id IN ({marks})"  # noqa: S608 - marks alone
+        found += [entry for (entry,) in connection.execute(query, some)]
+    return found
 
 
 def _touch(connection: sqlite3.Connection, ids: list[bytes], used: int) -> None:

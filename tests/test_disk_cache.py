@@ -69,6 +69,13 @@ def test_a_value_that_is_there_is_never_replaced(filled: Path) -> None:
         assert cache.get_many("kind", [b"key 0", b"new"]) == {b"key 0": ROWS[b"key 0"], b"new": b"value"}
 
 
+def test_keys_are_found_by_kind_without_their_values(filled: Path) -> None:
+    with DiskCache(filled, pytest.fail) as cache:
+        assert cache.find_keys("kind", [b"key 0", b"key 39", b"none"]) == {b"key 0", b"key 39"}
+        assert cache.find_keys("other", ROWS) == frozenset()
+        assert cache.find_keys("kind", (b"key %d" % number for number in range(5000))) == ROWS.keys()
+
+
 def test_what_another_gitboot_stored_is_a_miss_and_stays(filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as other:
         other.setattr(disk_cache, "this_program", lambda: b"another" * 4)
@@ -361,6 +368,7 @@ def test_no_damage_gives_a_wrong_value_or_an_error(damages: list[tuple[Written |
                     overwrite(path, damage.offset, damage.data)
                 else:
                     os.truncate(path, damage)
+                assert cache.find_keys("kind", ROWS) <= ROWS.keys()
                 assert cache.get_many("kind", ROWS).items() <= ROWS.items()
                 cache.insert_many("more", {key: value[:900] for key, value in ROWS.items()})
                 assert cache.get_many("more", ROWS).items() <= {k: value[:900] for k, value in ROWS.items()}.items()

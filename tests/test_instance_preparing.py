@@ -22,8 +22,8 @@ import pytest
 
 from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
-from gitboot.instance.bookmark import WORTH
-from gitboot.instance.directory import PLANNED, PREPARING
+from gitboot.instance.checkpoint import WORTH
+from gitboot.instance.directory import CACHE, PREPARING
 from gitboot.instance.preparing import Prepared, StandbyPlace, prepare
 from gitboot.processes import python
 from gitboot.publish.disk import Disk
@@ -238,7 +238,7 @@ def test_who_may_be_installed_by_it_goes_to_the_disk_and_no_date_of_it_is_that_o
         offered = {web.entry, f"/v1/boot/{mac_of('cache01').replace(':', '-')}/boot.ipxe"}
         hosts.two.stop()
         shutil.rmtree(hosts.two.folder / "output")
-        (hosts.two.state / PLANNED).unlink()
+        (hosts.two.state / CACHE).unlink()
         behind = datetime.now(UTC) - timedelta(minutes=2)
         prepare(place_of(hosts.two), allowance=Allowance(), clock=lambda: behind, warn=pytest.fail)
         for path in offered:

@@ -18,9 +18,9 @@ import pytest
 
 from gitboot.bmc.media import Medium, MediumState
 from gitboot.bmc.override import State
-from gitboot.instance import bookmark, build
+from gitboot.instance import build, checkpoint
 from gitboot.instance import loop as instance_loop
-from gitboot.instance.directory import PLANNED, WITHDRAWALS, read_status
+from gitboot.instance.directory import CACHE, WITHDRAWALS, read_status
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.loop import Loop
 from gitboot.ledger import evidence, overrides
@@ -40,7 +40,7 @@ from tests.rack import POOL, Blade, Rack, typed, until_condition
 from tests.redfish.double import Machine
 from tests.redfish.server import RedfishServer
 from tests.redfish.service import Service
-from tests.test_instance_bookmark import Patient
+from tests.test_instance_checkpoint import Patient
 from tests.test_instance_maintaining import Maintained as InMaintenance
 from tests.test_instance_standing import ledger_locked
 
@@ -440,12 +440,12 @@ def test_a_restart_without_the_ledger_withholds_a_boot_that_does_not_stand(resta
 @pytest.fixture
 def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
     """As `restarting`, but each instance goes on from where the one before stood: as with hundreds of servers."""
-    monkeypatch.setattr(bookmark, "WORTH", 0)
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta())
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(build, "Patrol", Patient)
     made = Restarting(tmp_path)
     made.begin()
-    assert (tmp_path / "state" / PLANNED).exists()
+    assert (tmp_path / "state" / CACHE).exists()
     return made
 
 

@@ -18,7 +18,6 @@ from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
-from gitboot.disk_cache import DiskCache
 from gitboot.errors import (
     ArtifactMissing,
     BranchNotNamed,
@@ -35,7 +34,7 @@ from gitboot.instance import directory as state
 from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
-from gitboot.instance.bookmark import Bookmark
+from gitboot.instance.checkpoint import Checkpoint
 from gitboot.instance.following import Followed, ListedTarget, followers_of
 from gitboot.instance.inbox import Bmcs, Inbox
 from gitboot.instance.judging import Evaluating
@@ -119,8 +118,8 @@ class Outside:
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
     artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
-    bookmark: Bookmark | None = None  # where an earlier one stood; None: that does not matter
-    resumes: bool = False  # whether it goes on from there
+    checkpoint: Checkpoint | None = None  # None: the instance keeps none
+    resumes: bool = False  # whether it continues from the checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,8 +228,8 @@ def assembled(
         is_output_open=outside.is_output_open,
         is_upgraded=knowledge.facts.left_output is None and knowledge.facts.accepted is not None,
     )
-    if outside.bookmark is not None and outside.resumes:
-        standing = outside.bookmark.resumed(standing)
+    if outside.checkpoint is not None and outside.resumes:
+        standing = outside.checkpoint.resume(standing)
     accepting = Accepting(
         outside.source,
         outside.evaluation,
@@ -250,7 +249,7 @@ def assembled(
         outlet=Outlet(
             tell=tell, report=report, laps=laps or Laps(), listener=listener or WorkListener(), stalled=stalled
         ),
-        bookmark=outside.bookmark,
+        checkpoint=outside.checkpoint,
     )
     try:
         yield Instance(reconciler=reconciler, inbox=inbox, store=store)
@@ -289,6 +288,8 @@ def running(
             check_spool_rights(settings.spool)
         _look_at_storage(settings, tell, clock)
         stack.enter_context(state.locked(settings.state))
+        state.remove_former_caches(settings.state)
+        cache = stack.enter_context(state.open_cache(settings.state, partial(_warned, tell, clock)))
         store, read = stack.enter_context(opened_ledger(named_ledger(settings), tell, clock))
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
@@ -313,7 +314,7 @@ def running(
                 timed=partial(_timed, laps),
                 read=listener.of(Work.READ),
                 site=settings.site,
-                cache=DiskCache(settings.state / state.CACHE, partial(_warned, tell, clock)),
+                cache=cache,
             )
             source = stack.enter_context(fetched_apart(settings, settings.state, record))
         else:
@@ -325,9 +326,7 @@ def running(
         patrol = Patrol(settings.output, wake)
         stack.callback(patrol.close)
         outside = Outside(
-            bookmark=Bookmark(
-                settings.state / state.PLANNED, tree, patrol, partial(_warned, tell, clock), settings.site
-            ),
+            checkpoint=Checkpoint(cache, tree, patrol, partial(_warned, tell, clock), settings.site),
             resumes=not wait,
             source=source,
             evaluation=evaluation,

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gitboot import files
 from gitboot.canonical import laid_out
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import UsageError
 from gitboot.facts import facts
 from gitboot.ledger.naming import is_named
@@ -22,8 +23,8 @@ from gitboot.progress import Underway
 from gitboot.status import Condition, Status
 
 LEDGER: Final = "ledger.sqlite"
-CACHE: Final = "cache.sqlite"  # results of evaluations; it can be deleted
-PLANNED: Final = "planned.snapshot"  # where the instance stood; it can be deleted
+CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it
+CACHE_BYTES: Final = 2**32  # at most: 100,000 servers take 0.5 GiB for each commit, and as much for the checkpoint
 PREPARING: Final = "preparing"  # what is needed while the tree of a standby is made
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
@@ -33,6 +34,19 @@ NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
 _LATELY: Final = 50  # accepted commits whose extent is kept
 SPOOL: Final = "spool"  # where the endpoints of this instance record fetches, unless it is told another folder
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
+_FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # caches of earlier versions
+
+
+def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
+    """Return the cache of an instance. ``warn`` gets the reason if gitboot cannot use the file, or replaces it."""
+    return DiskCache(directory / CACHE, warn, max_bytes=CACHE_BYTES, writes=writes)
+
+
+def remove_former_caches(directory: Path) -> None:
+    """Delete caches that an earlier version left."""
+    for name in _FORMER:
+        with suppress(OSError):
+            (directory / name).unlink()
 
 
 def has_ledger(directory: Path) -> bool:

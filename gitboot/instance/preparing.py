@@ -24,7 +24,7 @@ from gitboot.instance import directory as state
 from gitboot.instance.accept import Attempt
 from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
-from gitboot.instance.bookmark import WORTH, Bookmark
+from gitboot.instance.checkpoint import WORTH, Checkpoint
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offers_of
@@ -91,16 +91,17 @@ def prepare(
         modes = output_modes(store, place.output, place.output_group)
         directory = stack.enter_context(Directory.open(place.output, ledger=about.identity, modes=modes))
         tree = _StandbyTree(directory, store, _undated(store, at, about))
-        bookmark = Bookmark(place.state / state.PLANNED, tree, None, warn, place.site)
-        standing = bookmark.resumed(
+        cache = stack.enter_context(state.open_cache(place.state, lambda _: None))  # the standby reports what is wrong
+        checkpoint = Checkpoint(cache, tree, None, warn, place.site)
+        standing = checkpoint.resume(
             Standing(
                 knowledge=_known(store, place, directory.stamp.ledger if directory.stamp is not None else None),
                 keys=token_keys(copy, at, follows_none=False),
             )
         )
-        commit = _evaluated(place, allowance, accepted, standing.plans.commit)
+        commit = _evaluated(place, allowance, accepted, standing.plans.commit, cache)
         standing = _brought_near(standing, commit, tree, at)
-        bookmark.keep(standing, len(standing.plans.servers), at)
+        checkpoint.store(standing, len(standing.plans.servers), at)
     return Prepared(commit=accepted, servers=len(standing.plans.servers), halted=len(tree.halted), at=at)
 
 
@@ -148,9 +149,10 @@ def _undated(store: Store, at: datetime, about: Facts) -> datetime:
     return datetime.fromtimestamp(second, UTC)
 
 
-def _evaluated(place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None) -> Commit:
+def _evaluated(
+    place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None, cache: DiskCache
+) -> Commit:
     """What the accepted commit says."""
-    cache = DiskCache(place.state / state.CACHE, lambda _: None)  # the process that stands by reports what is wrong
     evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site, cache=cache)
     with closing(evaluation):
         try:

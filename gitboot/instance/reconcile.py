@@ -15,7 +15,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
-from gitboot.instance.bookmark import Bookmark
+from gitboot.instance.checkpoint import Checkpoint
 from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
 from gitboot.instance.folding import folded
@@ -91,11 +91,11 @@ class Reconciler:
         target: Followed,
         bmcs: Bmcs,
         outlet: Outlet,
-        bookmark: Bookmark | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.standing = standing
         self._accepting, self._inbox, self._store = accepting, inbox, store
-        self._target, self._bmcs, self._bookmark = target, bmcs, bookmark
+        self._target, self._bmcs, self._checkpoint = target, bmcs, checkpoint
         self._tell, self._report, self.laps = outlet.tell, outlet.report, outlet.laps
         self._planning = outlet.listener.of(Work.PLAN)
         self._leave_stalled = outlet.stalled
@@ -198,8 +198,8 @@ class Reconciler:
         # A commit is judged by the records once it is learned what was fetched before files changed.
         may_judge = now.attempt.awaits_records and _progress(now.attempt) != _progress(before.attempt)
         due = self._reported(now, at)
-        if self._bookmark is not None:
-            self._bookmark.keep(self.standing, len(different), at)
+        if self._checkpoint is not None:
+            self._checkpoint.store(self.standing, len(different), at)
         lap(Stage.REPORT)
         lap.end(Stage.RECONCILE)
         is_judged_next = is_approval_left and self.standing.attempt.attempted is not None
@@ -376,8 +376,8 @@ class Reconciler:
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
         """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
         publication, error = as_it_lies(now.publication, self._target, at), now.unwritable
-        if self._bookmark is not None:
-            publication = self._bookmark.looked_through(publication)
+        if self._checkpoint is not None:
+            publication = self._checkpoint.without_suspects(publication)
         forgotten = self._inbox.forgotten_next(now.knowledge.taken)
         terms = terms_of(
             commit.fleet.provisioning, self._inbox.giver, endpoint=commit.fleet.endpoint, forgotten=forgotten

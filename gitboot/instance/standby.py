@@ -19,13 +19,12 @@ import msgspec
 from gitboot.background_threads import BackgroundThread
 from gitboot.caches import this_program
 from gitboot.decoders import decoder
-from gitboot.disk_cache import DiskCache
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import directory as state
-from gitboot.instance.bookmark import WORTH
 from gitboot.instance.build import look_for_repository, named_ledger, source_of
+from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.ledger.lease import Holder
@@ -258,7 +257,7 @@ def _following(
     def warn(message: str) -> None:
         tell(Event(at=clock(), type="KeptUnusable", message=message, warning=True))
 
-    cache = DiskCache(settings.state / state.CACHE, warn)
+    cache = state.open_cache(settings.state, warn)
     evaluation = Evaluation(settings.state, allowance=settings.allowance, site=settings.site, cache=cache)
     evaluation.on_answer = woken.set
 

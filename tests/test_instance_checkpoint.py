@@ -9,7 +9,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any, cast
 import pytest
 
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.instance import bookmark, build, planning
-from gitboot.instance.directory import PLANNED
+from gitboot.instance import build, checkpoint, planning
+from gitboot.instance import directory as state
+from gitboot.instance.directory import CACHE
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.standing import Fetched
@@ -54,8 +55,8 @@ NIGHT = ("20T22:00 21T04:00", "20T12:30 20T13:00", "21T01:00 21T02:00")
 @pytest.fixture(autouse=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is kept of small fleets, too, and after each change."""
-    monkeypatch.setattr(bookmark, "WORTH", 0)
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta())
+    monkeypatch.setattr(checkpoint, "WORTH", 0)
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
     monkeypatch.setattr(build, "Patrol", Patient)
 
 
@@ -118,7 +119,7 @@ class Twin:
 
     def begin(self, now: datetime, *, initial: str | None = None) -> None:
         if not self._keeps:
-            (self.folder / "state" / PLANNED).unlink(missing_ok=True)
+            (self.folder / "state" / CACHE).unlink(missing_ok=True)
         process = in_process(self.folder, self._repository, initial=initial, clock=lambda: now)
         self.parts = self._open.enter_context(process)
         self.turn(now)
@@ -190,10 +191,11 @@ class Twin:
 class Twins:
     """Two instances that were one, of which the other one begins with nothing at each start."""
 
-    def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0) -> None:
+    def __init__(self, folder: Path, draw: random.Random, *, cut: int = 0, spoils: bool = False) -> None:
         self.cut = (
             cut  # how often each of them is cut short while it publishes, for each time that anything else happens
         )
+        self._spoils = spoils  # whether somebody damages the cache of the first one
         self.repository, self._draw, self.now = Repository.create(folder / "git"), draw, at("20T12:00")
         bare = self.repository.bare
         self.one = Twin(folder / "one", bare, keeps=True)
@@ -221,11 +223,12 @@ class Twins:
     def happen(self) -> str:
         """Something does; say what."""
         usual = (self.commit, self.fetch, self.pass_, self.say, self.restart, self.restart, self.lose)
-        what = self._draw.choice((*usual, *(self.cut * len(usual) * (self.cut_short,))))
+        spoiling = (self.spoil, self.spoil, self.spoil) if self._spoils else ()
+        what = self._draw.choice((*usual, *spoiling, *(self.cut * len(usual) * (self.cut_short,))))
         what()
         for each in self.both:
             each.turn(self.now)
-        return what.__name__
+        return str(what.__name__)
 
     def compare(self) -> None:
         one, other = (each.tree() for each in self.both)
@@ -279,6 +282,24 @@ class Twins:
             self.pass_()
         self._begin()
 
+    def spoil(self) -> None:
+        """Damage the cache while the instance runs, or before its next start; often in some bytes only."""
+        is_at_rest = self._draw.random() < 0.5
+        if is_at_rest:
+            self.end()
+        path = self.one.folder / "state" / CACHE
+        if path.is_file() and path.stat().st_size:
+            content = bytearray(path.read_bytes())
+            for _ in range(self._draw.randrange(20)):
+                content[self._draw.randrange(len(content))] ^= 1 << self._draw.randrange(8)
+            path.write_bytes(content)
+            if self._draw.random() < 0.3:
+                HARMS[self._draw.choice([name for name in HARMS if "entries" not in name])](path)
+        elif path.is_dir():
+            path.rmdir()
+        if is_at_rest:
+            self._begin()
+
     def cut_short(self) -> None:
         """By a commit, perhaps after what else came to pass, and once or twice; perhaps that is taken back."""
         for _ in range(self._draw.randrange(1, 3)):
@@ -317,7 +338,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """Often it is of some commits, fetches and records before."""
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta(minutes=seed % 3 * 30))
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
     twins, happened = Twins(tmp_path, random.Random(seed)), list[str]()
     try:
         for _ in range(6):
@@ -331,7 +352,7 @@ def test_a_restart_with_what_was_kept_is_one_without(
 def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    monkeypatch.setattr(bookmark, "_OFTEN", timedelta(minutes=seed % 3 * 30))
+    monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta(minutes=seed % 3 * 30))
     resumed = list[bool]()
 
     def noted(tree: Tree, before: Inventory) -> dict[str, tuple[str, ...]] | None:
@@ -368,7 +389,7 @@ def left(tmp_path: Path) -> tuple[Path, Repository]:
     repository.push({"all.yaml": FLEET})
     with in_process(tmp_path, repository.bare, initial="fresh") as parts:
         reconcile(parts)
-    assert (tmp_path / "state" / PLANNED).exists()
+    assert (tmp_path / "state" / CACHE).exists()
     return tmp_path, repository
 
 
@@ -416,7 +437,7 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
 ) -> None:
     """As where the instance was killed before it was worth it to keep the next one."""
     folder, repository = left
-    kept = (folder / "state" / PLANNED).read_bytes()
+    kept = (folder / "state" / CACHE).read_bytes()
     first = repository.push({"README.md": "one"})
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
@@ -424,7 +445,7 @@ def test_a_commit_that_came_after_what_was_kept_is_compared_with_that(
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         second = parts.reconciler.status.applied
-    (folder / "state" / PLANNED).write_bytes(kept)
+    (folder / "state" / CACHE).write_bytes(kept)
     asked = evaluated(monkeypatch)
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
@@ -444,11 +465,11 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.next_transition == at("20T22:00")
-    kept = (folder / "state" / PLANNED).read_bytes()
+    kept = (folder / "state" / CACHE).read_bytes()
     repository.push({"README.md": "one"})
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
-    (folder / "state" / PLANNED).write_bytes(kept)
+    (folder / "state" / CACHE).write_bytes(kept)
     with in_process(folder, repository.bare, evaluates=False) as parts:
         parts.source.fetch()
         assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) is None
@@ -461,14 +482,14 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
 def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]) -> None:
     """A server that was provisioned after that is not offered its installer once more, not for a moment."""
     folder, repository = left
-    kept = (folder / "state" / PLANNED).read_bytes()
+    kept = (folder / "state" / CACHE).read_bytes()
     item = item_of("web00", 1)
     with in_process(folder, repository.bare) as parts:
         requests.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
     before = written(folder)
-    (folder / "state" / PLANNED).write_bytes(kept)
+    (folder / "state" / CACHE).write_bytes(kept)
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
@@ -492,17 +513,13 @@ def test_a_tree_that_is_older_than_what_was_kept_is_brought_up_to_date(left: tup
         assert (parts.reconciler.status.applied, entry.read_text()) == (newest, content)
 
 
-@pytest.mark.parametrize("harm", ["cut short", "of a commit that is gone", "of another ledger", "in doubt"])
+@pytest.mark.parametrize("harm", ["of a commit that is gone", "of another ledger", "in doubt"])
 def test_what_cannot_be_relied_on_is_done_without(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
     folder, repository = left
-    path = folder / "state" / PLANNED
-    if harm == "cut short":
-        path.write_bytes(path.read_bytes()[:-1])
     with in_process(folder, repository.bare) as parts:
-        commit = parts.reconciler.standing.plans.commit
-    assert (commit is None) == (harm == "cut short")
+        assert parts.reconciler.standing.plans.commit is not None
     asked = evaluated(monkeypatch)
     if harm == "of a commit that is gone":
         answers = iter([True, False])  # the accepted one is there
@@ -513,9 +530,138 @@ def test_what_cannot_be_relied_on_is_done_without(
         monkeypatch.setattr(Knowledge, "is_trusted", False)
     with in_process(folder, repository.bare) as parts:
         reconcile(parts)
-        told = [event.type for event in parts.events]
-        assert ("KeptUnusable" in told) == (harm == "cut short")
+        assert "KeptUnusable" not in {event.type for event in parts.events}
     assert [base for _, base in asked] == [None]
+
+
+# The cache, which anyone may delete or damage
+
+
+def sql(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def put_a_directory(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "empty": lambda path: os.truncate(path, 0),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "garbage": lambda path: path.write_bytes(b"garbage " * 4096),
+    "overwritten with ones": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
+    "without entries": lambda path: sql(path, "DELETE FROM entry"),
+    "with damaged entries": lambda path: sql(path, "UPDATE entry SET value = zeroblob(length(value))"),
+    "a directory": put_a_directory,
+}
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in written(folder)}
+
+
+def is_resumed(folder: Path, repository: Repository) -> bool:
+    """Start, make a pass, and return whether the start had a checkpoint."""
+    with in_process(folder, repository.bare) as parts:
+        commit = parts.reconciler.standing.plans.commit
+        reconcile(parts)
+        assert parts.reconciler.status.phases == {"Network": len(NAMES)}
+    return commit is not None
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_start_with_a_damaged_cache_publishes_the_same(left: tuple[Path, Repository], harm: str) -> None:
+    folder, repository = left
+    before = contents(folder)
+    HARMS[harm](folder / "state" / CACHE)
+    assert not is_resumed(folder, repository)
+    assert contents(folder) == before
+    assert is_resumed(folder, repository) is (folder / "state" / CACHE).is_file()
+    assert contents(folder) == before
+
+
+def test_a_checkpoint_that_lacks_any_entry_does_not_count(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    path, before = folder / "state" / CACHE, contents(folder)
+    rows = [row for (row,) in sql(path, "SELECT rowid FROM entry")]
+    assert len(rows) >= 10
+    whole, warned = path.read_bytes(), 0
+    for row in rows:
+        path.write_bytes(whole)
+        sql(path, f"DELETE FROM entry WHERE rowid = {row}")
+        with in_process(folder, repository.bare) as parts:
+            assert parts.reconciler.standing.plans.commit is None
+            reconcile(parts)
+            warned += "KeptUnusable" in {event.type for event in parts.events}
+        assert contents(folder) == before
+        assert is_resumed(folder, repository)
+    assert warned == len(rows) - 1  # a cache without the manifest looks like a new one
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_cache_that_is_damaged_while_an_instance_runs_has_a_checkpoint_again_after_its_next_pass(
+    left: tuple[Path, Repository], harm: str
+) -> None:
+    folder, repository = left
+    path = folder / "state" / CACHE
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        HARMS[harm](path)
+        reconcile(parts)
+        repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+        reconcile(parts)
+        before, applied = contents(folder), parts.reconciler.status.applied
+    assert is_resumed(folder, repository) is path.is_file()
+    assert contents(folder) == before
+    with in_process(folder, repository.bare) as parts:
+        reconcile(parts)
+        assert parts.reconciler.status.applied == applied
+
+
+@pytest.mark.parametrize("seed", range(examples(3)))
+def test_a_cache_that_is_damaged_again_and_again_changes_no_file_and_no_record(tmp_path: Path, seed: int) -> None:
+    twins = Twins(tmp_path, random.Random(seed), spoils=True)
+    try:
+        for _ in range(8):
+            twins.happen()
+            twins.compare()
+    finally:
+        twins.end()
+
+
+def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    path = folder / "state" / CACHE
+    before = set(sql(path, "SELECT id, rowid FROM entry"))
+    repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+    assert is_resumed(folder, repository)
+    after = set(sql(path, "SELECT id, rowid FROM entry"))
+    assert len(before & after) >= 4
+    assert len(after) <= len(before) + 1, "chunks of the last checkpoint are deleted"
+    assert is_resumed(folder, repository)
+
+
+def test_a_checkpoint_without_room_in_the_cache_is_left_out(
+    left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, repository = left
+    path = folder / "state" / CACHE
+    path.unlink()
+    monkeypatch.setattr(state, "CACHE_BYTES", 4096)
+    assert not is_resumed(folder, repository)
+    assert sql(path, "SELECT rowid FROM entry") == []
+    assert not is_resumed(folder, repository)
+
+
+@pytest.mark.parametrize("name", ["planned.snapshot", "evaluated.snapshot"])
+def test_a_start_deletes_what_an_earlier_version_kept(left: tuple[Path, Repository], name: str) -> None:
+    folder, repository = left
+    (folder / "state" / name).write_bytes(b"of an earlier version")
+    assert is_resumed(folder, repository)
+    assert not (folder / "state" / name).exists()
 
 
 HARMED = {

@@ -1,25 +1,28 @@
-"""Where an instance stood, kept in a file so that the next one goes on from there and plans only what differs.
+"""Checkpoints: where an instance stood, in the cache. The next start plans and publishes only what differs.
 
-It only saves time. What it says of a commit, a record or the tree counts where that is the same by the ledger and by
-the manifest of the tree; of whom anything is another by either, is planned or published anew.
+A checkpoint only saves time. At a start, gitboot compares its commit and its records with the ledger, and its files
+with the manifest of the tree. gitboot plans or publishes each server again that differs.
+
+A chunk is a cache entry with rows of one table. Its key is its digest, so gitboot writes only chunks that changed. The
+manifest of a checkpoint is a cache entry with the keys of its chunks. The key of the manifest has the identity of the
+ledger, the token keys and the site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
-from hashlib import sha256
-from itertools import count, islice
-from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from hashlib import blake2b
+from itertools import islice
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from zlib import crc32
 
 import msgspec
 
 from gitboot.assets.sighting import Sighting
-from gitboot.caches import Unusable
 from gitboot.decoders import decoder
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.encoded import Compact
@@ -43,16 +46,22 @@ from gitboot.render.keyed import TokenKeys
 from gitboot.resolve import Decisions
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.written import Written
-from gitboot.sections import Sections, Spoilt, keep_sections
 from gitboot.stoppage import Halt
 
-WORTH: Final = 500  # servers: to plan fewer anew takes less than to look whether the file counts
-_SHARE: Final = 8  # one server in so many planned anew: then the next start is better off with a new file
-_OFTEN: Final = timedelta(minutes=10)  # however much is planned anew
+T = TypeVar("T")
+
+WORTH: Final = 500  # servers; gitboot plans fewer sooner than it reads a checkpoint
+_SHARE: Final = 8  # after one server in so many was planned again, the next start needs a new checkpoint
+_INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
+_ROOM: Final = 4  # a checkpoint takes at most one part in so many of the cache
+
+_CHUNK_ROWS: Final = 256  # of a chunk on average
+_MAX_CHUNK_ROWS: Final = 1024
+_BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
 
 
 class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
-    """`Plans`, but for the states of servers and when each changes by itself."""
+    """`Plans` without the states of servers and the instants at which they change."""
 
     stop: Halt
     left: datetime | None
@@ -72,7 +81,8 @@ class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
-    whose: bytes  # of which instance, by which keys
+    """Everything that does not grow with the fleet."""
+
     at: datetime | None  # when the tree was brought up to date last
     terms: bytes
     shared: str | None  # of the tree's `Inventory`
@@ -82,16 +92,27 @@ class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
     plans: _KeptPlans
 
 
+class _Manifest(msgspec.Struct, frozen=True, array_like=True):
+    """The keys of the chunks of a checkpoint."""
+
+    standing: bytes
+    tables: dict[str, list[bytes]]  # by name of the table, in the order of its rows
+
+    @property
+    def keys(self) -> frozenset[bytes]:
+        return frozenset((self.standing, *(key for keys in self.tables.values() for key in keys)))
+
+
 class _Known(NamedTuple):
-    """What plans were made by besides the commit; each as bytes, which are only compared."""
+    """What plans were made by besides the commit, as bytes that gitboot only compares."""
 
     unseen: frozenset[SystemUuid]
     records: Mapping[SystemUuid, bytes]
-    done: Mapping[SystemUuid, bytes]  # at their BMCs: overrides, and switches of power
+    done: Mapping[SystemUuid, bytes]  # at BMCs: overrides, and switches of power
 
 
 class _Read(NamedTuple):
-    """What was kept, as it is gone on from."""
+    """A checkpoint that was read."""
 
     small: _KeptStanding
     commit: Commit
@@ -101,48 +122,41 @@ class _Read(NamedTuple):
     known: _Known
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Since:
-    """How much was planned since something was kept last, and when that was."""
-
-    planned: int = 0
-    kept_at: datetime | None = None
-
-
-class GoneOn(Protocol):
+class ResumableTree(Protocol):
     """A tree in which another process may have published before."""
 
     def inventory(self) -> Inventory:
-        """What it holds."""
+        """Return what the tree has."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Go on from what was there; return whose files may be others. None: all is to be published."""
+        """Take over what is there, and return the servers whose files may differ. None: publish everything."""
 
 
-class Bookmark:
-    """The file at ``path``, beside what lies in ``tree``, which ``patrol`` looks through where it was gone on from.
-
-    None: nobody does.
-
-    Where it cannot be relied on, it is done without, and ``warn`` is told, unless it is only of another version.
-    """
+class Checkpoint:
+    """The checkpoint of an instance: `resume` reads it at a start, and `store` writes it at the end of a pass."""
 
     def __init__(
-        self, path: Path, tree: GoneOn, patrol: Patrol | None, warn: Callable[[str], None], site: str | None = None
+        self,
+        cache: DiskCache,
+        tree: ResumableTree,
+        patrol: Patrol | None,
+        warn: Callable[[str], None],
+        site: str | None = None,
     ) -> None:
-        self._path, self._tree, self._patrol, self._warn = path, tree, patrol, warn
-        self._site = site  # for whose servers the instance acts; None: for all
-        self._since = _Since()
+        """``patrol`` compares the files of the tree after `resume`. ``site`` is the instance's; None: all servers."""
+        self._chunks, self._tree, self._patrol, self._warn = _Chunks(cache), tree, patrol, warn
+        self._site = site
+        self._planned = 0  # servers, since the last checkpoint
+        self._stored_at: datetime | None = None
 
-    def resumed(self, fresh: Standing) -> Standing:
-        """Where an instance that has only read its ledger goes on; as it is, where nothing that was kept counts."""
-        if not fresh.knowledge.is_trusted or (kept := self._read()) is None:
+    def resume(self, fresh: Standing) -> Standing:
+        """Return where an instance continues that has only read its ledger: ``fresh`` if there is no checkpoint."""
+        if not fresh.knowledge.is_trusted:
+            return fresh
+        kept = self._read(_key_of(fresh.knowledge, fresh.keys, self._site))
+        if kept is None or (owed := self._tree.resume(kept.tree)) is None:
             return fresh
         small, commit, plans = kept.small, kept.commit, kept.plans
-        if small.whose != _whose(fresh.knowledge, fresh.keys) or (owed := self._tree.resume(kept.tree)) is None:
-            return fresh
-        if commit.site != self._site:
-            return fresh
         publication = TargetState(
             applied=commit.revision,
             at=small.at,
@@ -153,7 +167,7 @@ class Bookmark:
             in_doubt=PARTS in owed,
             versions={name: each for name, each in kept.versions.items() if name not in owed},
         )
-        self._since = _Since(kept_at=plans.planned_at)
+        self._stored_at = plans.planned_at
         if self._patrol is not None:
             self._patrol.start()
         return replace(
@@ -170,33 +184,33 @@ class Bookmark:
             unplanned=_differing(kept.known, _known(fresh.knowledge)) | _others(commit, fresh.knowledge),
         )
 
-    def keep(self, standing: Standing, planned: int, at: datetime) -> None:
-        """Keep where it stands, where that is worth it; ``planned``: so many servers were planned anew.
+    def store(self, standing: Standing, planned: int, at: datetime) -> None:
+        """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
 
-        It is called at the end of a pass: whether the tree stands is looked at from the first one on.
+        ``planned`` is how many servers this pass planned. After the first call, the patrol begins.
         """
         if self._patrol is not None:
             self._patrol.release()
-        since = replace(self._since, planned=self._since.planned + planned)
-        self._since = since
+        self._planned += planned
         commit, publication, servers = standing.commit, standing.publication, len(standing.plans.servers)
-        if commit is None or commit.withheld or servers < WORTH or since.planned * _SHARE <= servers:
+        if commit is None or commit.withheld or servers < WORTH or self._chunks.are_too_many:
             return
-        if since.kept_at is not None and since.kept_at <= at < since.kept_at + _OFTEN:
+        if self._stored_at is not None and self._stored_at <= at < self._stored_at + _INTERVAL:
             return
         if not (publication.stands_for(commit) and publication.plans is standing.plans and _is_whole(standing)):
             return
-        try:
-            held = self._tree.inventory()
-        except PublishError:
-            return
-        small, tables = _kept(standing, commit, held)
-        chunks = {name: _chunks(items) for name, items in tables.items()}
-        keep_sections(self._path, b"", {_STANDING: encode(small)}, chunks)  # who writes in STATE can do anything
-        self._since = _Since(kept_at=at)
+        key = _key_of(standing.knowledge, standing.keys, commit.site)
+        if self._planned * _SHARE > servers or not self._chunks.has(key):
+            try:
+                tree = self._tree.inventory()
+            except PublishError:
+                return
+            self._chunks.write(key, encode(_kept_standing(standing, commit, tree)), _tables(standing, commit, tree))
+            self._planned = 0
+        self._stored_at = at
 
-    def looked_through(self, publication: TargetState) -> TargetState:
-        """What is published, of which nothing is taken for granted where it was found not to stand."""
+    def without_suspects(self, publication: TargetState) -> TargetState:
+        """Return what is published, without the files in which the patrol found damage."""
         if self._patrol is None or not (found := self._patrol.found()):
             return publication
         return replace(
@@ -206,17 +220,107 @@ class Bookmark:
             versions=replaced(publication.versions, {}, found & publication.versions.keys()),  # of another date then
         )
 
-    def _read(self) -> _Read | None:
-        with suppress(Spoilt):  # it was warned of
-            try:
-                if (found := Sections.open(self._path, b"", self._unusable)) is not None:
-                    return _read(found)
-            except (msgspec.DecodeError, ValueError, KeyError):
-                self._unusable(Unusable.DAMAGED)
-        return None
+    def _read(self, key: bytes) -> _Read | None:
+        if (manifest := self._chunks.manifest(key)) is None:
+            return None
+        try:
+            return _read(self._chunks, manifest)
+        except (KeyError, ValueError, msgspec.MsgspecError):  # a chunk was deleted or damaged
+            self._warn("the checkpoint in the cache is not complete: gitboot plans and publishes all servers again")
+            self._chunks.delete(key, manifest)
+            return None
 
-    def _unusable(self, why: Unusable) -> None:
-        self._warn(f"what is kept in {self._path} does not count, and is planned anew: {why.value}")
+
+class _Chunks:
+    """Manifests and chunks in a cache."""
+
+    def __init__(self, cache: DiskCache) -> None:
+        self._cache = cache
+        self.are_too_many = False  # for the cache; only another process tries again
+
+    def manifest(self, key: bytes) -> _Manifest | None:
+        value = self._cache.get_many(_MANIFEST, [key]).get(key)
+        return _manifest(value) if value is not None else None
+
+    def has(self, key: bytes) -> bool:
+        """Return whether the cache has a manifest and its chunks."""
+        manifest = self.manifest(key)
+        return manifest is not None and not self._lacking(manifest.keys)
+
+    def chunk(self, key: bytes) -> bytes:
+        """Return the bytes of a chunk. Raises KeyError."""
+        return self._cache.get_many(_CHUNK, [key])[key]
+
+    def rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
+        """Return the rows of a table. Raises KeyError if a chunk is not there."""
+        found: dict[Any, Any] = {}
+        for batch in _batches(keys, _BATCH):
+            chunks = self._cache.get_many(_CHUNK, batch)
+            for key in batch:
+                found.update(decode(chunks[key]))
+        return found
+
+    def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
+        """Replace a manifest and its chunks, unless the cache does not take them."""
+        left, is_taken = self._cache.max_bytes // _ROOM, True
+        keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
+        new = set[bytes]()
+        for batch in _batches(_encoded_chunks(small, tables), _BATCH):
+            chunks = dict[bytes, bytes]()
+            for name, chunk in batch:
+                digest = blake2b(chunk, digest_size=32).digest()
+                keys[name].append(digest)
+                chunks[digest] = chunk
+                left -= len(chunk)
+            lacking = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # or has them damaged
+            self._cache.insert_many(_CHUNK, {each: chunks[each] for each in lacking})
+            new |= lacking
+            is_taken = left >= 0 and not self._lacking(lacking)
+            if not is_taken:
+                break
+        self.are_too_many = left < 0
+        (standing,) = keys.pop("")
+        before, after = self.manifest(key), _Manifest(standing, keys)
+        if not is_taken or self._lacking(after.keys):
+            self._delete_chunks(new)
+            return
+        self._cache.delete_many(_MANIFEST, [key])
+        self._cache.insert_many(_MANIFEST, {key: encode(after)})
+        if before is not None:
+            self._delete_chunks(before.keys - after.keys)
+
+    def delete(self, key: bytes, manifest: _Manifest) -> None:
+        """Delete a manifest and its chunks."""
+        self._cache.delete_many(_MANIFEST, [key])
+        self._delete_chunks(manifest.keys)
+
+    def _lacking(self, keys: Collection[bytes]) -> set[bytes]:
+        """Return the keys of the chunks that the cache does not have."""
+        return set(keys) - self._cache.find_keys(_CHUNK, keys)
+
+    def _delete_chunks(self, keys: Iterable[bytes]) -> None:
+        for batch in _batches(sorted(keys), _BATCH):
+            self._cache.delete_many(_CHUNK, batch)
+
+
+def _encoded_chunks(small: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
+    """Return each chunk with the name of its table. A server that comes or goes changes one chunk of each table."""
+    yield "", small
+    for name, rows in tables.items():
+        chunk: dict[Any, Any] = {}
+        for key, row in rows:
+            chunk[key] = row
+            if crc32(key.encode()) % _CHUNK_ROWS == 0 or len(chunk) == _MAX_CHUNK_ROWS:
+                yield name, encode(chunk)
+                chunk = {}
+        if chunk:
+            yield name, encode(chunk)
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
 
 
 def _is_whole(standing: Standing) -> bool:
@@ -224,9 +328,10 @@ def _is_whole(standing: Standing) -> bool:
     return standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
 
 
-def _whose(knowledge: Knowledge, keys: TokenKeys) -> bytes:
+def _key_of(knowledge: Knowledge, keys: TokenKeys, site: str | None) -> bytes:
+    """Return the key of a manifest, which a start knows before it reads the cache."""
     facts = knowledge.facts
-    return sha256(encode((facts.identity, facts.observes, keys.key, keys.earlier))).digest()
+    return encode((facts.identity, facts.observes, keys.key, keys.earlier, site))
 
 
 def _known(knowledge: Knowledge) -> _Known:
@@ -259,34 +364,29 @@ def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
 # As bytes
 
 
-_STANDING: Final = "standing"
-_CHUNK: Final = 1024  # servers: what is kept of so many is held at once
-
-Items = Iterable[tuple[Any, Any]]
+Rows = Iterable[tuple[str, Any]]
 
 
-def _kept(standing: Standing, commit: Commit, held: Inventory) -> tuple[_KeptStanding, dict[str, Items]]:
-    """What is kept: what grows with the fleet by itself, as it is come by."""
-    publication, plans, knowledge, decisions = (
-        standing.publication,
-        standing.plans,
-        standing.knowledge,
-        commit.decisions,
-    )
+def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _KeptStanding:
+    publication, plans, decisions = standing.publication, standing.plans, commit.decisions
     assert publication.terms is not None  # noqa: S101 - there are some in what stands
-    small = _KeptStanding(
-        whose=_whose(knowledge, standing.keys),
+    return _KeptStanding(
         at=publication.at,
         terms=terms.render(publication.terms)[terms.TERMS].content,
-        shared=held.shared,
-        unseen=knowledge.unseen,
+        shared=tree.shared,
+        unseen=standing.knowledge.unseen,
         revision=commit.revision,
         said=protocol.fleet_part(
             *(commit.fleet, decisions, commit.opt_outs, dict(commit.minimum_versions)), commit.shown, commit.site
         ),
         plans=_kept_plans(plans),
     )
-    tables: dict[str, Items] = {
+
+
+def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+    """Return everything that grows with the fleet."""
+    plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
+    return {
         "decisions": _encoded(decisions.servers, protocol.bytes_of),
         "networks": _encoded(decisions.networks, encode),
         "machines": commit.machines.items(),
@@ -297,34 +397,21 @@ def _kept(standing: Standing, commit: Commit, held: Inventory) -> tuple[_KeptSta
         "documents": commit.locations.shared.items(),
         "states": _encoded(plans.servers, to_bytes),
         "instants": plans.transitions.instants.items(),
-        "versions": ((name, dict(each)) for name, each in publication.versions.items()),
-        "lying": held.states.items(),
-        "content": held.content.items(),
+        "versions": ((name, dict(each)) for name, each in standing.publication.versions.items()),
+        "lying": tree.states.items(),
+        "content": tree.content.items(),
         "records": _records(knowledge),
         "done": _done(knowledge),
     }
-    return small, tables
 
 
-def _chunks(items: Items) -> Iterator[tuple[str, bytes]]:
-    """Records of a table, each of some of the items."""
-    rest = iter(items)
-    for number in count():
-        if not (chunk := dict(islice(rest, _CHUNK))):
-            return
-        yield f"{number:08}", encode(chunk)
-
-
-def _read(kept: Sections) -> _Read:
-    """What `_kept` gave; raises `Spoilt`, DecodeError and KeyError where it is not that."""
+def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
+    """Return what `_kept_standing` and `_tables` returned. Raises KeyError, ValueError and DecodeError."""
 
     def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
-        found: dict[Any, Any] = {}
-        for chunk in (records := kept.table(name)):
-            found.update(decode(records[chunk]))
-        return found
+        return chunks.rows(manifest.tables[name], decode)
 
-    small = _decode(kept.value(_STANDING))
+    small = _decode(chunks.chunk(manifest.standing))
     said = small.said
     commit = Commit(
         revision=small.revision,
@@ -412,12 +499,15 @@ def _plans(kept: _KeptPlans, commit: Commit, held: dict[str, bytes], instants: d
 
 
 def _encoded(values: Mapping[str, Any], encode: Callable[[Any], bytes]) -> Iterator[tuple[str, bytes]]:
-    """Values as the bytes that they are held as, where they are."""
+    """Return the values as bytes."""
     if isinstance(values, Compact):
         return iter(values.held.items())
     return ((name, encode(each)) for name, each in values.items())
 
 
+_MANIFEST: Final = "checkpoint"
+_CHUNK: Final = "checkpoint-chunk"
+_manifest: Final[Callable[[bytes], _Manifest]] = decoder(_Manifest)
 _decode: Final[Callable[[bytes], _KeptStanding]] = decoder(_KeptStanding)
 _bytes: Final = decoder(dict[str, bytes])
 _texts: Final = decoder(dict[str, str])
