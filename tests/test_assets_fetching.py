@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import pytest
 from gitboot.assets.fetching import Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.remembered import read_sightings, write_sightings
 from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, unbootable_by_firmware
-from gitboot.assets.verifying import look_at, look_at_all
+from gitboot.assets.verifying import ReadResults, look_at, look_at_all
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.model.scalars import Digest
 from gitboot.plan import BootFile
@@ -134,6 +134,42 @@ def test_what_was_read_is_not_read_again_while_its_version_is_the_same(server: A
     server.no_version = True  # nothing says any more that it is the same
     look_at(fetcher, file, first, read=True)
     assert server.asked["GET", "/a"] == 2
+
+
+def test_what_was_read_is_found_by_its_version_and_by_what_the_image_says(server: ArtifactServer) -> None:
+    file, fetcher, cache = server.put("/a", KERNEL), WebFetcher(), Held()
+    results = ReadResults(cache)
+    assert look_at(fetcher, file, read=True, results=results).presence is Presence.VERIFIED
+    again = look_at(fetcher, file, read=False, results=results)
+    assert (again.presence, again.head.size) == (Presence.VERIFIED, len(KERNEL))
+    other = replace(file, sha256=Digest("0" * 64))
+    assert look_at(fetcher, other, read=False, results=results).presence is Presence.FOUND
+    assert look_at(fetcher, other, read=True, results=results).presence is Presence.WRONG
+    assert look_at(fetcher, other, read=False, results=results).message == look_at(fetcher, other, read=True).message
+    assert server.asked["GET", "/a"] == 3
+    server.put("/a", KERNEL[::-1])
+    assert look_at(fetcher, file, read=True, results=results).presence is Presence.WRONG
+    cache.held = dict.fromkeys(cache.held, b"of another type")
+    assert look_at(fetcher, file, read=False, results=results).presence is Presence.FOUND
+    server.no_version = True
+    cache.held.clear()
+    assert look_at(fetcher, file, read=True, results=results).presence is Presence.WRONG
+    assert cache.held == {}
+
+
+class Held:
+    """A cache of one kind in memory."""
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, bytes] = {}
+
+    def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+        assert kind == "artifact"
+        return {key: self.held[key] for key in keys if key in self.held}
+
+    def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
+        assert kind == "artifact"
+        self.held = {**rows, **self.held}
 
 
 def test_a_body_that_ends_too_early_says_nothing(server: ArtifactServer) -> None:

@@ -11,13 +11,17 @@ import pytest
 
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.override import State
+from gitboot.disk_cache import DiskCache
 from gitboot.instance.build import looking
 from gitboot.instance.lookout import Lookout
 from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
+from gitboot.ledger import facts
+from gitboot.ledger.store import Store
 from gitboot.plan import BootFile, BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench
 from tests.configured import configured
+from tests.doubles import Unsynced
 from tests.fleets import SEED, SHA, at, document, fleet, image, maintenance, policy, profile, server
 from tests.git_servers import free_port
 from tests.instance import eventually
@@ -339,6 +343,26 @@ def test_what_an_override_has_begun_is_let_be(make_site: MakeSite) -> None:
     assert planned is not None and planned.override is None
 
 
+def test_the_ledger_has_what_was_seen_last_and_only_for_the_host_that_saw_it(bench: Bench, told: Told) -> None:
+    bench.decide(*ONCE)
+    told.see(ABSENT, KERNEL)
+    told.see(THERE, "flatcar-1/initrd")
+    told.see(SILENT, "memtest-7/kernel")
+    bench.reconcile()
+    kernel, initrd, _ = told.sightings
+    assert facts.sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
+    told.see(THERE, KERNEL)
+    bench.reconcile()
+    assert facts.sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
+    with bench.ledger.writing() as tx:
+        facts.store_sightings(tx, told.sightings, "one:/state")
+    assert facts.sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
+    assert facts.sightings(bench.ledger, "two:/state") == {}
+    with bench.ledger.writing() as tx:
+        facts.store_sightings(tx, {}, "one:/state")
+    assert facts.sightings(bench.ledger, "one:/state") == {}
+
+
 # Looking, in threads
 
 
@@ -357,11 +381,17 @@ def settings(folder: Path, check: str = "head", assets: Path | None = None) -> S
 
 
 @pytest.fixture
-def looks(tmp_path: Path) -> Iterator[Callable[..., Lookout]]:
-    with ExitStack() as stack:
+def ledger(tmp_path: Path) -> Iterator[Store]:
+    with Unsynced.open(tmp_path / "ledger.sqlite") as store:
+        yield store
+
+
+@pytest.fixture
+def looks(tmp_path: Path, ledger: Store) -> Iterator[Callable[..., Lookout]]:
+    with DiskCache(tmp_path / "cache.sqlite", pytest.fail) as cache, ExitStack() as stack:
 
         def looks(check: str = "head", assets: Path | None = None, wake: Callable[[], None] = lambda: None) -> Lookout:
-            found = stack.enter_context(looking(settings(tmp_path, check, assets), tmp_path / "artifacts.json", wake))
+            found = stack.enter_context(looking(settings(tmp_path, check, assets), ledger, cache, wake))
             assert found is not None
             return found
 
@@ -398,21 +428,41 @@ def test_who_falls_silent_has_not_got_what_was_missing(web: ArtifactServer, look
 
 
 def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
-    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+    web: ArtifactServer, looks: Callable[..., Lookout], ledger: Store
 ) -> None:
     missing, there = web.file("/missing", KERNEL_BYTES), web.put("/there", KERNEL_BYTES)
     first = looks()
     first.want({missing, there}, (web.url,))
     first.wait()
     first.close()
+    with ledger.writing() as tx:
+        facts.store_sightings(tx, first.seen(), "")
     asked = sum(web.asked.values())
     second = looks()
-    assert second.seen() == first.seen()
+    assert {file: each.presence for file, each in second.seen().items()} == {
+        missing: Presence.MISSING,
+        there: Presence.FOUND,
+    }
     assert sum(web.asked.values()) == asked
     web.put("/missing", KERNEL_BYTES)
     second.want({missing, there}, (web.url,))
     second.wait()
     assert second.seen()[missing].is_there
+
+
+def test_a_restart_reads_no_artifact_again_unless_the_cache_is_gone(
+    web: ArtifactServer, looks: Callable[..., Lookout], tmp_path: Path
+) -> None:
+    right, wrong = web.put("/right", KERNEL_BYTES), replace(web.put("/wrong", OTHER), sha256=digest_of(KERNEL_BYTES))
+    for reads in (1, 1, 2):
+        lookout = looks("read")
+        lookout.want({right, wrong}, (web.url,))
+        lookout.wait()
+        assert (lookout.seen()[right].presence, lookout.seen()[wrong].presence) == (Presence.VERIFIED, Presence.WRONG)
+        assert (web.asked["GET", "/right"], web.asked["GET", "/wrong"]) == (reads, reads)
+        lookout.close()
+        if web.asked["HEAD", "/right"] > 1:
+            (tmp_path / "cache.sqlite").unlink()
 
 
 def test_what_nobody_wants_any_more_is_forgotten(web: ArtifactServer, looks: Callable[..., Lookout]) -> None:
@@ -473,8 +523,8 @@ def test_what_is_mirrored_is_looked_for_in_the_tree_and_at_sites(
     eventually(lambda: lookout.seen()[site].presence is Presence.FOUND)
 
 
-def test_nobody_looks_where_that_is_switched_off(tmp_path: Path) -> None:
-    with looking(settings(tmp_path, "off"), tmp_path / "artifacts.json", lambda: None) as lookout:
+def test_nobody_looks_where_that_is_switched_off(tmp_path: Path, ledger: Store) -> None:
+    with looking(settings(tmp_path, "off"), ledger, DiskCache(None, pytest.fail), lambda: None) as lookout:
         assert lookout is None
 
 

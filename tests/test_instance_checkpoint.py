@@ -539,7 +539,8 @@ def test_what_cannot_be_relied_on_is_done_without(
 
 def sql(path: Path, statement: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        return connection.execute(statement).fetchall()
+        found: list[tuple[Any, ...]] = connection.execute(statement).fetchall()
+        return found
 
 
 def put_a_directory(path: Path) -> None:

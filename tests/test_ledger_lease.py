@@ -23,11 +23,15 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
+from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.cli import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
+from gitboot.instance.bookkeeping import write
 from gitboot.instance.inbox import Inbox
+from gitboot.instance.knowledge import Knowledge
+from gitboot.instance.learn import Batch, learn
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.ledger import events, evidence, facts, overrides, records
 from gitboot.ledger import lease as lease_module
@@ -42,7 +46,7 @@ from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of
-from gitboot.plan import Record, Run
+from gitboot.plan import BootFile, Record, Run
 from gitboot.status import Event
 from tests.fleets import at
 from tests.instance import eventually
@@ -155,6 +159,16 @@ def test_the_same_instance_takes_its_own_lease_at_once_and_a_clean_end_gives_it_
         assert lease.epoch == 2
         assert ledger.database.lease is not None
         assert ledger.database.lease.before == "host-a:/state"
+
+
+def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) -> None:
+    """They may see different networks."""
+    seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
+    with held(path, ONE) as (one, _):
+        learnt = learn(Knowledge(facts=facts.read(one)), Batch(sightings=seen), NOON)
+        write(one, [learnt.news])
+        assert facts.sightings(one, ONE.place) == seen
+        assert facts.sightings(one, TWO.place) == {}
 
 
 def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:

@@ -2,15 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from hashlib import sha256
 from threading import Event
+from typing import Final, Protocol
+
+import msgspec
 
 from gitboot.assets.fetching import LARGEST_ARTIFACT, Fetcher
-from gitboot.assets.sighting import Presence, Sighting, judge, judge_content
+from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, judge, judge_content
+from gitboot.decoders import decoder
 from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.frames import encode
 from gitboot.plan import BootFile
+
+
+class Cache(Protocol):
+    """Values by kind and key."""
+
+    def get_many(self, kind: str, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
+        """Return the values that the cache has for these keys."""
+
+    def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
+        """Store values that the cache does not have yet."""
+
+
+class ReadResults:
+    """What gitboot read of artifacts, in a cache, by the version that the server of an artifact names."""
+
+    def __init__(self, cache: Cache | None = None) -> None:
+        self._cache = cache
+
+    def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
+        """Return what gitboot read of this version of a file. None: it has not read it."""
+        key = _key_of(file, head)
+        if self._cache is None or key is None or (value := self._cache.get_many(_KIND, [key]).get(key)) is None:
+            return None
+        try:
+            presence, message = _decode(value)
+        except msgspec.MsgspecError:
+            return None
+        return Sighting(presence=presence, message=message, head=head)
+
+    def store(self, file: BootFile, found: Sighting) -> None:
+        """Store what gitboot read of a file."""
+        if self._cache is not None and (key := _key_of(file, found.head)) is not None:
+            self._cache.insert_many(_KIND, {key: encode((found.presence, found.message))})
+
+
+_KIND: Final = "artifact"
+_decode: Final[Callable[[bytes], tuple[Presence, str]]] = decoder(tuple[Presence, str])
+
+
+NO_RESULTS: Final = ReadResults()
+
+
+def _key_of(file: BootFile, head: ArtifactHead) -> bytes | None:
+    """Return the key of a version of a file. None: the server names no version."""
+    return encode((file.url, file.sha256, file.size, head.version)) if head.version is not None else None
 
 
 def look_at(
@@ -19,16 +69,22 @@ def look_at(
     before: Sighting | None = None,
     *,
     read: bool,
+    results: ReadResults = NO_RESULTS,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Sighting:
     """What is to be seen of an artifact now; ``before`` is what was, and is not read anew while that is the same.
 
-    Without ``read`` only its server's word is taken: that it is there, and its size. Once it is ``stopped``, what was
-    not read to its end is unknown.
+    Nor is what ``results`` have. Without ``read`` only its server's word is taken: that it is there, and its size. Once
+    it is ``stopped``, what was not read to its end is unknown.
     """
     try:
         found = judge(file, fetcher.head(file.url), before)
-        return _read(fetcher, file, stopped) if read and found.presence is Presence.FOUND else found
+        if found.presence is Presence.FOUND:
+            found = results.find(file, found.head) or found
+        if read and found.presence is Presence.FOUND:
+            found = _read(fetcher, file, stopped)
+            results.store(file, found)
+        return found
     except ArtifactMissing as error:
         return Sighting(presence=Presence.MISSING, message=str(error))
     except HostUnreachable as error:

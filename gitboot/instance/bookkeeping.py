@@ -113,6 +113,9 @@ def write(store: Store, news: Iterable[News]) -> None:
         with store.writing() as tx:
             for each in something:
                 _write(tx, each)
+                if each.sightings is not None:
+                    lease = store.database.lease
+                    facts.store_sightings(tx, each.sightings, lease.place if lease is not None else "")
 
 
 def _write(tx: Transaction, news: News) -> None:

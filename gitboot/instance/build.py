@@ -13,11 +13,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from gitboot.assets.remembered import read_sightings
+from gitboot.assets.verifying import ReadResults
 from gitboot.bmc.override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import (
     ArtifactMissing,
     BranchNotNamed,
@@ -59,7 +60,7 @@ from gitboot.ledger import events, facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
 from gitboot.ledger.fetches import RecordedFetches
-from gitboot.ledger.lease import Holder, LeaseKeeper
+from gitboot.ledger.lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.naming import address_beside, is_named, note_address
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
@@ -322,7 +323,7 @@ def running(
             source = source_of(settings, settings.state, record=record)
         evaluation.on_answer = wake
         stack.callback(evaluation.close)
-        artifacts = stack.enter_context(looking(settings, settings.state / state.ARTIFACTS, wake))
+        artifacts = stack.enter_context(looking(settings, store, cache, wake))
         patrol = Patrol(settings.output, wake)
         stack.callback(patrol.close)
         outside = Outside(
@@ -428,6 +429,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         with store.writing() as tx:
             facts.lapse(tx)  # it is not in the copy's clone
         about = facts.read(store)
+        cache = stack.enter_context(state.open_cache(settings.state, lambda _: None, writes=False))
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
         evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
@@ -436,7 +438,7 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
             source=source,
             evaluation=evaluation,
             target=looked,
-            artifacts=stack.enter_context(looking(settings, copy / state.ARTIFACTS, lambda: None)),
+            artifacts=stack.enter_context(looking(settings, store, cache, lambda: None)),
             observes=settings.observes,
             keys=keys,
             trust=trust_of(settings.trust, source, copy / _KEYS),
@@ -535,8 +537,11 @@ def _read_through(path: Path) -> tuple[Store, Knowledge]:
 
 
 @contextmanager
-def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterator[Lookout | None]:
-    """Whoever looks at artifacts, until the block ends; None: nobody is to."""
+def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[], None]) -> Iterator[Lookout | None]:
+    """Look at artifacts until the block ends. None: the settings turn that off.
+
+    The ledger has what the instance saw before its start, and the cache what gitboot read.
+    """
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
         return
@@ -561,7 +566,10 @@ def looking(settings: Settings, kept: Path, wake: Callable[[], None]) -> Iterato
         is_read = settings.artifacts.check is CheckAssets.READ
         return Fetchers(by_prefix), lambda url: is_read or url.startswith(tuple(here))
 
-    with closing(Lookout(fetcher_of, kept=kept, every_s=settings.artifacts.every_s, wake=wake)) as lookout:
+    before = facts.sightings(store, place_of(settings.state))
+    every_s = settings.artifacts.every_s
+    lookout = Lookout(fetcher_of, before=before, results=ReadResults(cache), every_s=every_s, wake=wake)
+    with closing(lookout):
         yield lookout
 
 
@@ -818,7 +826,7 @@ def looked_at(
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
         commit = whole.at_site(facts.read(store).site or None)
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-        seen = read_sightings(directory / state.ARTIFACTS)
+        seen = facts.sightings(store, place_of(directory))
         learnt = learn(_known_and_published(store), batch, at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))

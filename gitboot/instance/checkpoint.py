@@ -1,4 +1,4 @@
-"""Checkpoints: where an instance stood, in the cache. The next start plans and publishes only what differs.
+"""Where an instance stood, stored in the cache so that the next start plans and publishes only what differs.
 
 A checkpoint only saves time. At a start, gitboot compares its commit and its records with the ledger, and its files
 with the manifest of the tree. gitboot plans or publishes each server again that differs.

@@ -29,12 +29,11 @@ PREPARING: Final = "preparing"  # what is needed while the tree of a standby is 
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
 WITHDRAWALS: Final = "withdrawals.json"  # overrides that were withdrawn while the ledger could not be written
-ARTIFACTS: Final = "artifacts.json"  # what was seen of artifacts; it can be deleted
 NOTIFIED: Final = "notified.json"  # how far receivers of notices have been told
 _LATELY: Final = 50  # accepted commits whose extent is kept
 SPOOL: Final = "spool"  # where the endpoints of this instance record fetches, unless it is told another folder
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
-_FORMER: Final = ("planned.snapshot", "evaluated.snapshot")  # caches of earlier versions
+_FORMER: Final = ("planned.snapshot", "evaluated.snapshot", "artifacts.json")  # caches of earlier versions
 
 
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from gitboot.assets.sighting import Sighting, is_withheld
+from gitboot.assets.sighting import Presence, Sighting, is_withheld
 from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import OverrideRecord
@@ -49,7 +49,7 @@ class Knowledge:
     unsearched: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
-    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts, which no ledger keeps; None: nobody looks
+    sightings: Mapping[BootFile, Sighting] | None = None  # of artifacts; None: nobody looks
     claims: tuple[SoleClaim, ...] = ()  # of other hosts, which no ledger keeps; they withhold install boots
 
     def record(self, uuid: SystemUuid) -> Record | None:
@@ -113,6 +113,7 @@ class News:
     events: tuple[Event, ...]
     taken: Mapping[str, int] | None  # None: as before
     prune_before: datetime | None
+    sightings: Mapping[BootFile, Sighting] | None  # None: as before
 
     @property
     def is_nothing(self) -> bool:
@@ -123,7 +124,7 @@ class News:
         )
         singles = (
             *(self.forgotten, self.used_up, self.prune_before, self.taken is not None),
-            *(self.known_pairs is not None, self.lost != self.lost_before),
+            *(self.known_pairs is not None, self.lost != self.lost_before, self.sightings is not None),
         )
         return not (any(lists) or any(singles) or self.facts != self.facts_before)
 
@@ -291,6 +292,11 @@ class Learning:
         new = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
         return replaced(self.known.secret_fetches, new, self.new_secret_fetches.keys() - new.keys())
 
+    def _sees_otherwise(self) -> bool:
+        """Return whether the ledger is to store other sightings."""
+        before, now = self.known.sightings, self.sightings
+        return now is not before and _presences(now) != _presences(before)
+
     def news(self, at: datetime) -> News:
         """What of it the ledger is to store."""
         return News(
@@ -319,7 +325,14 @@ class Learning:
             events=tuple(self.events),
             taken=self.taken if self.taken != self.known.taken else None,
             prune_before=self.prune_before,
+            sightings=self.sightings if self._sees_otherwise() else None,
         )
+
+
+def _presences(sightings: Mapping[BootFile, Sighting] | None) -> dict[BootFile, tuple[Presence, str]]:
+    """Return what the ledger stores of sightings."""
+    found = (sightings or {}).items()
+    return {file: (each.presence, each.message) for file, each in found if each.presence is not Presence.UNKNOWN}
 
 
 def _approvals(

@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from heapq import heapify, heappop, heappush
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.assets.remembered import read_sightings, write_sightings
 from gitboot.assets.sighting import Presence, Sighting, is_withheld, since_before
-from gitboot.assets.verifying import look_at
+from gitboot.assets.verifying import ReadResults, look_at
 from gitboot.background_threads import BackgroundThread
 from gitboot.plan import BootFile
 
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
 
 _FIRST_RETRY_S: Final = 5.0  # after which what is not there is looked at again; twice as long each time
 _LONGEST_RETRY_S: Final = 60.0
-_SAVED_EVERY_S: Final = 5.0
 _PATIENCE_S: Final = 60.0  # for all to be looked at, where somebody waits for that
 _JOIN_S: Final = 0.5
 
@@ -55,22 +51,25 @@ class NobodyLooks:
 class Lookout:
     """Looks at artifacts in threads of its own, until it is closed.
 
-    What is there is looked at again after ``every_s``; what is not, sooner, and then less and less often. What was seen
-    is kept in ``kept``, so that a restart changes nothing until it was looked at again.
+    What is there is looked at again after ``every_s``; what is not, sooner, and then less and less often.
     """
 
     def __init__(
         self,
         fetcher_of: Callable[[tuple[str, ...]], tuple[Fetcher, Callable[[str], bool]]],
         *,
-        kept: Path,
+        before: Mapping[BootFile, Sighting],
+        results: ReadResults,
         every_s: float,
         wake: Callable[[], None],
         parallel: int = 8,
     ) -> None:
-        """``fetcher_of`` base URLs: who fetches, and of which URLs the content is read, not only the head."""
-        self._fetcher_of, self._kept, self._every_s, self._wake = fetcher_of, kept, every_s, wake
-        self._before = read_sightings(kept)  # by which what was read is not read again
+        """``fetcher_of`` base URLs: who fetches, and of which URLs the content is read, not only the head.
+
+        ``before`` is what the instance saw before its start; it counts until this looks at the artifact.
+        """
+        self._fetcher_of, self._results, self._every_s, self._wake = fetcher_of, results, every_s, wake
+        self._before = dict(before)
         self._now = dict(self._before)
         self._seen: Mapping[BootFile, Sighting] = dict(self._now)  # as it was asked for last
         self._is_news = False  # whether that is another
@@ -79,7 +78,7 @@ class Lookout:
         self._queue: list[tuple[float, str, BootFile]] = []  # a heap of what is looked at next, and when
         self._unlooked: frozenset[BootFile] = frozenset()  # what was not looked at since it is wanted
         self._failures: dict[BootFile, int] = {}  # in a row
-        self._saved_at, self._unsaved, self._closed = time.monotonic(), False, False
+        self._closed = False
         self._changed = threading.Condition()
         self._threads = [BackgroundThread(self._work, name=f"artifacts {number}") for number in range(1, parallel + 1)]
         for thread in self._threads:
@@ -125,7 +124,6 @@ class Lookout:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(_JOIN_S / len(self._threads))
-        self._save()
 
     # In its threads
 
@@ -133,15 +131,16 @@ class Lookout:
         while (file := self._next()) is not None:
             before = self._now.get(file) or self._before.get(file)
             try:
-                found = look_at(self._fetcher, file, before, read=self._is_read(file.url), stopped=lambda: self._closed)
+                is_read = self._is_read(file.url)
+                found = look_at(
+                    self._fetcher, file, before, read=is_read, results=self._results, stopped=lambda: self._closed
+                )
             except BaseException as error:  # an artifact that ends a thread is looked at again as others are
                 message = f"gitboot could not look at it: {type(error).__name__}"
                 self._note(file, since_before(Sighting(presence=Presence.UNKNOWN, message=message), before))
                 raise
             if self._note(file, since_before(found, before)):
                 self._wake()
-            if self._unsaved and time.monotonic() - self._saved_at > _SAVED_EVERY_S:
-                self._save()
 
     def _next(self) -> BootFile | None:
         """What is to be looked at now, once there is anything; None: nothing any more."""
@@ -166,16 +165,10 @@ class Lookout:
                 return False
             held = is_withheld(file, self._now)
             self._now[file] = found
-            self._is_news = self._unsaved = True
+            self._is_news = True
             return held != is_withheld(file, self._now)
 
     def _rest_s(self, file: BootFile) -> float:
         failures = self._failures[file]
         retry_s = min(_FIRST_RETRY_S * 2 ** min(failures - 1, 20), _LONGEST_RETRY_S)
         return min(retry_s, self._every_s) if failures else self._every_s
-
-    def _save(self) -> None:
-        with self._changed:
-            self._saved_at, self._unsaved, seen = time.monotonic(), False, dict(self._now)
-        with suppress(OSError):  # it is looked at anew then
-            write_sightings(self._kept, seen)

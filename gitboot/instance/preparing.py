@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.assets.remembered import read_sightings
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
@@ -175,8 +174,7 @@ def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
         spool=place.spool,
         site=place.site,
     )
-    seen = read_sightings(place.state / state.ARTIFACTS) if place.looks else None
-    return replace(known(store), sightings=seen)
+    return replace(known(store), sightings={} if place.looks else None)  # the other instance saw what the ledger has
 
 
 def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:

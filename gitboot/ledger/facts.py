@@ -7,12 +7,13 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from gitboot.assets.sighting import Presence, Sighting
 from gitboot.errors import Orders
 from gitboot.ledger import rows
 from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
-from gitboot.plan import WithheldBoot
+from gitboot.model.scalars import Digest, SystemUuid, format_instant, parse_uuid
+from gitboot.plan import BootFile, WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 
@@ -201,6 +202,22 @@ def leave_output(tx: Transaction, servers: Collection[SystemUuid]) -> None:
     _put(tx, "leftOutput", rows.json_of({"servers": sorted(servers)}))
 
 
+def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
+    """Store which artifacts are there and which are not, as the instance at ``place`` sees them."""
+    known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
+    known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
+    items = [{**file.facts(), "presence": each.presence, "message": each.message} for file, each in known]
+    _put(tx, "artifacts", rows.json_of({"place": place, "items": items}) if items else None)
+
+
+def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
+    """Return what `store_sightings` stored, unless the instance at another place saw that."""
+    for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
+        if (found := rows.json_value(value))["place"] in ("", place):
+            return dict(map(_sighting, found["items"]))
+    return {}
+
+
 def approvals(store: Store) -> dict[str, dict[str, str]]:
     """Return by whom and why each guard was approved, by the digest of the changes."""
     found: dict[str, dict[str, str]] = {}
@@ -264,6 +281,11 @@ def _boot_facts(boot: WithheldBoot) -> dict[str, Any]:
 
 def _text_or_none(at: datetime | None) -> str | None:
     return format_instant(at) if at is not None else None
+
+
+def _sighting(item: Mapping[str, Any]) -> tuple[BootFile, Sighting]:
+    file = BootFile(url=item["url"], sha256=Digest(item["sha256"]), size=item["size"])
+    return file, Sighting(presence=Presence(item["presence"]), message=item["message"])
 
 
 def _left_output(text: str | None) -> frozenset[SystemUuid] | None:

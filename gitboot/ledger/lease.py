@@ -28,6 +28,11 @@ _HOLDER: Final = "holder"  # in STATE
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
+def place_of(state: Path) -> str:
+    """Return where the instance with this state directory is, in words."""
+    return f"{socket.gethostname()}:{state.absolute()}"
+
+
 class Holder(NamedTuple):
     """An instance on its state directory, however often it is started: it takes its own lease without waiting."""
 
@@ -41,12 +46,12 @@ class Holder(NamedTuple):
 
         A machine that was cloned, or restored beside itself, has the same name and the same files. Raises OSError.
         """
-        path, host = state / _HOLDER, socket.gethostname()
+        path = state / _HOLDER
         if not path.exists():
             write_whole(path, f"{token_hex(16)}\n".encode())
         started = _BOOT_ID.read_text().strip().replace("-", "")
-        id = f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{host}"
-        return cls(id, f"{host}:{state.absolute()}", seconds)
+        id = f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{socket.gethostname()}"
+        return cls(id, place_of(state), seconds)
 
 
 class Lease(NamedTuple):
@@ -76,6 +81,7 @@ class HeldLease:
     lease: Lease
     seconds: float
     name: str  # of the ledger, as people are told it
+    place: str = ""  # of its instance
     until_s: float = field(default=0.0)  # by this machine's clock
     is_lost: bool = False  # another has it, and this one never will again
     before: str | None = None  # where the one is that had it before; None: it was its own, or nobody's

@@ -179,7 +179,7 @@ class PostgresDatabase(Database):
                 if who == NOBODY:
                     raise left(self.name, place)
                 raise HeldByAnother(f"{self.name} is in use by the instance {place}")
-        self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name)
+        self.lease = HeldLease(Lease(holder.id, given[0]), holder.seconds, self.name, holder.place)
         self.lease.before = before[1] if before is not None and before[0] < given[0] else None
         self.lease.renewed(asked_s)
 
