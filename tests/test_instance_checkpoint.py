@@ -657,7 +657,7 @@ def test_a_checkpoint_without_room_in_the_cache_is_left_out(
     assert not is_resumed(folder, repository)
 
 
-@pytest.mark.parametrize("name", ["planned.snapshot", "evaluated.snapshot"])
+@pytest.mark.parametrize("name", ["planned.snapshot", "evaluated.snapshot", "artifacts.json"])
 def test_a_start_deletes_what_an_earlier_version_kept(left: tuple[Path, Repository], name: str) -> None:
     folder, repository = left
     (folder / "state" / name).write_bytes(b"of an earlier version")
