@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Final, Self, TypeVar
 
-from gitboot.caches import this_program
+from gitboot.program_digest import this_program
 
 T = TypeVar("T")
 Warn = Callable[[str], None]

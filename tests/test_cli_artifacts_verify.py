@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -162,3 +165,15 @@ def test_a_site_that_there_is_not_is_named(gitboot: Typed, work: Work) -> None:
     code, _, said = gitboot("artifacts", "verify", work.path, "--site", "frq")
     assert code == 64
     assert "fra" in said
+
+
+def test_a_command_that_is_a_process_reads_each_artifact_once(work: Work, web: ArtifactServer, tmp_path: Path) -> None:
+    """Its child has no cache open. Several threads look artifacts up at its parent."""
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "gitboot", "artifacts", "verify", str(work.path), "-o", "json"]
+    for _ in range(2):
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (run.returncode, run.stderr) == (0, "")
+        assert {each["presence"] for each in items(run.stdout).values()} == {"Verified"}
+    assert {times for (method, _), times in web.asked.items() if method == "GET"} == {1}
+    assert {times for (method, _), times in web.asked.items() if method == "HEAD"} == {2}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.caches import this_program
 from gitboot.decoders import decoder
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, PublishError
 from gitboot.evaluator.client import Evaluation
@@ -34,6 +33,7 @@ from gitboot.load import Revision
 from gitboot.model.scalars import format_instant
 from gitboot.phrases import count
 from gitboot.processes import spawn
+from gitboot.program_digest import this_program
 from gitboot.publish.ended_windows import end_windows
 from gitboot.source import FetchProcess, Source
 from gitboot.status import Condition, Event, Status

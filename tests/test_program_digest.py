@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gitboot import caches
+from gitboot import program_digest
 
 
 def digest_of(program: Path, libraries: Path) -> str:
     """What a process with that gitboot calls itself."""
-    script = "from gitboot.caches import this_program; print(this_program().hex())"
+    script = "from gitboot.program_digest import this_program; print(this_program().hex())"
     environment = {**os.environ, "PYTHONPATH": f"{program}:{libraries}"}
     command = [sys.executable, "-P", "-c", script]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
@@ -21,7 +21,7 @@ def digest_of(program: Path, libraries: Path) -> str:
 
 def test_a_program_is_told_by_its_files_and_by_the_versions_of_its_libraries(tmp_path: Path) -> None:
     program, libraries = tmp_path / "program", tmp_path / "libraries"
-    shutil.copytree(Path(caches.__file__).parent, program / "gitboot")
+    shutil.copytree(Path(program_digest.__file__).parent, program / "gitboot")
     (libraries / "yaml").mkdir(parents=True)
     (libraries / "yaml" / "__init__.py").touch()
     (libraries / "pyyaml-6.0.1.dist-info").mkdir()
