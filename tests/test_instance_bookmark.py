@@ -451,7 +451,8 @@ def test_a_window_that_began_meanwhile_is_waited_for_as_long_as_the_commit_is_ev
     (folder / "state" / PLANNED).write_bytes(kept)
     with in_process(folder, repository.bare, evaluates=False) as parts:
         parts.source.fetch()
-        assert parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched()) is None
+        due = parts.reconciler.reconcile(at("20T23:00"), fetched=Fetched())
+        assert due is not None and parts.reconciler.reconcile(due) == at("21T04:00"), "when the window ends in files"
         assert parts.reconciler.status.accepted is None
     with in_process(folder, repository.bare) as parts:
         parts.source.fetch()
