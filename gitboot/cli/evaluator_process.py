@@ -237,6 +237,10 @@ def _is_result(kind: ResultKind, value: bytes) -> bool:
 
     if is_result(kind, value):
         return True
+    if kind == "artifact":
+        from gitboot.assets.verifying import is_read_result
+
+        return is_read_result(value)
     from gitboot.audit.lineage import is_history_result
 
     return is_history_result(kind, value)
