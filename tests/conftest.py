@@ -100,7 +100,7 @@ _FIRST: Final = (
         "test_ledger_lease",
         "test_instance_standby",
         "test_instance_unwritable",
-        "test_instance_preparing",
+        "test_instance_prepared_tree",
         "test_evaluator_client",
         "test_evaluator_hostile",
         "test_run",

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gitboot.assets.fetching import Fetchers, FolderFetcher, WebFetcher
-from gitboot.assets.remembered import read_sightings, write_sightings
-from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, unbootable_by_firmware
+from gitboot.assets.sighting import Presence, Sighting, unbootable_by_firmware
 from gitboot.assets.verifying import ReadResults, look_at, look_at_all
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.model.scalars import Digest
@@ -163,7 +162,7 @@ class Held:
     def __init__(self) -> None:
         self.held: dict[bytes, bytes] = {}
 
-    def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
+    def get_many(self, kind: str, keys: Collection[bytes]) -> dict[bytes, bytes]:
         assert kind == "artifact"
         return {key: self.held[key] for key in keys if key in self.held}
 
@@ -268,33 +267,11 @@ def test_connections_that_were_not_read_to_their_end_are_not_lost(server: Artifa
 def test_all_are_looked_at_and_each_is_told_once(server: ArtifactServer) -> None:
     files = [server.put(f"/{number}", b"%d" % number) for number in range(50)]
     seen: dict[BootFile, Sighting] = {}
-    look_at_all(WebFetcher(), files, {}, seen.__setitem__, read=True, parallel=8)
+    results = ReadResults(Held())
+    look_at_all(WebFetcher(), files, results, seen.__setitem__, read=True, parallel=8)
     assert {each.presence for each in seen.values()} == {Presence.VERIFIED}
     assert seen.keys() == set(files)
     again: dict[BootFile, Sighting] = {}
-    look_at_all(WebFetcher(), files, seen, again.__setitem__, read=True, parallel=8)
+    look_at_all(WebFetcher(), files, results, again.__setitem__, read=True, parallel=8)
     assert again == seen
     assert server.asked["GET", "/1"] == 1
-
-
-SIGHTINGS = {
-    named("http://a/1"): Sighting(presence=Presence.VERIFIED, head=ArtifactHead(size=7, version='"x" 7')),
-    named("http://a/2"): Sighting(presence=Presence.MISSING, message="a answers 404"),
-    replace(named("http://a/3"), size=None): Sighting(presence=Presence.WRONG, head=ArtifactHead(led_to="http://b/3")),
-}
-
-
-def test_what_was_seen_is_remembered_and_what_is_unknown_is_not(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "artifacts.json"
-    unknown = {named("http://a/4"): Sighting(presence=Presence.UNKNOWN, message="no answer")}
-    write_sightings(path, SIGHTINGS | unknown)
-    assert read_sightings(path) == SIGHTINGS
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b'{"version":2,"items":[]}', b'{"version":1,"items":[{"url":1}]}', b"[" * 100_000]
-)
-def test_what_cannot_be_read_is_forgotten(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "x").write_bytes(content)
-    assert read_sightings(tmp_path / "x") == {}
-    assert read_sightings(tmp_path / "none") == {}

@@ -144,16 +144,18 @@ def test_what_was_interrupted_goes_on_from_there(
             raise KeyboardInterrupt
         return real(fetcher, file, before, **how)
 
-    cache = tmp_path / "seen.json"
     with monkeypatch.context() as patched:
         patched.setattr(verifying, "look_at", interrupted)
-        gitboot("artifacts", "verify", work.path, "--cache", cache, "--parallel", "1")
+        gitboot("artifacts", "verify", work.path, "--parallel", "1")
     before = web.asked["GET", "/assets/vmlinuz"]
-    code, out, _ = gitboot("artifacts", "verify", work.path, "--cache", cache, "-o", "json")
+    code, out, _ = gitboot("artifacts", "verify", work.path, "-o", "json")
     assert (code, before, web.asked["GET", "/assets/vmlinuz"]) == (0, 1, 1)
     assert {each["presence"] for each in items(out).values()} == {"Verified"}
-    cache.unlink()
-    assert gitboot("artifacts", "verify", work.path, "--cache", cache)[0] == 0
+    assert gitboot("artifacts", "verify", work.path, "--no-cache")[0] == 0
+    assert web.asked["GET", "/assets/vmlinuz"] == 2
+    (tmp_path / "cache/gitboot/cache.sqlite").unlink()
+    assert gitboot("artifacts", "verify", work.path)[0] == 0
+    assert web.asked["GET", "/assets/vmlinuz"] == 3
 
 
 def test_a_site_that_there_is_not_is_named(gitboot: Typed, work: Work) -> None:

@@ -25,6 +25,7 @@ from gitboot.cli import cli
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.frames import encode, framed
+from gitboot.instance import directory
 from gitboot.plan import Record
 from gitboot.resolve.records import record_facts
 from tests.fleets import SEED, server, uuid_of
@@ -126,7 +127,8 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
         began.append(None)
         return uncollected()
 
-    monkeypatch.setattr(disk_cache, "DiskCache", Opened)
+    for module in (disk_cache, directory):
+        monkeypatch.setattr(module, "DiskCache", Opened)
     monkeypatch.setattr(bounds, "uncollected", begin)
     places = {name: rack.folder / name for name in "AHKW"}
     places |= {"E": rack.output / "ops" / "records", "F": tmp_path / "F", "S": rack.state}

@@ -100,10 +100,6 @@ OUTPUTS: dict[str, tuple[str, Callable[[Path], tuple[object, ...]]]] = {
     "a key": ("keys", lambda co: ("secret", "keygen", co / "keys/key")),
     "a new fleet": ("other", lambda co: ("init", co / "other")),
     "CI of a new fleet": (".github", lambda co: ("init", co, "--subpath", "infra/boot")),
-    "what is known of artifacts": (
-        "cache",
-        lambda co: ("artifacts", "verify", co, "--cache", co / "cache/artifacts.json"),
-    ),
 }
 KEY = "age1ql3z7hjy54pw3hyww5ayyfg7zqgvc7w3j2elw8zmrj2kg5sfn9aqmcac8p"  # of age(1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.assets.remembered import write_sightings
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.override import State
 from gitboot.disk_cache import DiskCache
@@ -391,7 +391,11 @@ def ledger(tmp_path: Path) -> Iterator[Store]:
 def test_an_upgrade_keeps_what_an_earlier_version_saw_until_the_ledger_has_it(tmp_path: Path, ledger: Store) -> None:
     seen = {BootFile(url="http://boot.test/kernel", sha256=Digest(SHA), size=7): THERE}
     file = tmp_path / "artifacts.json"
-    write_sightings(file, seen)
+    assert seen_before(settings(tmp_path), ledger) == {}
+    file.write_text("no JSON")
+    assert seen_before(settings(tmp_path), ledger) == {}
+    item = {"url": "http://boot.test/kernel", "sha256": SHA, "size": 7, "presence": "Found", "message": "", "head": {}}
+    file.write_text(json.dumps({"version": 1, "items": [item]}))
     assert seen_before(settings(tmp_path), ledger) == seen
     assert file.exists()
     with ledger.writing() as tx:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from hashlib import sha256
-from threading import Event
-from typing import Final, Protocol
+from hashlib import blake2b, sha256
+from threading import Event, Lock
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -19,12 +19,12 @@ from gitboot.plan import BootFile
 
 
 class Cache(Protocol):
-    """Values by kind and key."""
+    """Results by kind and key."""
 
-    def get_many(self, kind: str, keys: Iterable[bytes]) -> Mapping[bytes, bytes]:
-        """Return the values that the cache has for these keys."""
+    def get_many(self, kind: Any, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
+        """Return the values of those keys that are known."""
 
-    def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
+    def insert_many(self, kind: Any, rows: Mapping[bytes, bytes]) -> None:
         """Store values that the cache does not have yet."""
 
 
@@ -32,35 +32,45 @@ class ReadResults:
     """What gitboot read of artifacts, in a cache, by the version that the server of an artifact names."""
 
     def __init__(self, cache: Cache | None = None) -> None:
-        self._cache = cache
+        self._cache, self._lock = cache, Lock()
 
     def find(self, file: BootFile, head: ArtifactHead) -> Sighting | None:
         """Return what gitboot read of this version of a file. None: it has not read it."""
-        key = _key_of(file, head)
-        if self._cache is None or key is None or (value := self._cache.get_many(_KIND, [key]).get(key)) is None:
+        if self._cache is None or (key := _key_of(file, head)) is None:
             return None
-        try:
-            presence, message = _decode(value)
-        except msgspec.MsgspecError:
+        with self._lock:
+            value = self._cache.get_many(READ, [key]).get(key)
+        if value is None or not is_read_result(value):
             return None
+        presence, message = _decode(value)
         return Sighting(presence=presence, message=message, head=head)
 
     def store(self, file: BootFile, found: Sighting) -> None:
         """Store what gitboot read of a file."""
         if self._cache is not None and (key := _key_of(file, found.head)) is not None:
-            self._cache.insert_many(_KIND, {key: encode((found.presence, found.message))})
+            with self._lock:
+                self._cache.insert_many(READ, {key: encode((found.presence, found.message))})
 
 
-_KIND: Final = "artifact"
+READ: Final = "artifact"  # the kind of these results
+NO_RESULTS: Final = ReadResults()
 _decode: Final[Callable[[bytes], tuple[Presence, str]]] = decoder(tuple[Presence, str])
 
 
-NO_RESULTS: Final = ReadResults()
+def is_read_result(value: bytes) -> bool:
+    """Return whether the bytes are a result of reading an artifact."""
+    try:
+        presence, _ = _decode(value)
+    except (msgspec.MsgspecError, ValueError):
+        return False
+    return presence in (Presence.VERIFIED, Presence.WRONG)
 
 
 def _key_of(file: BootFile, head: ArtifactHead) -> bytes | None:
     """Return the key of a version of a file. None: the server names no version."""
-    return encode((file.url, file.sha256, file.size, head.version)) if head.version is not None else None
+    if head.version is None:
+        return None
+    return blake2b(encode((file.url, file.sha256, file.size, head.version)), digest_size=32).digest()
 
 
 def look_at(
@@ -108,7 +118,7 @@ def _read(fetcher: Fetcher, file: BootFile, stopped: Callable[[], bool]) -> Sigh
 def look_at_all(
     fetcher: Fetcher,
     files: Collection[BootFile],
-    known: Mapping[BootFile, Sighting],
+    results: ReadResults,
     seen: Callable[[BootFile, Sighting], None],
     *,
     read: bool,
@@ -122,7 +132,7 @@ def look_at_all(
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="artifact")
     try:
         jobs = {
-            pool.submit(look_at, fetcher, file, known.get(file), read=read, stopped=stop.is_set): file for file in files
+            pool.submit(look_at, fetcher, file, read=read, results=results, stopped=stop.is_set): file for file in files
         }
         for job in as_completed(jobs):
             seen(jobs[job], job.result())

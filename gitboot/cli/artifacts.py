@@ -10,11 +10,10 @@ import click
 from gitboot.cli.artifacts_download import download
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, kept, output_option
+from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
-from gitboot.files import check_output_folder
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
@@ -171,12 +170,6 @@ def _parsed(url: str) -> str:
 )
 @click.option("--parallel", type=click.IntRange(min=1), default=16, show_default=True, help="Artifacts at a time.")
 @click.option(
-    "--cache",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Where it is remembered what was read. It can be deleted. Default: $XDG_CACHE_HOME/gitboot/artifacts.json, "
-    "or none with --no-cache.",
-)
-@click.option(
     "--sources",
     is_flag=True,
     help="Look where `download` fetches artifacts from, and not where machines fetch them: before a merge.",
@@ -193,7 +186,6 @@ def verify(
     head: bool,
     assets: Path | None,
     parallel: int,
-    cache: Path | None,
     sources: bool,
     registries: tuple[str, ...],
     registry_credentials: Path | None,
@@ -210,19 +202,14 @@ def verify(
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
     from gitboot.assets.needed import at_sources
-    from gitboot.assets.remembered import read_sightings
+    from gitboot.assets.verifying import ReadResults
     from gitboot.cli.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
 
     decisions, found = named_in(path, rev, sites)
     found = at_sources(found) if sources else found
     asked = opened_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
-    if cache is not None:
-        check_output_folder(cache.parent)
-    place = cache or (kept("artifacts.json") if results_cache() is not None else None)
-    known = read_sightings(place) if place is not None else {}
-    seen = looked_at(
-        fetchers_of(decisions.base_url, assets, asked), found, known, place, read=not head, parallel=parallel
-    )
+    fetchers, results = fetchers_of(decisions.base_url, assets, asked), ReadResults(results_cache())
+    seen = looked_at(fetchers, found, results, read=not head, parallel=parallel)
     for output in outputs:
         output.write(as_json(found, seen) if output.format == "json" else as_text(found, seen))
     context.exit(exit_of_look(found, seen))

@@ -148,9 +148,9 @@ def open_cache(state: Path | None) -> DiskCache:
     from gitboot.storage import is_on_network
 
     if state is not None:
-        from gitboot.instance.directory import CACHE
+        from gitboot.instance import directory
 
-        return DiskCache(state / CACHE, lambda _: None, writes=False)  # the instance reports a fault of its cache
+        return directory.open_cache(state, lambda _: None, writes=False)  # the instance reports a fault of its cache
     path = kept("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None
@@ -237,6 +237,10 @@ def _is_result(kind: ResultKind, value: bytes) -> bool:
 
     if is_result(kind, value):
         return True
+    if kind == "artifact":
+        from gitboot.assets.verifying import is_read_result
+
+        return is_read_result(value)
     from gitboot.audit.lineage import is_history_result
 
     return is_history_result(kind, value)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.needed import NamedArtifact, named_artifacts
 from gitboot.assets.registries import RegistryFetcher
-from gitboot.assets.remembered import write_sightings
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware
-from gitboot.assets.verifying import look_at_all
+from gitboot.assets.verifying import ReadResults, look_at_all
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.exit import Exit
@@ -28,8 +25,6 @@ from gitboot.plan import BootFile
 from gitboot.resolve import Decisions
 from gitboot.resolve.sites import sites_of
 from gitboot.terminal import style
-
-_SAVED_EVERY_S: Final = 2.0
 
 
 def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NamedArtifact, ...]]:
@@ -59,37 +54,21 @@ def fetchers_of(base_url: str, assets: Path | None, registries: Registries | Non
 def looked_at(
     fetchers: Fetchers,
     found: Collection[NamedArtifact],
-    known: Mapping[BootFile, Sighting],
-    cache: Path | None,
+    results: ReadResults,
     *,
     read: bool,
     parallel: int,
 ) -> dict[BootFile, Sighting]:
-    """What is to be seen of each; what was seen is kept as it goes, and where it is ended early."""
+    """Return what is to be seen of each artifact. ``results`` get what gitboot reads, also if it ends early."""
     seen: dict[BootFile, Sighting] = {}
-    saved = time.monotonic()
     with progress("artifacts", len(found)) as advance:
 
         def note(file: BootFile, sighting: Sighting) -> None:
-            nonlocal saved
             seen[file] = sighting
             advance(1)
-            if time.monotonic() - saved > _SAVED_EVERY_S:
-                _save(cache, {**known, **seen})
-                saved = time.monotonic()
 
-        try:
-            look_at_all(fetchers, [each.file for each in found], known, note, read=read, parallel=parallel)
-        finally:
-            _save(cache, {**known, **seen})
+        look_at_all(fetchers, [each.file for each in found], results, note, read=read, parallel=parallel)
     return seen
-
-
-def _save(cache: Path | None, sightings: Mapping[BootFile, Sighting]) -> None:
-
-    with suppress(OSError):  # it is read again then
-        if cache is not None:
-            write_sightings(cache, sightings)
 
 
 def _unbootable(each: NamedArtifact, sighting: Sighting) -> str | None:

@@ -1,4 +1,4 @@
-"""`gitboot prepare`: what an instance that stands by starts, to have its tree near to what it will publish."""
+"""`gitboot prepare`: the process in which a standby prepares its tree."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def command(
     commit_memory: int | None,
     commit_workers: int | None,
 ) -> None:
-    """Bring OUTPUT near to what the instance that acts publishes; for an instance that stands by."""
+    """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
     from gitboot.evaluator.protocol import Allowance
-    from gitboot.instance.preparing import StandbyPlace, prepare
+    from gitboot.instance.prepared_tree import StandbyPlace, prepare
 
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
@@ -66,7 +66,7 @@ def command(
 
 
 def _hand_over(type: str, message: str, *, is_warning: bool = False, **facts: object) -> None:
-    """Tell who has started this what came of it."""
+    """Send the result to the standby that started this process."""
     event = Event(at=_clock(), type=type, message=message, facts=as_facts(facts), warning=is_warning)
     click.echo(encode(event), nl=False)
 
@@ -79,8 +79,8 @@ def _clock() -> datetime:
     return datetime.now(UTC)
 
 
-def preparing(settings: Settings) -> list[str]:
-    """The command line that prepares what settings describe; for the process that has it started."""
+def prepare_command(settings: Settings) -> list[str]:
+    """Return the command line with which a standby prepares the tree of these settings."""
     from gitboot.instance.settings import CheckAssets
 
     arguments = ["--out", str(settings.output.absolute()), "--state", str(settings.state.absolute())]

@@ -28,7 +28,7 @@ from gitboot.cli.inputs import (
     reject_old_variables,
     secret_keys_option,
 )
-from gitboot.cli.prepare import preparing
+from gitboot.cli.prepare import prepare_command
 from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -466,7 +466,7 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
     from gitboot.instance.standby import Standby
 
     settings = replace(settings, spool=spool_of(settings))
-    standby = Standby(settings, tell, _clock, preparing(settings))
+    standby = Standby(settings, tell, _clock, prepare_command(settings))
     with emptied(settings.spool, standby.address):
         while standby.wait(interrupted_by_signal):
             try:

@@ -86,13 +86,17 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class ResultKind(StrEnum):
-    """The kinds of results that a cache keeps. `gitboot.audit.lineage` describes those of a history."""
+    """The kinds of results that a cache keeps for those who evaluate commits and for commands.
+
+    `gitboot.audit.lineage` describes those of a history, and `gitboot.assets.verifying` those of artifacts.
+    """
 
     PARSED = "parsed"  # blob id -> the Server documents of a file that has no others
     DECIDED = "decided"  # content key -> `gitboot.evaluator.cache.DecidedRow`
     HISTORY_PROBLEM = "history-problem"
     HISTORY_CHANGED = "history-changed"
     HISTORY_EFFECT = "history-effect"
+    ARTIFACT = "artifact"
 
 
 EVALUATED: Final = (ResultKind.PARSED, ResultKind.DECIDED)  # the kinds of results that an evaluation finds

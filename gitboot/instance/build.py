@@ -13,7 +13,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from gitboot.assets.remembered import read_sightings
 from gitboot.assets.sighting import Sighting
 from gitboot.assets.verifying import ReadResults
 from gitboot.bmc.override import OverrideRecord
@@ -590,7 +589,9 @@ def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
         with suppress(OSError):
             former.unlink()
         return before
-    return read_sightings(former)
+    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        return facts.parse_sightings(json.loads(former.read_bytes())["items"])
+    return {}
 
 
 def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:

@@ -214,8 +214,13 @@ def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
     """Return what `store_sightings` stored, unless the instance at another place saw that."""
     for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
         if (found := rows.json_value(value))["place"] in ("", place):
-            return dict(map(_sighting, found["items"]))
+            return parse_sightings(found["items"])
     return {}
+
+
+def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighting]:
+    """Return what the ledger stores of artifacts, as values. Raises KeyError, TypeError and ValueError."""
+    return dict(map(_sighting, items))
 
 
 def approvals(store: Store) -> dict[str, dict[str, str]]:

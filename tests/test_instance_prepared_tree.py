@@ -1,4 +1,4 @@
-"""The tree of a host that stands by, made before it acts."""
+"""The tree that a standby prepares before it becomes active."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
 from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.directory import CACHE, PREPARING
-from gitboot.instance.preparing import Prepared, StandbyPlace, prepare
+from gitboot.instance.prepared_tree import Prepared, StandbyPlace, prepare
 from gitboot.processes import python
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS

@@ -1,8 +1,9 @@
-"""The tree of a standby, made before it acts, so that taking over is as going on after a restart.
+"""The tree that a standby prepares before it becomes active, so that a take-over costs as little as a restart.
 
-It is planned by a copy of the ledger, in which nothing counts. So it offers no boot that means something by being
-made: whoever acts has to note that first. Servers that have such a boot go to their disks by it, and are published anew
-by who takes over.
+gitboot plans the tree by a copy of the ledger and writes nothing to the ledger. A one-time boot must be in the ledger
+before it is published, so the tree has no one-time boot that the ledger lacks. Servers with such a boot, and servers
+that may be installed, boot their disks instead (they are halted). The standby publishes them again when it becomes
+active.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from gitboot.render.tree import File, Files
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandbyPlace:
-    """Where an instance that stands by is to act, and for whom."""
+    """The directories of a standby, and the servers that it is for."""
 
     output: Path
     state: Path
@@ -61,21 +62,21 @@ class StandbyPlace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What was made: of which commit, for how many servers, and how many of them are still to be published."""
+    """The result: the commit, and how many servers the tree has."""
 
     commit: Revision
     servers: int
-    halted: int
+    halted: int  # servers that boot their disks until the standby becomes active
     at: datetime  # of the ledger
 
 
 def prepare(
     place: StandbyPlace, *, allowance: Allowance, clock: Callable[[], datetime], warn: Callable[[str], None]
 ) -> Prepared:
-    """Bring OUTPUT near to what the instance that acts publishes, and note where it stands, for who takes over.
+    """Publish to OUTPUT what the active instance publishes, except for halted servers, and keep a checkpoint.
 
-    For a process of its own, which may be killed at any instant; another holds STATE meanwhile. Twice, it changes what
-    is another by then. Raises `NotYetDone` where there is nothing to go by, or nothing to be gained.
+    This runs in a process of its own, which may be killed at any time, while the standby holds STATE. A second call
+    publishes only what has changed. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
     """
     _refuse_shared(place)
     with ExitStack() as stack:
@@ -105,7 +106,7 @@ def prepare(
 
 
 def _refuse_shared(place: StandbyPlace) -> None:
-    """Raise `NotYetDone` where OUTPUT is what the instance that acts publishes to."""
+    """Raise `NotYetDone` if the active instance publishes to this OUTPUT."""
     lease = lease_of(place.state / state.LEDGER)
     if lease is None or not lease.stands:
         raise NotYetDone("no instance acts")
@@ -115,7 +116,7 @@ def _refuse_shared(place: StandbyPlace) -> None:
 
 @contextmanager
 def _emptied(folder: Path) -> Iterator[Path]:
-    """A folder that is empty, whatever one that was killed has left there, and gone in the end."""
+    """Make an empty folder, and remove it at the end. An earlier process may have left it behind."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     try:
@@ -125,7 +126,7 @@ def _emptied(folder: Path) -> Iterator[Path]:
 
 
 def _accepted(store: Store) -> Revision:
-    """The commit by which the instance that acts goes."""
+    """Return the accepted commit of the active instance."""
     about = facts.read(store)
     if about.accepted is None or not about.published or facts.is_behind(store):
         raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
@@ -133,14 +134,15 @@ def _accepted(store: Store) -> Revision:
 
 
 def _no_earlier(at: datetime, about: Facts) -> datetime:
-    """Now; by the other host's clock, where that is ahead: who takes over has come up to it by then."""
+    """Return the time, or that of the other host's last heartbeat if it is later."""
     return max(at, about.heartbeat.at) if about.heartbeat is not None else at
 
 
 def _undated(store: Store, at: datetime, about: Facts) -> datetime:
-    """When no entry was published, and none will be, on any host.
+    """Return a second with which no host has dated a boot script, or will date one.
 
-    An access log has the date of a file, which tells what was given. Who acts dates none before it was alive last.
+    In an access log, the date of a file tells which boot was served. The active instance dates no file before its last
+    heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
     while evidence.is_dated(store, second):
@@ -151,7 +153,7 @@ def _undated(store: Store, at: datetime, about: Facts) -> datetime:
 def _evaluated(
     place: StandbyPlace, allowance: Allowance, revision: Revision, base: Commit | None, cache: DiskCache
 ) -> Commit:
-    """What the accepted commit says."""
+    """Evaluate the accepted commit."""
     evaluation = Evaluation(place.state, allowance=allowance, waits=True, site=place.site, cache=cache)
     with closing(evaluation):
         try:
@@ -165,7 +167,7 @@ def _evaluated(
 
 
 def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
-    """What the ledger knows, in the surroundings of who is to act by it."""
+    """Return what the ledger knows, for the directories of this standby."""
     looked_around(
         store,
         observes=place.spool is not None,
@@ -178,7 +180,7 @@ def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
 
 
 def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:
-    """All that is known to be wanted, planned and published, but for what is halted."""
+    """Plan and publish all servers, and halt those that the ledger is not ready for."""
     if len(commit.decisions.servers) < WORTH:
         raise NotYetDone(f"with fewer than {WORTH} servers it saves no time")
     batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
@@ -207,9 +209,9 @@ def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: date
 
 
 class _StandbyTree:
-    """The tree of a host that does not act: whoever may be installed by it, or is offered what is not noted, is halted.
+    """The output tree of a standby, which halts servers that may be installed or have a boot that the ledger lacks.
 
-    Whoever goes on from it publishes them anew.
+    The checkpoint does not have the states of halted servers, so a standby that becomes active publishes them again.
     """
 
     def __init__(self, tree: Directory, store: Store, dated: datetime) -> None:
@@ -232,7 +234,7 @@ class _StandbyTree:
         at: datetime,  # noqa: ARG002 - another host's ledger may have it
         parts: PartFiles,
     ) -> Published:
-        """As the directory does, but for the date of files."""
+        """Publish as a `Directory`, with the date that no boot script has."""
         return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
 
     def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
@@ -244,7 +246,7 @@ class _StandbyTree:
     # As who notes what is offered
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
-        """Nothing; who is halted."""
+        """Write nothing, and return the servers to halt."""
         found = {
             name
             for name, state in states.items()
@@ -256,20 +258,20 @@ class _StandbyTree:
         return found
 
     def note_published(self) -> None:
-        """It was, by whoever acts."""
+        """Write nothing: the active instance did."""
 
     def _has_noted(self, offer: Offer) -> bool:
         known = evidence.offered(self._store, offer.plan)
         return known is not None and replace(offer, number=known.number) == known
 
     def _has_dated(self, each: Dated) -> bool:
-        """Whether it needs no date: a path with a token says by itself whose it is."""
+        """Return whether the ledger needs no date of a path: a token in the path names its boot."""
         return token_in(each.path) is not None and evidence.token_at(self._store, each.path) == each.plan
 
     # As what is gone on from
 
     def inventory(self) -> Inventory:
-        """What it holds; of who is halted something else than it does."""
+        """Return the inventory, with states of halted servers that never match."""
         held = self._tree.inventory()
         return replace(held, states={**held.states, **dict.fromkeys(self.halted, "")})
 
