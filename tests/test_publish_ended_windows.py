@@ -147,7 +147,7 @@ def test_the_date_of_a_file_is_a_second_after_the_version_that_it_replaces(here:
 
 
 def frozen() -> Callable[[], float]:
-    """A clock by which reading all states takes a second, so that they are read once in twenty."""
+    """A clock that goes a second at each look, so that reading all states takes one or more."""
     return map(float, count()).__next__
 
 
@@ -176,7 +176,7 @@ def test_the_time_of_the_next_end_is_known_and_then_one_server_is_read(
     assert not read, "nothing is due"
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
     assert [path for path in read if path.startswith("ops/servers")] == ["ops/servers/web01.json"]
-    assert not ends.is_due(OVER)
+    assert not ends.is_due(here.root, OVER)
 
 
 def test_windows_of_several_servers_end_one_after_the_other(tmp_path: Path) -> None:
@@ -212,6 +212,32 @@ def test_another_tree_in_its_place_is_noticed(here: Site) -> None:
     assert end_windows(here.root, ends, OVER) == (("web01",), None)
 
 
+def test_all_states_are_read_again_soon_if_one_was_replaced_and_rarely_otherwise(
+    here: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 0.0
+    ends = WindowEnds(lambda: now_s)
+
+    def slow(self: Disk, path: str) -> list[str]:
+        nonlocal now_s
+        now_s += 1
+        return names(self, path)
+
+    names = Disk.names
+    monkeypatch.setattr(Disk, "names", slow)
+    end_windows(here.root, ends, AFTER)
+    assert now_s == 1
+    now_s += 199
+    assert not ends.is_due(here.root, AFTER)
+    here.publish(planned(*ALWAYS, now=AFTER), commit="2", at=AFTER)
+    assert ends.is_due(here.root, AFTER), "20 times as long as reading took is over"
+    assert end_windows(here.root, ends, AFTER) == ((), None), "the window was cancelled"
+    now_s += 199.5
+    assert not ends.is_due(here.root, AFTER)
+    now_s += 0.5
+    assert ends.is_due(here.root, AFTER), "a change that shows in no time of the folder"
+
+
 @pytest.mark.parametrize("is_first", [True, False], ids=["all states are read", "one server is due after the other"])
 @pytest.mark.parametrize("is_third_server", [False, True], ids=["at the third file", "at the third server"])
 def test_a_failure_half_way_forgets_no_server_and_reads_no_other_state_again(
@@ -238,9 +264,9 @@ def test_a_failure_half_way_forgets_no_server_and_reads_no_other_state_again(
             end_windows(here.root, ends, OVER)
     touched = caught.value.servers
     assert touched == (("web01", "web02", "web03") if is_third_server else ("web01",))
-    assert ends.is_due(OVER)
+    assert ends.is_due(here.root, OVER)
     read = counted_reads(monkeypatch)
     assert end_windows(here.root, ends, OVER) == (("web01", "web02", "web03"), at("21T06:00"))
     assert [path for path in read if path.startswith("ops/servers")] == [f"ops/servers/{n}.json" for n in names[:3]]
-    assert not ends.is_due(OVER)
+    assert not ends.is_due(here.root, OVER)
     assert end_windows(here.root, ends, at("21T06:00")).servers == ("web04", "web05"), "each server once"

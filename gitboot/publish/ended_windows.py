@@ -26,7 +26,9 @@ from gitboot.render.state import PublishedServer, Turn, parse, server_of, state_
 _SERVERS: Final = "ops/servers"
 _IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window
 _FILE_MODE: Final = 0o666  # the bits of a folder's permissions that its files have, too
-_SHARE: Final = 20  # `WindowEnds` reads all states during at most one of so many seconds
+# `WindowEnds` reads all states during at most one of so many seconds.
+_IF_CHANGED: Final = 20
+_IF_UNCHANGED: Final = 200
 _A_SECOND_LATER: Final = datetime.fromtimestamp(0, UTC)  # dates a file one second after the version that it replaces
 
 
@@ -48,14 +50,15 @@ class WindowsNotEnded(PublishError):
 class WindowEnds:
     """When the windows of a published tree end, so that each can be ended at that time.
 
-    Reading all states of a large tree takes seconds, so gitboot reads them again only now and then. Between, it reads
-    only the states of servers whose window ends.
+    Reading all states of a large tree takes seconds, so gitboot reads them again only now and then: soon if another
+    process has replaced a state, which changes the time of their folder, and rarely otherwise. Between, it reads only
+    the states of servers whose window ends.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._ends: dict[str, datetime] = {}  # when a file of a server may have to be replaced next, by server
-        self._reads_all_from_s: float | None = None  # None: now
+        self._was_read: _Reading | None = None  # when all states were read last
         self._replaced: set[str] = set()  # servers with replaced files that `end` has not returned yet
 
     @property
@@ -63,9 +66,9 @@ class WindowEnds:
         """Return when the next known window ends."""
         return min(self._ends.values(), default=None)
 
-    def is_due(self, at: datetime) -> bool:
-        """Return whether `end` has anything to do at ``at``."""
-        return self._reads_all or any(end <= at for end in self._ends.values())
+    def is_due(self, root: Path, at: datetime) -> bool:
+        """Return whether `end` has anything to do at ``at`` in the tree at ``root``."""
+        return self._reads_all(root) or any(end <= at for end in self._ends.values())
 
     def end(self, disk: Disk, at: datetime, dated: datetime) -> EndedWindows:
         """Replace each file of a window that is over at ``at``. No other process may publish to the tree meanwhile.
@@ -76,7 +79,7 @@ class WindowEnds:
         stays as it is. New files are ``dated`` then, or one second after the version before if that is later.
         Raises `WindowsNotEnded`. Then the next call tries again, and reads only the states that are still due.
         """
-        began_s, reads_all = self._monotonic(), self._reads_all
+        began_s, version, reads_all = self._monotonic(), _version(disk.root), self._reads_all(disk.root)
         due = _server_names(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
         ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         contents: dict[str, dict[str, bytes | None]] = {}
@@ -100,14 +103,33 @@ class WindowEnds:
             self._ends = ends | {name: time for name, time in times.items() if time is not None}
             if reads_all:
                 now_s = self._monotonic()
-                self._reads_all_from_s = now_s + _SHARE * (now_s - began_s)
+                self._was_read = _Reading(version=version, ended_s=now_s, took_s=now_s - began_s)
         servers = tuple(sorted(self._replaced))
         self._replaced.clear()
         return EndedWindows(servers, self.next_end)
 
-    @property
-    def _reads_all(self) -> bool:
-        return self._reads_all_from_s is None or self._monotonic() >= self._reads_all_from_s
+    def _reads_all(self, root: Path) -> bool:
+        if (last := self._was_read) is None:
+            return True
+        pause = _IF_UNCHANGED if last.version == _version(root) else _IF_CHANGED
+        return self._monotonic() >= last.ended_s + pause * last.took_s
+
+
+class _Reading(NamedTuple):
+    """A time at which all states of a tree were read."""
+
+    version: tuple[int, ...] | None  # of the folder of states, before it was read
+    ended_s: float  # of the monotonic clock
+    took_s: float
+
+
+def _version(root: Path) -> tuple[int, ...] | None:
+    """Return what changes whenever a state is replaced, or another tree is put in place; None: there is no tree."""
+    try:
+        found = (root / _SERVERS).stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
 
 
 def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
@@ -117,7 +139,7 @@ def end_windows(root: Path, ends: WindowEnds, at: datetime) -> EndedWindows:
     """
     if not (root / BOOT).is_dir():
         return EndedWindows((), None)
-    if not ends.is_due(at):
+    if not ends.is_due(root, at):
         return EndedWindows((), ends.next_end)
     with closing(Disk(root, _modes(root))) as disk:
         if disk.lock(LOCK):
