@@ -210,6 +210,11 @@ ROWS: Final = (
     Row(name="first-pass", title="The first pass into an empty OUTPUT", measure=_measure_first_pass),
     Row(name="restart", title="A restart, nothing changed", measure=_measure_restart),
     Row(name="take-over", title="A standby takes over", measure=take_over.measure),
+    Row(
+        name="take-over-empty",
+        title="A standby takes over, full cache and empty OUTPUT",
+        measure=take_over.measure_empty,
+    ),
     Row(name="readme", title="A commit changes a README", measure=_measure_readme),
     Row(name="one-server", title="A commit changes one server", measure=_measure_one_server),
     Row(
