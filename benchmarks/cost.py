@@ -130,6 +130,11 @@ def resident_mib(pid: int) -> tuple[float, ...]:
     return _sorted(_status_mib(each, "VmRSS:") for each in (pid, *_descendants(pid)))
 
 
+def descriptors(pid: int) -> int:
+    """Return how many files a process and its descendants have open."""
+    return sum(len(os.listdir(f"/proc/{each}/fd")) for each in (pid, *_descendants(pid)))
+
+
 def _sorted(sizes_mib: Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted((each for each in sizes_mib if each), reverse=True))
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.cost import Cost, between, cost_so_far, last_words, measure_command, resident_mib
+from benchmarks.cost import Cost, between, cost_so_far, descriptors, last_words, measure_command, resident_mib
 from benchmarks.fleet import Fleet
 from benchmarks.gitboot_version import Gitboot
 from benchmarks.repository import Repository
@@ -95,6 +95,10 @@ class Instance:
         """Return the memory of each of its processes now."""
         return resident_mib(self.pid)
 
+    def descriptors(self) -> int:
+        """Return how many files its processes have open."""
+        return descriptors(self.pid)
+
     def wait_until_standby(self) -> None:
         """Wait until the instance reports that another one is active."""
         self.wait_until(lambda: any(each["reason"] == "StandingBy" for each in self.status().get("conditions", ())))
@@ -138,6 +142,11 @@ class Instance:
         assert not status["attempted"]["held"], status["attempted"]["held"]
         commit: str | None = status["applied"]["commit"] if status["plannedAt"] is not None else None
         return commit
+
+    def commit(self, edit: Edit) -> None:
+        """Make one commit, and wait until it is published."""
+        self._commits += 1
+        self.wait_until_published(self._repository.commit(edit(self._fleet, self._commits)))
 
     def measure_commits(self, edit: Edit, rounds: int) -> list[Cost]:
         """Return the cost of each commit. The wall time is from the commit in the repository to the last file."""

@@ -47,7 +47,15 @@ def _times(factor: float) -> str:
 
 def _memory(result: Result) -> str:
     """Return the memory of each process."""
-    sizes_mib = median(result.rounds).memory_mib
+    return _sizes(result.rounds)
+
+
+def _memory_beside(result: Result) -> str:
+    return _sizes(_first_beside(result))
+
+
+def _sizes(costs: Sequence[Cost]) -> str:
+    sizes_mib = median(costs).memory_mib
     if not sizes_mib:
         return ""
     each = " + ".join(f"{size:,.0f}" for size in sizes_mib[:_SHOWN_PROCESSES])
@@ -133,9 +141,9 @@ SECTIONS: Final = (
         title="Start",
         text=(
             "The first pass and a restart end when everything is published. A take-over ends when the standby serves "
-            "boot scripts of servers all over the fleet. Its wall time includes the lease."
+            "boot scripts of servers all over the fleet. Its wall time includes the lease, unless OUTPUT is empty."
         ),
-        rows=("first-pass", "restart", "take-over"),
+        rows=("first-pass", "restart", "take-over", "take-over-empty"),
         columns=(*_COSTS[:3], ("a server", _memory_per_server), *_COSTS[3:]),
         other=("CPU, wall", lambda result: f"{_seconds(_cpu(result))}, {_seconds(_wall(result))}"),
         plotted=_cpu,
@@ -148,6 +156,13 @@ SECTIONS: Final = (
         rows=("memory",),
         columns=(("memory", _memory), ("a server", _memory_per_server), ("largest, a server", _largest_per_server)),
         other=("largest, a server", _largest_per_server),
+    ),
+    _Section(
+        title="Memory after many commits",
+        text="Each commit changes one server. The instance rests before and after.",
+        rows=("many-commits",),
+        columns=(("before", _memory_beside), ("after", _memory), ("", lambda result: result.note)),
+        other=("after", _memory),
     ),
     _Section(
         title="Commands",

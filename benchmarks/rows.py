@@ -141,6 +141,24 @@ def _measure_memory(place: Place) -> Figure:
     return Figure(rounds=[Cost(cpu_s=0, wall_s=0, memory_mib=place.instance.resident_mib())])
 
 
+_COMMITS: Final = 1000
+
+
+def _measure_many_commits(place: Place) -> Figure:
+    """Compare the memory after a hundred commits, each of one server, with that after a thousand more."""
+    instance = place.instance
+    found = []
+    for commits in (_COMMITS // 10, _COMMITS):
+        for _ in range(commits):
+            instance.commit(edit_one_server)
+        instance.wait_until_idle()
+        cost = Cost(cpu_s=0, wall_s=0, memory_mib=instance.resident_mib())
+        found.append((cost, instance.descriptors()))
+    (before, open_before), (after, open_after) = found
+    note = f"{open_before} files are open before, {open_after} after"
+    return Figure(rounds=[after], beside={f"before these {_COMMITS:,} commits": [before]}, note=note)
+
+
 # Commands
 
 
@@ -224,6 +242,12 @@ ROWS: Final = (
         smallest=1000,
     ),
     Row(name="memory", title="An instance at rest", measure=_measure_memory),
+    Row(
+        name="many-commits",
+        title=f"An instance after {_COMMITS:,} commits",
+        measure=_measure_many_commits,
+        sizes=(1000,),
+    ),
     Row(name="validate", title="`gitboot validate`, no cache", measure=_measure_validate),
     Row(name="validate-again", title="`gitboot validate`, again", measure=_measure_validate_again),
     Row(name="diff", title="`gitboot diff`, one server changed", measure=_measure_diff),
