@@ -71,7 +71,7 @@ class Commit:
         )
 
     def named(self, names: Collection[str]) -> list[Machine]:
-        """Return the machines of the servers with these names, in the order of the names."""
+        """Return the machines of the servers with these names, sorted by name."""
         if len(names) * _FEW > len(self.machines):
             wanted = set(names)
             found = [each for each in self.machines.values() if each.name in wanted]

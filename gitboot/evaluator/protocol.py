@@ -81,7 +81,7 @@ class Question(msgspec.Struct, frozen=True):
     revision: str
     base: str | None
     allowance: Allowance
-    site: str | None = None  # of whose servers alone is said anything; None: of all
+    site: str | None = None  # the answer has only its servers; None: all servers
     stores_results: bool = False  # whether the instance has a cache
 
 
