@@ -1,4 +1,4 @@
-"""The evaluator process. It reads questions from standard input, and writes answers to standard output."""
+"""The evaluator process, which reads questions from standard input and writes answers to standard output."""
 
 from __future__ import annotations
 
