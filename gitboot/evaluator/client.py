@@ -334,7 +334,7 @@ class _Assembly:
 
     def commit(self, revision: Revision, result: protocol.CommitEnd) -> Commit:
         base, gone = self._base, result.gone
-        shared = _without_servers(result.fleetwide) if result.fleetwide is not None else base
+        shared = commit_without_servers(result.fleetwide, revision) if result.fleetwide is not None else base
         if shared is None:
             raise ValueError("a commit without a base lacks its fleet-wide part")
         before = base or shared
@@ -388,30 +388,30 @@ class _Assembly:
             raise ValueError("a new server is missing from the servers")
 
 
-def _without_servers(said: protocol.FleetPart) -> Commit:
-    """A commit with what is said besides the servers."""
+def commit_without_servers(part: protocol.FleetPart, revision: Revision) -> Commit:
+    """Return a commit that has only its fleet-wide part."""
     decisions = Decisions(
-        revision="",
-        base_url=said.base_url,
-        outputs=frozenset(said.outputs),
-        evidence=said.evidence,
+        revision=revision,
+        base_url=part.base_url,
+        outputs=frozenset(part.outputs),
+        evidence=part.evidence,
         servers={},
         networks={},
-        sites=said.sites,
-        unknown=said.unknown,
-        unknown_not_found=said.unknown_not_found,
-        warnings=said.warnings,
-        dated=said.dated,
+        sites=part.sites,
+        unknown=part.unknown,
+        unknown_not_found=part.unknown_not_found,
+        warnings=part.warnings,
+        dated=part.dated,
     )
     return Commit(
-        revision=Revision(""),
-        fleet=said.fleet,
+        revision=revision,
+        fleet=part.fleet,
         decisions=decisions,
         machines={},
         sites={},
         labels={},
-        opt_outs=said.opt_outs,
-        minimum_versions=said.minimum_versions,
-        site=said.site,
-        shown=said.shown,
+        opt_outs=part.opt_outs,
+        minimum_versions=part.minimum_versions,
+        site=part.site,
+        shown=part.shown,
     )

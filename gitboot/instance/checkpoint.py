@@ -25,6 +25,7 @@ from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
+from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
@@ -42,7 +43,6 @@ from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.schedule import ServerState
-from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.written import Written
@@ -428,32 +428,16 @@ def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
         return chunks.rows(manifest.tables[name], decode)
 
     small = _decode(chunks.chunk(manifest.standing))
-    said = small.said
-    commit = Commit(
-        revision=small.revision,
-        fleet=said.fleet,
-        decisions=Decisions(
-            revision=small.revision,
-            base_url=said.base_url,
-            outputs=frozenset(said.outputs),
-            evidence=said.evidence,
-            servers=table("decisions", _decisions),
-            networks=table("networks", _networks),
-            sites=said.sites,
-            unknown=said.unknown,
-            unknown_not_found=said.unknown_not_found,
-            warnings=said.warnings,
-            dated=said.dated,
-        ),
+    fleetwide = commit_without_servers(small.said, small.revision)
+    servers, networks = table("decisions", _decisions), table("networks", _networks)
+    commit = replace(
+        fleetwide,
+        decisions=replace(fleetwide.decisions, servers=servers, networks=networks),
         machines=table("machines", _machines),
         sites=table("sites", _texts),
         labels=table("labels", _labels),
-        opt_outs=said.opt_outs,
-        minimum_versions=said.minimum_versions,
-        site=said.site,
         written=table("written", _written),
         locations=SourceLocations(servers=table("locations", _locations), shared=table("documents", _documents)),
-        shown=said.shown,
     )
     return _Read(
         small=small,
