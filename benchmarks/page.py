@@ -73,7 +73,7 @@ def _largest_per_server(result: Result) -> str:
 
 
 def _beside(result: Result) -> str:
-    """Return the processor time of what is compared, and how many times as much gitboot takes."""
+    """Return the processor time of the other program, and how many times as much gitboot takes."""
     cpu_s = median(result.rounds).cpu_s
     floors_s = [median(costs).cpu_s for costs in result.beside.values()]
     return "; ".join(f"{_seconds(each)} ({_times(cpu_s / each)})" if each else "0" for each in floors_s)
@@ -104,7 +104,7 @@ class _Section:
     other: _Column  # of each other version
     plotted: Callable[[Result], float] | None = None
     y_title: str = ""
-    floors: bool = False  # whether the plot has what is compared
+    floors: bool = False  # whether the plot has lines of the other programs
 
 
 def _cpu(result: Result) -> float:
@@ -330,7 +330,7 @@ def _of_other(run: Run, section: _Section, result: Result, version: str) -> str:
 
 
 def _legend(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the names of what is beside the rows."""
+    """Yield the names of the programs in the column "beside it"."""
     titles: dict[str, dict[str, None]] = {}  # by names, in the order of the rows
     for result in results:
         if result.beside:

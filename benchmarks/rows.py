@@ -49,7 +49,7 @@ def _measure_first_pass(place: Place) -> Figure:
 
 
 class _Made(NamedTuple):
-    """What is below a folder."""
+    """The files and folders below a folder."""
 
     files: int  # a file with several names counts once
     folders: int
@@ -135,7 +135,7 @@ def _replace_files(place: Place, files: int) -> list[Cost]:
 
 
 def _measure_memory(place: Place) -> Figure:
-    """The instance rests after commits."""
+    """The memory of an instance that has no work after commits."""
     place.instance.measure_commits(edit_readme, 1)
     place.instance.wait_until_idle()
     return Figure(rounds=[Cost(cpu_s=0, wall_s=0, memory_mib=place.instance.resident_mib())])

@@ -1,4 +1,4 @@
-"""How late a maintenance window ends at each kind of copy: `python -m benchmarks.window_ends`.
+"""The delay of the end of a maintenance window at each kind of copy: `python -m benchmarks.window_ends`.
 
 Each run starts an instance with copies of its OUTPUT, opens a window of some seconds, and fetches the boot script of a
 server from every copy until the script no longer boots the maintenance. `dead` kills the instance inside the window.
@@ -64,11 +64,11 @@ def main() -> int:
 
 
 class _Measured(Exception):
-    """The end of an instance that is not told to end."""
+    """Raised to end an instance without a signal."""
 
 
 def measure(folder: Path, asks: bool, lives: bool, opens_s: int, watch_s: int) -> dict[str, float | None]:
-    """Return how many seconds after its end a window is over at each copy; None: not while it was watched."""
+    """Return how many seconds after its end a window is over at each copy. None: it was not over in time."""
     found: dict[str, float | None] = {}
     with ExitStack() as stack, suppress(_Measured):
         site = Copies(folder, stack)
@@ -228,7 +228,7 @@ def _of_web(base: str) -> Fetch:
 
 
 def _asking(fetch: Fetch, endpoint: str) -> Fetch:
-    """Return what boots from a copy: what the endpoint answers if the script of the copy asks."""
+    """Return a function that fetches a script from a copy, or from the endpoint if the copy's script asks there."""
 
     def asked() -> str:
         script = fetch()

@@ -1,4 +1,4 @@
-"""The evaluator as a process: what it may take, what its death means, and that it ends with who started it."""
+"""The evaluator process: its limits, its failures, and its end with the process that started it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -130,6 +130,29 @@ def evaluate(evaluation: Evaluation, revision: Revision, base: Commit | None = N
     return found
 
 
+def kill_evaluators() -> None:
+    for process in evaluators(os.getpid()):
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(process, signal.SIGKILL)
+
+
+@contextmanager
+def started(child: Child) -> Iterator[Child]:
+    """Yield a process, and kill it at the end of the block."""
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.put_away()
+
+
+def child_of(process: subprocess.Popen[Any]) -> int:
+    """Wait for the only child of a process, and return its PID."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (child,) = eventually(lambda: children.read_text().split())
+    return int(child)
+
+
 # One commit after the other
 
 
@@ -150,14 +173,11 @@ def test_a_commit_is_told_and_the_next_by_what_it_changes(
 
 def test_an_answer_is_not_waited_for_and_comes_with_a_call(source: Source, state: Path) -> None:
     called: list[None] = []
-    evaluation = Evaluation(state)
-    evaluation.on_answer = lambda: called.append(None)
-    try:
+    with closing(Evaluation(state)) as evaluation:
+        evaluation.on_answer = lambda: called.append(None)
         assert evaluation.evaluate(newest(source), None) is None
         eventually(lambda: called)
         assert evaluate(evaluation, newest(source)).commit.revision == newest(source)
-    finally:
-        evaluation.close()
 
 
 def test_a_commit_that_was_dropped_leaves_nothing_behind(
@@ -207,11 +227,8 @@ def stored(evaluation: Evaluation, cache: StoredResults, commit: Commit) -> None
 
 def evaluated_anew(state: Path, revision: Revision, cache: StoredResults) -> Commit:
     """A commit, evaluated by another process with the same cache."""
-    evaluation = Evaluation(state, waits=True, cache=cache)
-    try:
+    with closing(Evaluation(state, waits=True, cache=cache)) as evaluation:
         return evaluate(evaluation, revision).commit
-    finally:
-        evaluation.close()
 
 
 def test_the_next_process_looks_up_the_results_of_an_accepted_commit(
@@ -335,14 +352,10 @@ def test_what_a_process_finds_after_a_rejected_commit_is_not_stored(
 
 
 def test_a_process_that_does_not_read_is_given_up(state: Path) -> None:
-    child = Child("tests.deaf")
-    try:
+    with started(Child("tests.deaf")) as child:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
             child.send(protocol.Known({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
-    finally:
-        child.kill()
-        child.put_away()
 
 
 def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
@@ -352,13 +365,9 @@ def test_a_base_has_limits_of_its_own_if_the_process_does_not_hold_it(
     repository.push({"web02.yaml": server("web02", "role: web")})
     second = newest(source)
     repository.push({"web03.yaml": server("web03", "role: web")})
-    child = Child("gitboot.evaluator", str(state))
-    try:
+    with started(Child("gitboot.evaluator", str(state))) as child:
         assert begun_commits(child, first, second) == 2
         assert begun_commits(child, second, newest(source)) == 1
-    finally:
-        child.kill()
-        child.put_away()
 
 
 def begun_commits(process: Child, base: Revision, revision: Revision) -> int:
@@ -420,44 +429,34 @@ def test_a_clone_that_cannot_be_read_is_told_as_that(source: Source, state: Path
 def test_a_commit_that_takes_too_much_time_is_refused_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    evaluation = Evaluation(state, allowance=Allowance(seconds=1), waits=True)
-    try:
+    with closing(Evaluation(state, allowance=Allowance(seconds=1), waits=True)) as evaluation:
         repository.push(more_than_a_second())
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
         repository.push(dict.fromkeys(more_than_a_second(), ""))
         assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
-    finally:
-        evaluation.close()
 
 
 def test_a_commit_that_takes_too_much_memory_is_refused_and_the_next_is_not(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    evaluation = Evaluation(state, allowance=Allowance(mebibytes=8), waits=True)
-    try:
+    with closing(Evaluation(state, allowance=Allowance(mebibytes=8), waits=True)) as evaluation:
         repository.push({"many.yaml": many()})
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
         repository.push({"many.yaml": ""})
         assert len(evaluate(evaluation, newest(source)).commit.decisions.servers) == 1
-    finally:
-        evaluation.close()
 
 
 def test_a_commit_is_not_waited_for_without_end(repository: Repository, source: Source, state: Path) -> None:
-    evaluation = Evaluation(state, allowance=Allowance(seconds=1), waits=True)
-    try:
+    with closing(Evaluation(state, allowance=Allowance(seconds=1), waits=True)) as evaluation:
         evaluate(evaluation, newest(source))
         (process,) = evaluators(os.getpid())
         os.kill(process, signal.SIGSTOP)  # as a disk that hangs would
         repository.push({"web02.yaml": server("web02", "role: web")})
         assert codes(evaluation, newest(source)) == [Code.LIMITS]
-    finally:
-        evaluation.close()
 
 
 def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, source: Source, state: Path) -> None:
-    evaluation = Evaluation(state)
-    try:
+    with closing(Evaluation(state)) as evaluation:
         repository.push({"many.yaml": many(FEW)})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
@@ -470,23 +469,18 @@ def test_an_evaluator_that_was_killed_is_asked_again(repository: Repository, sou
         revision = newest(source)
         found = eventually(lambda: evaluation.evaluate(revision, base))
         assert (found.changes.before, found.changes.after) == (FEW + 1, 3)
-    finally:
-        evaluation.close()
     assert evaluators(os.getpid()) == []
 
 
 def test_a_commit_over_which_evaluators_are_killed_is_refused(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    evaluation = Evaluation(state)
-    try:
+    with closing(Evaluation(state)) as evaluation:
         repository.push({"many.yaml": many()})
         revision = newest(source)
 
         def refused() -> tuple[str, ...] | None:
-            for process in evaluators(os.getpid()):
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(process, signal.SIGKILL)
+            kill_evaluators()
             try:
                 evaluation.evaluate(revision, None)
             except InvalidRepository as error:
@@ -494,23 +488,18 @@ def test_a_commit_over_which_evaluators_are_killed_is_refused(
             return None
 
         assert eventually(refused) == (Code.LIMITS,)
-    finally:
-        evaluation.close()
 
 
 def test_a_library_that_aborts_for_want_of_memory_is_a_limit(
     repository: Repository, source: Source, state: Path
 ) -> None:
-    evaluation = Evaluation(state)
-    try:
+    with closing(Evaluation(state)) as evaluation:
         repository.push({"many.yaml": many()})
         revision = newest(source)
         assert evaluation.evaluate(revision, None) is None
         os.kill(eventually(lambda: evaluators(os.getpid()))[0], signal.SIGABRT)
         with pytest.raises(InvalidRepository, match="more memory"):
             eventually(lambda: evaluation.evaluate(revision, None))
-    finally:
-        evaluation.close()
 
 
 # With an instance around it
@@ -531,9 +520,7 @@ def test_finding_c6_a_commit_whose_evaluation_does_not_end_is_evaluated_again(
             return parts.reconciler.status.accepted == revision
 
         def not_evaluated(at: datetime, again: str) -> Condition | None:
-            for process in evaluators(os.getpid()):
-                with suppress(ProcessLookupError):  # it has just ended
-                    os.kill(process, signal.SIGKILL)
+            kill_evaluators()
             found = commit_accepted(at)
             return found if found.reason == "NotEvaluated" and f"again at {again}" in found.message else None
 
@@ -676,9 +663,7 @@ def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Rep
     repository.push({"many.yaml": many(6000)})
     command = [sys.executable, "-m", "gitboot", "validate", str(repository.bare)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        (child,) = eventually(lambda: children.read_text().split())
-        os.kill(int(child), signal.SIGABRT)
+        os.kill(child_of(process), signal.SIGABRT)
         _, said = process.communicate()
     assert (process.returncode, Code.LIMITS in said, "more memory" in said) == (3, True, True)
 
@@ -686,8 +671,7 @@ def test_a_command_whose_child_aborts_for_want_of_memory_says_so(repository: Rep
 def test_a_command_that_is_told_to_end_ends_with_its_child(repository: Repository) -> None:
     repository.push({"many.yaml": many(6000)})
     process = subprocess.Popen([sys.executable, "-m", "gitboot", "validate", str(repository.bare)])
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    (child,) = eventually(lambda: children.read_text().split())
+    child = child_of(process)
     process.terminate()
     assert process.wait(120) == -signal.SIGTERM
-    assert not alive(int(child))
+    assert not alive(child)

@@ -145,6 +145,15 @@ def key_of(documents: dict[str, str], files: dict[str, str]) -> bytes:
     return decision_keys(repository(*documents.values(), files=files), ["web01"])["web01"]
 
 
+def key_after_edit(part: str, old: str, new: str) -> bytes:
+    """Return the key after one text was replaced in a document or in a file."""
+    documents, files = dict(DOCUMENTS), dict(TEMPLATE)
+    edited = documents if part in documents else files
+    assert old in edited[part]
+    edited[part] = edited[part].replace(old, new)
+    return key_of(documents, files)
+
+
 @pytest.mark.parametrize(
     ("part", "old", "new"),
     [
@@ -183,12 +192,8 @@ def key_of(documents: dict[str, str], files: dict[str, str]) -> bytes:
         ("t", "Hello", "Goodbye"),
     ],
 )
-def test_a_key_changes_with_what_the_decision_is_made_of(part: str, old: str, new: str) -> None:
-    documents, files = dict(DOCUMENTS), dict(TEMPLATE)
-    of = documents if part in documents else files
-    assert old in of[part]
-    of[part] = of[part].replace(old, new)
-    assert key_of(documents, files) != key_of(DOCUMENTS, TEMPLATE)
+def test_a_key_changes_with_each_input_of_the_decision(part: str, old: str, new: str) -> None:
+    assert key_after_edit(part, old, new) != key_of(DOCUMENTS, TEMPLATE)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +215,8 @@ def test_a_key_changes_with_what_the_decision_is_made_of(part: str, old: str, ne
         ("README", "", "Read me"),
     ],
 )
-def test_a_key_stays_if_nothing_that_the_decision_is_made_of_changes(part: str, old: str, new: str) -> None:
-    documents, files = dict(DOCUMENTS), dict(TEMPLATE)
-    of = documents if part in documents else files
-    assert old in of[part]
-    of[part] = of[part].replace(old, new)
-    assert key_of(documents, files) == key_of(DOCUMENTS, TEMPLATE)
+def test_a_key_stays_if_no_input_of_the_decision_changes(part: str, old: str, new: str) -> None:
+    assert key_after_edit(part, old, new) == key_of(DOCUMENTS, TEMPLATE)
 
 
 @pytest.mark.parametrize("field", ["baseURL: 'http://boot.test'", "endpoint: 'http://end.test'"])

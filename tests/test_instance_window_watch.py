@@ -69,6 +69,16 @@ def publish(folder: Path, repository: Repository, now: datetime) -> None:
     (folder / "state" / CACHE).unlink(missing_ok=True)
 
 
+def publish_two_commits(folder: Path, repository: Repository) -> None:
+    """Let an instance publish two commits, and end. Its checkpoint has the first one."""
+    with in_process(folder, repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
+        for text in (None, "one"):
+            if text is not None:
+                repository.push({"README.md": text})
+            parts.source.fetch()
+            parts.reconciler.reconcile(OPEN, fetched=Fetched(), wait=True)
+
+
 @pytest.fixture
 def left(tmp_path: Path, repository: Repository) -> Path:
     """The folder of an instance that has published an open window, and has ended."""
@@ -197,12 +207,7 @@ def test_an_instance_that_goes_on_from_a_checkpoint_publishes_the_servers_whose_
 ) -> None:
     """The commit that it accepted last is newer than the checkpoint, and its evaluation is held back."""
     monkeypatch.setattr(checkpoint, "WORTH", 0)
-    with in_process(tmp_path, repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
-        for text in (None, "one"):
-            if text is not None:
-                repository.push({"README.md": text})
-            parts.source.fetch()
-            parts.reconciler.reconcile(OPEN, fetched=Fetched(), wait=True)
+    publish_two_commits(tmp_path, repository)
     with monkeypatch.context() as patch:
         patch.setattr(Here, "evaluate", held_back)
         with in_process(tmp_path, repository.bare, clock=lambda: OPEN) as parts:
@@ -314,12 +319,7 @@ def test_servers_with_replaced_files_are_published_though_a_later_file_could_not
 ) -> None:
     """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
     monkeypatch.setattr(checkpoint, "WORTH", 0)
-    with in_process(tmp_path, repository.bare, initial="fresh", clock=lambda: OPEN) as parts:
-        for text in (None, "one"):
-            if text is not None:
-                repository.push({"README.md": text})
-            parts.source.fetch()
-            parts.reconciler.reconcile(OPEN, fetched=Fetched(), wait=True)
+    publish_two_commits(tmp_path, repository)
     place = Disk.place
 
     def full(self: Disk, path: str) -> None:

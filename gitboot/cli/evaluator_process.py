@@ -45,7 +45,7 @@ class _Settings:
 
     workers: int | None = None  # None: one for each processor
     cache: Cache | None = None  # None: with --no-cache
-    begun: Begun | None = None  # sets the limits for a commit of so many files; None: there are none, as in tests
+    begun: Begun | None = None  # is called with the number of files, and sets the limits; None: no limits (in tests)
 
 
 _settings = _Settings()
@@ -191,7 +191,7 @@ def _accompany(child: int, channel: socket.socket, opens: Callable[[], DiskCache
     code = _wait(child)
     if serving is not None:
         with suppress(OSError):
-            channel.shutdown(socket.SHUT_RDWR)  # what the child has sent can still be read; nobody can send more
+            channel.shutdown(socket.SHUT_RDWR)  # the thread reads the messages that have arrived, and then ends
         serving.join()
     if code in _EXCEEDED:
         from gitboot.evaluator.protocol import exceeded

@@ -253,29 +253,28 @@ def allowance_settings(command: Command) -> Command:
 
 
 def _allowance(command: Command, cls: type[click.Option]) -> Command:
-    seconds = click.option(
+    def limit(name: str, unit: str, most: int, text: str) -> Callable[[Command], Command]:
+        envvar = "GITBOOT_" + name.removeprefix("--").replace("-", "_").upper()
+        whole_numbers = click.IntRange(min=1, max=most)  # of seconds, too: the kernel does not count parts of a second
+        return click.option(name, cls=cls, type=whole_numbers, metavar=unit, envvar=envvar, help=text)
+
+    seconds = limit(
         "--commit-seconds",
-        cls=cls,
-        type=click.IntRange(min=1, max=LONGEST_S),  # the kernel counts whole seconds
-        metavar="SECONDS",
-        envvar="GITBOOT_COMMIT_SECONDS",
-        help="Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
+        "SECONDS",
+        LONGEST_S,
+        "Whole seconds of processor time for evaluating one commit. Default: 60, and 6 for each 1,000 files.",
     )
-    memory = click.option(
+    memory = limit(
         "--commit-memory",
-        cls=cls,
-        type=click.IntRange(min=1, max=MOST_MEMORY_MIB),
-        metavar="MIB",
-        envvar="GITBOOT_COMMIT_MEMORY",
-        help="MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
+        "MIB",
+        MOST_MEMORY_MIB,
+        "MiB of memory for evaluating one commit. Default: 1,024 MiB, and 64 for each 1,000 files.",
     )
-    workers = click.option(
+    workers = limit(
         "--commit-workers",
-        cls=cls,
-        type=click.IntRange(min=1, max=64),
-        metavar="NUMBER",
-        envvar="GITBOOT_COMMIT_WORKERS",
-        help="Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
+        "NUMBER",
+        64,
+        "Processes that evaluate a commit if all of its files must be read and there are at least 500. Default: "
         "one for each processor, at most 8.",
     )
     return seconds(memory(workers(command)))

@@ -1,7 +1,7 @@
-"""Evaluate commits in a process of its own, by content keys.
+"""Evaluate commits in a separate process, by content keys.
 
-`client` starts the process and assembles its answers, which `protocol` defines. In the process, `process` answers,
-`evaluation` evaluates a commit with `content_keys`, `workers` divides the work, and `commit_report` tells what differs
-from the base. `cache` encodes results, and `remote_cache` looks them up in a process that has the cache open.
-`evaluation_result` is what an instance knows of a commit.
+`client` starts the process and assembles its answers, which `protocol` defines. In the process, `process` answers
+questions, `evaluation` evaluates a commit with `content_keys`, `workers` divides the work, and `commit_report` yields
+the differences from the base. `cache` encodes results, and `remote_cache` looks them up in another process, which has
+the cache open. `evaluation_result` has the values that an instance gets of a commit.
 """

@@ -1,4 +1,4 @@
-"""Results of an evaluation as bytes: the values of its cache, and what its workers send."""
+"""Results of an evaluation as bytes, which the cache stores and workers send."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from gitboot.resolve.hosts import Host
 
 V = TypeVar("V")
 
-RECENT: Final = 8192  # decoded values in memory: a commit looks at each server several times
+RECENT: Final = 8192  # decoded values in memory: an evaluation reads each server several times
 
 
 class FindingRow(msgspec.Struct, frozen=True, array_like=True):
-    """A `DecisionFinding`, with both kinds of place in fields of their own."""
+    """A `DecisionFinding` with separate fields for both kinds of place."""
 
     code: Code
     message: str
@@ -59,7 +59,7 @@ def encode_decided(decided: DecidedServer) -> bytes:
 
 
 def decoded_row(data: bytes) -> DecidedRow | None:
-    """Return the row, or None if the bytes are none."""
+    """Return the row, or None if the bytes are not a row."""
     try:
         row: DecidedRow = _row(data)
     except (msgspec.MsgspecError, ValueError):
@@ -82,7 +82,7 @@ def encode_servers(resources: Sequence[tuple[int, Any]]) -> bytes:
 
 
 def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
-    """Return a file's Server documents with their indexes, or None if the bytes are none."""
+    """Return a file's Server documents with their indexes, or None if the bytes are not such documents."""
     try:
         servers: list[tuple[int, Server]] = _servers(data)
     except (msgspec.MsgspecError, ValueError):
@@ -91,7 +91,7 @@ def decoded_servers(data: bytes) -> list[tuple[int, Server]] | None:
 
 
 def is_result(kind: protocol.ResultKind, data: bytes) -> bool:
-    """Return whether the bytes are a value of a kind that an evaluation finds: it decodes, and is of one server."""
+    """Return whether the bytes are a valid result of an evaluation: they decode, and all parts name one server."""
     if kind is protocol.ResultKind.PARSED:
         return decoded_servers(data) is not None
     if kind is not protocol.ResultKind.DECIDED or (row := decoded_row(data)) is None:

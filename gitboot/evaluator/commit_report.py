@@ -1,4 +1,4 @@
-"""A commit as an instance hears of it: of what its base says too, nothing is said again."""
+"""The report of a commit for an instance that has the base: only the parts that differ."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _BATCH: Final = 256  # servers a frame
 
 
 def told(difference: CommitPair, site: str | None = None) -> Iterator[Answer]:
-    """The frames that tell a commit to whoever knows its base; with a ``site`` as if there were its servers alone.
+    """Yield the frames that report a commit to an instance that has the base.
 
-    A server that comes from another site comes without a word of its being new: so nobody takes it for one that was
-    never installed. A site that the Fleet does not have has no servers.
+    With a ``site``, the frames are those of a fleet that has only the servers of the site. A server that comes from
+    another site is not reported as new, because it may be installed already. An unknown site has no servers.
     """
     servers = _servers(difference, site)
     while batch := tuple(islice(servers, _BATCH)):
@@ -41,7 +41,7 @@ def told(difference: CommitPair, site: str | None = None) -> Iterator[Answer]:
 
 
 def _no_site(commit: Evaluation, site: str) -> Problem | None:
-    """That the Fleet has no such site, if so."""
+    """Return a problem if the Fleet does not have this site."""
     repository = commit.decided.repository
     fleet = repository.fleet.spec
     names = [each.name for each in fleet.sites]
@@ -54,7 +54,7 @@ def _no_site(commit: Evaluation, site: str) -> Problem | None:
 
 
 def _here(commit: Evaluation, names: Iterable[str], site: str | None) -> Mapping[str, Server]:
-    """The servers of these names that a commit has at a site; None: at any."""
+    """Return the servers with these names that a commit has at a site. None: at any site."""
     repository = commit.decided.repository
     servers = {name: repository.servers[name] for name in names if name in repository.servers}
     if site is None:
@@ -94,7 +94,7 @@ def _has_page(commit: Evaluation) -> bool:
 
 
 def _server(base: Evaluation | None, head: Evaluation, name: str) -> ServerPart | None:
-    """What is another of one server, if anything."""
+    """Return the parts of a server that differ from the base, or None if all are equal."""
     server, row = head.repository.servers[name], head.rows[name]
     described, labels = machine(head.repository, server), server.metadata.labels
     if base is None:
@@ -143,7 +143,7 @@ class _Moved(NamedTuple):
 
     servers: dict[str, ServerLocation]
     shared: dict[str, DocumentLocation]
-    gone: tuple[str, ...]  # of those that servers may share
+    gone: tuple[str, ...]  # documents that servers may share, and that the commit does not have any more
 
 
 def _moved(difference: CommitPair, come: Collection[str], site: str | None) -> _Moved:
@@ -167,9 +167,9 @@ def _moved(difference: CommitPair, come: Collection[str], site: str | None) -> _
 
 
 def _moves(difference: CommitPair, old: Mapping[str, Server], here: Collection[SystemUuid]) -> Moves:
-    """What became of machines that the base has elsewhere than at the site of ``old``."""
+    """Return the moves of machines that the base has at other sites. ``old`` are the base's servers at this site."""
     base, head = difference.base, difference.head
-    assert base is not None  # noqa: S101 - who knows nothing is told all
+    assert base is not None  # noqa: S101 - without a base, the report has all servers and no moves
     before = _here(base, difference.servers, None)
     elsewhere = {each.uuid: each for name, each in before.items() if name not in old}
     after = _here(head, difference.servers, None)
@@ -196,7 +196,7 @@ def _sites(commit: Evaluation, servers: Mapping[str, Server]) -> dict[str, str]:
 
 
 def _fleetwide(difference: CommitPair, site: str | None) -> FleetPart | None:
-    """What is said besides the servers; None where that is what the base says."""
+    """Return the part of the report that is not about servers, or None if the base has the same part."""
     said = _fleetwide_of(difference.head, site)
     if difference.base is None:
         return said

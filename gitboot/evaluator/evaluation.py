@@ -1,7 +1,8 @@
-"""Evaluate commits: look up each result by the content that it is made of, and work out what is not known yet.
+"""Evaluate commits: look up each result by a key of its inputs, and compute the results that have no entry yet.
 
-Nothing here tracks what changed. A file's documents are known by the file's blob, a server's decision by its content
-key (`gitboot.evaluator.content_keys`). The checks across servers look at all of them, each time.
+The key of a file's documents is the blob id of the file. The key of a server's decision is its content key
+(`gitboot.evaluator.content_keys`). The checks across servers run on all servers at each commit. This module does not
+track changes.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ class Evaluation:
         return self.loaded.repository
 
     def results(self, kind: ResultKind) -> Mapping[bytes, LoadedFile | DecidedRow]:
-        """Return what a cache may keep of the commit, by key."""
+        """Return the results of the commit that a cache may store, by key."""
         if kind is ResultKind.PARSED:
             return {each.blob.encode(): each for each in self.loaded.files.values() if each.has_only_servers}
         return dict(zip(self.keys.values(), self.rows.values(), strict=True))
 
     def is_made_of(self, other: Evaluation) -> bool:
-        """Return whether this evaluation took over everything of another one."""
+        """Return whether this evaluation has the same files and decisions as another one."""
         return self.keys is other.keys and self.repository.origins is other.repository.origins
 
     @cached_property
@@ -80,7 +81,7 @@ class Evaluation:
 
     @cached_property
     def group_sizes(self) -> Mapping[tuple[str, str], int]:
-        """How many servers have each value of the labels that group servers."""
+        """The number of servers for each value of the labels that group servers."""
         labels = [server.metadata.labels for server in self.repository.servers.values()]
         return Counter((key, each[key]) for key in GROUPING for each in labels if key in each)
 
@@ -94,7 +95,7 @@ class CommitPair:
 
     @cached_property
     def servers(self) -> Collection[str]:
-        """The servers of either commit whose content keys or places differ: everything else about a server is equal."""
+        """The servers of either commit whose content keys or places differ. All other servers are equal."""
         base, head = self.base, self.head
         if base is None:
             return head.keys.keys()
@@ -147,7 +148,7 @@ class CommitPair:
 
 
 class Evaluator:
-    """Evaluates commits, and holds the last two: they are where the next evaluation looks first."""
+    """Evaluates commits. The last two stay in memory, where the next evaluation looks for results first."""
 
     def __init__(
         self,
@@ -158,12 +159,12 @@ class Evaluator:
         workers: Forks | None = None,
     ) -> None:
         self._snapshots = snapshots
-        self.results = results  # None: nothing is known
-        self.workers = workers or Forks()  # for commits of which most is unknown
+        self.results = results  # of earlier evaluations; None: there is no cache
+        self.workers = workers or Forks()  # for commits with many unknown results
         self._begun = begun  # is called with the number of files of a commit before gitboot reads them
-        self._held: tuple[Evaluation, ...] = ()  # the base, and what was evaluated last
+        self._held: tuple[Evaluation, ...] = ()  # the base, and the commit that was evaluated last
         self._stored: dict[ResultKind, set[bytes]] = {kind: set() for kind in EVALUATED}  # keys that the cache has
-        self._complete: Evaluation | None = None  # whose results are all among these
+        self._complete: Evaluation | None = None  # the cache has all of its results
 
     def evaluate(self, revision: Revision, base: Revision | None) -> CommitPair:
         """Evaluate a commit beside ``base``.
@@ -180,9 +181,9 @@ class Evaluator:
         return any(each.revision == revision for each in self._held)
 
     def unstored(self, number: int) -> Iterator[tuple[ResultKind, dict[bytes, bytes]]]:
-        """Yield what the cache lacks of the last two commits, so many results at a time, each once.
+        """Yield the results of the last two commits that the cache lacks, at most ``number`` at a time.
 
-        The results count as stored from then on.
+        The results count as stored from then on, so the next call does not yield them.
         """
         evaluations = self._held
         if self._complete is not None and all(each.is_made_of(self._complete) for each in evaluations):
@@ -210,7 +211,7 @@ class Evaluator:
 
 
 class _Evaluating:
-    """One commit while gitboot evaluates it. ``beside`` is another one, whose results are in memory."""
+    """The evaluation of one commit. ``beside`` is another commit, whose results are in memory."""
 
     def __init__(
         self,
@@ -235,7 +236,10 @@ class _Evaluating:
         return Evaluation(loaded=found, keys=self._keys, rows=self._rows, decided=decided)
 
     def _parsed(self, paths: Sequence[str]) -> ParseCache:
-        """Return what files say that the other commit does not have, as far as it is known or workers find it."""
+        """Return the documents of new files, if the cache has them or workers parse them.
+
+        A file is new if the commit in memory does not have it. `load_revision` parses the files that are left out.
+        """
         known = self._beside.loaded.files if self._beside is not None else {}
         blobs = self._snapshot.blobs
         unknown = {blobs[path]: path for path in paths if path not in known or known[path].blob != blobs[path]}
@@ -258,7 +262,7 @@ class _Evaluating:
         return decide_all(repository, self._servers, placed)
 
     def _servers(self, one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
-        """Return what is decided for each server: known by its key, or worked out now."""
+        """Return the decision of each server, from memory, from the cache, or decided now."""
         keys, beside = self._keys, self._beside
         known: dict[bytes, DecidedRow] = {}
         if beside is not None:
@@ -281,7 +285,7 @@ class _Evaluating:
 
 
 def _at(loaded: Loaded, known: Evaluation) -> Evaluation:
-    """Return an evaluation of a commit in which no file that the fleet reads differs."""
+    """Return the evaluation of a commit whose fleet files are those of a known commit."""
     decided = known.decided
     decisions = replace(decided.decisions, revision=loaded.snapshot.revision)
     decided = replace(decided, repository=loaded.repository, decisions=decisions)

@@ -1,4 +1,4 @@
-"""The evaluator's process: it answers questions from standard input on standard output until that ends."""
+"""The evaluator process, which reads questions from standard input and writes answers to standard output."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def main(state: str, parent: str) -> None:
 
     evaluator = Evaluator(counted, begun=answering.begun, results=RemoteCache(asked, answers))
     while (frame := read_frame(asked)) is not None:
-        gc.disable()  # nearly all that is made stays
+        gc.disable()  # nearly all new objects stay in memory
         question = protocol.question(frame)
         if _answer(evaluator, question, answering):
             lift()
         reader.close()
         gc.collect(_YOUNG)
-        gc.freeze()  # it is not looked at again and again
+        gc.freeze()  # later collections skip the objects that stay
 
 
 def _answers(evaluator: Evaluator, pair: CommitPair, question: protocol.Question) -> Iterator[protocol.Answer]:
-    """Yield what tells a commit, with the results that the cache lacks before the end."""
+    """Yield the report of a commit. Before its end, yield the results that the cache lacks."""
     for answer in told(pair, question.site):
         if isinstance(answer, protocol.CommitEnd) and question.stores_results:
             for kind, values in evaluator.unstored(protocol.MAX_KEYS):
@@ -55,12 +55,12 @@ def _answers(evaluator: Evaluator, pair: CommitPair, question: protocol.Question
         yield answer
 
 
-_FILES: Final = 1000  # between two words on how many were read
-_YOUNG: Final = 1  # what was made before is frozen
+_FILES: Final = 1000  # between two progress reports
+_YOUNG: Final = 1  # the youngest generations; older objects are frozen
 
 
 class _Answering:
-    """Answers to one question after the other, and the limits that each is answered in."""
+    """Sends the answers to each question, and sets the limits of each evaluation."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -68,27 +68,27 @@ class _Answering:
         self._allowance = Allowance()
 
     def begin(self, allowance: Allowance) -> None:
-        """Count what a commit takes from now on."""
+        """Start the limits of a commit anew."""
         self._spent, self._allowance = Spent.now(), allowance
         self._allowance.bound(self._spent, 0)
         self.send(protocol.Begun(None))
 
     def begun(self, files: int) -> None:
-        """Give the commit what so many files may take, and report them."""
+        """Set the limits of a commit with so many files, and report the number."""
         self._allowance.bound(self._spent, files)
         self.send(protocol.Begun(files))
 
     def count(self, files: int) -> None:
-        """So many files were read by others."""
+        """Report progress, if workers have read another 1,000 files."""
         if files // _FILES > (files - BATCH) // _FILES:
             self.send(protocol.Counted(files))
 
     def counting(self, read: Callable[[BlobId], bytes]) -> Callable[[BlobId], bytes]:
-        """What reads a file, and says after each so many how many there were."""
+        """Return a function that reads a file like ``read``, and reports progress every 1,000 files."""
         numbers, us = count(1), os.getpid()
 
         def reading(blob: BlobId) -> bytes:
-            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers have no word here
+            if (number := next(numbers)) % _FILES == 0 and os.getpid() == us:  # workers must not write here
                 self.send(protocol.Counted(number))
             return read(blob)
 
@@ -99,12 +99,12 @@ class _Answering:
 
 
 def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answering) -> bool:
-    """Answer one question, and say whether the commit holds together; where that cannot be, this process ends."""
+    """Answer one question, and return whether the commit is valid. End this process if it has too little memory."""
     base = Revision(question.base) if question.base is not None else None
     try:
         evaluator.workers = Forks(number=question.allowance.workers or processors(), seen=answering.count)
         if base is not None and not evaluator.holds(base):
-            answering.begin(question.allowance)  # what the base takes is no fault of the commit
+            answering.begin(question.allowance)  # the base has limits of its own
             evaluator.evaluate(base, None)
         answering.begin(question.allowance)
         pair = evaluator.evaluate(Revision(question.revision), base)
@@ -118,8 +118,8 @@ def _answer(evaluator: Evaluator, question: protocol.Question, answering: _Answe
         if lacks_memory(error):
             os._exit(OUT_OF_MEMORY)
         answering.send(protocol.Unreadable(str(error), isinstance(error, CorruptClone)))
-    except (MemoryError, SystemError):  # so end extension modules that are refused memory and do not say so
-        os._exit(OUT_OF_MEMORY)  # what was half made is not trusted
+    except (MemoryError, SystemError):  # some extension modules raise SystemError if they get no memory
+        os._exit(OUT_OF_MEMORY)  # half-made values are not trusted
     except BrokenPipeError:
-        os._exit(0)  # whoever asked is gone
+        os._exit(0)  # the instance has ended
     return False

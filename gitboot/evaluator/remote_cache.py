@@ -1,4 +1,4 @@
-"""A cache that another process has open: the process that evaluates commits looks results up there.
+"""Lookups of the evaluator process in a cache that another process has open.
 
 Both ends exchange `protocol.Wanted`, `protocol.Known` and `protocol.NewResults`.
 """
@@ -19,15 +19,15 @@ from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
 from gitboot.frames import read_frame, write_frame
 
 MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
-MAX_MESSAGE_BYTES: Final = 2**27  # that `serve_cache` reads: a value that the cache stores fits
-_BATCH_BYTES: Final = 2**24  # of new results in one message, and one value more
+MAX_MESSAGE_BYTES: Final = 2**27  # of a message that `serve_cache` reads; the largest value of the cache fits
+_BATCH_BYTES: Final = 2**24  # of new results in one message; the last value may exceed this
 
 
 class Results(Protocol):
     """Results of earlier evaluations, by kind and key."""
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
-        """Return the values of those keys that are known."""
+        """Return the known values by key."""
 
 
 class Cache(Results, Protocol):
@@ -42,7 +42,7 @@ class RemoteCache:
 
     def __init__(self, incoming: IO[bytes], outgoing: IO[bytes]) -> None:
         self._incoming, self._outgoing = incoming, outgoing
-        self._is_lost = False  # the other process is gone, or an error has left a part of a frame in a stream
+        self._is_lost = False  # whether the other process has ended, or an error has left a part of a frame in a stream
 
     def get_many(self, kind: ResultKind, keys: Collection[bytes]) -> Mapping[bytes, bytes]:
         found: dict[bytes, bytes] = {}
@@ -64,14 +64,14 @@ class RemoteCache:
 
     @contextmanager
     def _exchange(self) -> Iterator[None]:
-        self._is_lost = True  # whatever ends the block early
+        self._is_lost = True  # until the block ends without an error
         with suppress(OSError, EOFError):
             yield
             self._is_lost = False
 
 
 def _batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
-    """Yield the results that one message may have. Values that the cache does not store are left out."""
+    """Yield the results of one message after the other, without values that are too large for the cache."""
     batch, size = dict[bytes, bytes](), 0
     for key, value in rows.items():
         if len(value) > MAX_VALUE_BYTES:
@@ -96,8 +96,8 @@ def serve_cache(
 ) -> None:
     """Answer the lookups of a `RemoteCache` and insert its results, until its process ends or sends a wrong frame.
 
-    Another message is wrong, and so are too many keys, keys that are too long, and a value that ``is_result`` rejects.
-    Nothing of a wrong frame is inserted.
+    A frame is wrong if it has another message, too many keys, a key that is too long, or a value that ``is_result``
+    rejects. The results of a wrong frame are not inserted.
     """
     with suppress(OSError, ValueError, RecursionError, msgspec.MsgspecError):
         while (frame := read_frame(incoming, MAX_MESSAGE_BYTES)) is not None:

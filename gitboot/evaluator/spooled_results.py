@@ -1,4 +1,4 @@
-"""Results of one evaluation on disk, until the instance has accepted its commit or not."""
+"""Results of one evaluation on disk, until the instance has accepted or rejected the commit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BYTES: Final = 2**29  # of one evaluation; the rest is not stored
 
 
 class SpooledResults:
-    """Results in a file without a name, so that they go with this process at the latest."""
+    """Results in a temporary file without a name, which the system deletes when this process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,7 +28,7 @@ class SpooledResults:
         self._is_full = False
 
     def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
-        """Append results. If the disk does not take them, or there are too many, the rest is left out."""
+        """Append results. After an error of the disk or more than MAX_BYTES, ignore all further results."""
         if self._is_full:
             return
         try:
@@ -42,7 +42,7 @@ class SpooledResults:
             self._is_full = True
 
     def store(self, cache: DiskCache, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Insert the results that are values of their kind into a cache, until ``is_over``, and close the file."""
+        """Insert the valid results into a cache, and close the file. Stop early if ``is_over`` returns True."""
         if (file := self._file) is None:
             return
         with file, suppress(OSError, msgspec.MsgspecError):

@@ -1,8 +1,8 @@
-"""Several processes for what is done file by file and server by server: the same as one alone would find, sooner.
+"""Worker processes that parse files and decide servers at the same time.
 
-Each is a fork of the evaluator, which has one thread, and ends with it. It is held to what the commit may still take of
-the processor, and to its share of the memory. One that ends early says nothing: what it was to do is done here, within
-the evaluator's own limits. So how many there are changes no answer, whatever a commit does to them.
+Each worker is a fork of the evaluator process, which has one thread, and ends with that process. A worker may use the
+rest of the commit's processor time, and its share of the memory. If a worker ends early, the evaluator process does
+the rest of its work within its own limits. So the number of workers and their failures do not change an answer.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from gitboot.resolve.decide import DecidedServer
 T = TypeVar("T")
 
 MOST: Final = 8
-_WORTH: Final = 500  # files, or servers: fewer are done before another process has begun
-BATCH: Final = 64  # of them between two words of a worker
+_WORTH: Final = 500  # files or servers; fewer take less time than the start of a process
+BATCH: Final = 64  # files or servers in one message of a worker
 _PIECE: Final = 2**20  # bytes
 
 
 def processors() -> int:
-    """How many workers there are unless somebody says how many."""
+    """Return the default number of workers."""
     return min(len(os.sched_getaffinity(0)), MOST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forks:
-    """So many processes; ``seen`` is told how many files were read so far."""
+    """``number`` worker processes. ``seen`` is called with the number of files that they have read so far."""
 
     number: int = 1
     seen: Callable[[int], None] = lambda _: None
@@ -70,11 +70,11 @@ class Forks:
     def _shared(
         self, items: Sequence[T], work: Callable[[T], bytes | None], count: Callable[[int], None] = lambda _: None
     ) -> list[bytes | None]:
-        """What ``work`` says of each; None: it is for this process to do."""
+        """Return the result of ``work`` for each item. None: this process has to do it."""
         if self.number < 2 or len(items) < _WORTH or threading.active_count() > 1:
             return [None] * len(items)
         found: list[bytes | None] = [None] * len(items)
-        work(items[0])  # what is made at the first need is made once, before there are others
+        work(items[0])  # fills what is created at first use, so that each worker gets a copy
         limits = share_of_limits(self.number)
         workers = [_begin(limits, items[number :: self.number], work) for number in range(self.number)]
         try:
@@ -89,15 +89,15 @@ class Forks:
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
-    """A process that works, and where it says what it has found."""
+    """A worker process, and the pipe on which it sends its results."""
 
     process: int
     pipe: int
 
     def end(self) -> float:
-        """End it; what it had of the processor, in seconds."""
+        """End the worker, and return its processor time in seconds."""
         os.close(self.pipe)
-        os.kill(self.process, signal.SIGKILL)  # where this one does not hear it to its end
+        os.kill(self.process, signal.SIGKILL)  # after an error, the worker may still run
         _, _, usage = os.wait4(self.process, 0)
         return usage.ru_utime + usage.ru_stime
 
@@ -114,7 +114,7 @@ def _begin(limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes 
 def _work(
     parent: int, limits: ProcessLimits, items: Sequence[T], work: Callable[[T], bytes | None], writing: int
 ) -> NoReturn:
-    """Be a worker: whatever goes wrong is for the parent to find out."""
+    """Do the work of a worker. On any error, end: the parent does the rest."""
     with suppress(BaseException):
         end_with(parent)
         limits.hold()
@@ -123,11 +123,11 @@ def _work(
             rest = memoryview(framed(encode((first, batch))))
             while rest:
                 rest = rest[os.write(writing, rest) :]
-    os._exit(0)  # what the parent had not yet written is the parent's
+    os._exit(0)  # without flushing buffers that the parent has, too
 
 
 def _heard(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
-    """What workers say until all have ended: the number of the worker, from which of its items on, and what."""
+    """Yield results until all workers have ended: the worker's number, the index of its first item, the results."""
     poll, buffers = select.poll(), {pipe: Buffer() for pipe in pipes}
     numbers = {pipe: number for number, pipe in enumerate(pipes)}
     for pipe in pipes:

@@ -260,7 +260,7 @@ class Accepting:
         return self._without_withheld(resumed) if resumed.accepted is not None else before
 
     def has_asked(self, attempt: Attempt, knowledge: Knowledge, at: datetime) -> bool:
-        """Ask what the newest commit says, if nobody has; say whether that is still being evaluated."""
+        """Start the evaluation of the newest commit if needed, and return whether it is still running."""
         try:
             latest = self._source.latest()
             if latest is None or attempt.attempted in (None, latest):

@@ -120,7 +120,7 @@ class Outside:
     keys: TokenKeys = NO_KEYS  # by which tokens are published
     trust: Authority = NOBODY_SIGNS
     artifacts: ArtifactWatch | None = None  # who looks at them; None: nobody does
-    checkpoint: Checkpoint | None = None  # None: the instance keeps none
+    checkpoint: Checkpoint | None = None  # None: the instance writes no checkpoint, and starts without one
     resumes: bool = False  # whether it continues from the checkpoint
 
 

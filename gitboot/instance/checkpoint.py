@@ -1,7 +1,7 @@
-"""Where an instance stood, stored in the cache so that the next start plans and publishes only what differs.
+"""The checkpoint of an instance: its plans and its publication, from which the next start continues.
 
 A checkpoint only saves time. At a start, gitboot compares its commit and its records with the ledger, and its files
-with the manifest of the tree. gitboot plans or publishes each server again that differs.
+with the manifest of the tree. Then gitboot plans and publishes only the servers that differ.
 
 A chunk is a cache entry with rows of one table. Its key is its digest, so gitboot writes only chunks that changed. The
 manifest of a checkpoint is a cache entry with the keys of its chunks. The key of the manifest has the identity of the
@@ -25,6 +25,7 @@ from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
+from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
@@ -42,7 +43,6 @@ from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.schedule import ServerState
-from gitboot.resolve import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.written import Written
@@ -50,10 +50,10 @@ from gitboot.stoppage import Halt
 
 T = TypeVar("T")
 
-WORTH: Final = 500  # servers; gitboot plans fewer sooner than it reads a checkpoint
-_SHARE: Final = 8  # after one server in so many was planned again, the next start needs a new checkpoint
+WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
+_SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
 _INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
-_ROOM: Final = 4  # a checkpoint takes at most one part in so many of the cache
+_ROOM: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
 
 _CHUNK_ROWS: Final = 256  # of a chunk on average
 _MAX_CHUNK_ROWS: Final = 1024
@@ -81,7 +81,7 @@ class _KeptPlans(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _KeptState(msgspec.Struct, frozen=True, array_like=True):
-    """A `ServerState`, but for what the commit says of the server."""
+    """A `ServerState` without the parts that the commit has."""
 
     record: Record | None
     absent: tuple[BootFile, ...]
@@ -92,7 +92,7 @@ class _KeptState(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _KeptStanding(msgspec.Struct, frozen=True, array_like=True):
-    """Everything that does not grow with the fleet."""
+    """The part of a checkpoint whose size does not depend on the number of servers."""
 
     at: datetime | None  # when the tree was brought up to date last
     terms: bytes
@@ -115,11 +115,11 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Known(NamedTuple):
-    """What plans were made by besides the commit, as bytes that gitboot only compares."""
+    """The inputs of the plans besides the commit, as bytes that gitboot only compares."""
 
     unseen: frozenset[SystemUuid]
     records: Mapping[SystemUuid, bytes]
-    done: Mapping[SystemUuid, bytes]  # at BMCs: overrides, and switches of power
+    done: Mapping[SystemUuid, bytes]  # changes at BMCs: overrides and power switches
 
 
 class _Read(NamedTuple):
@@ -137,10 +137,10 @@ class ResumableTree(Protocol):
     """A tree in which another process may have published before."""
 
     def inventory(self) -> Inventory:
-        """Return what the tree has."""
+        """Return the states and files of the tree."""
 
     def resume(self, before: Inventory) -> frozenset[str] | None:
-        """Take over what is there, and return the servers whose files may differ. None: publish everything."""
+        """Take over the files of the tree, and return the servers whose files may differ. None: publish everything."""
 
 
 class Checkpoint:
@@ -161,7 +161,10 @@ class Checkpoint:
         self._stored_at: datetime | None = None
 
     def resume(self, fresh: Standing) -> Standing:
-        """Return where an instance continues that has only read its ledger: ``fresh`` if there is no checkpoint."""
+        """Return the standing from which a starting instance continues.
+
+        ``fresh`` is the standing by the ledger alone. It is returned if there is no usable checkpoint.
+        """
         if not fresh.knowledge.is_trusted:
             return fresh
         kept = self._read(_key_of(fresh.knowledge, fresh.keys, self._site))
@@ -183,7 +186,7 @@ class Checkpoint:
             self._patrol.start()
         return replace(
             fresh,
-            # Of no commit by name: so what is known of those that differ is looked through again.
+            # `settled` names no commit, so the next pass checks the records of servers that differ again.
             knowledge=replace(
                 fresh.knowledge,
                 settled="",
@@ -198,7 +201,7 @@ class Checkpoint:
     def store(self, standing: Standing, planned: int, at: datetime) -> None:
         """Write a checkpoint if it saves the next start enough time, or if the cache has lost the last checkpoint.
 
-        ``planned`` is how many servers this pass planned. After the first call, the patrol begins.
+        ``planned`` is the number of servers that this pass planned. The first call starts the patrol.
         """
         if self._patrol is not None:
             self._patrol.release()
@@ -249,7 +252,7 @@ class _Chunks:
 
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self.are_too_many = False  # for the cache; only another process tries again
+        self.are_too_many = False  # for the cache; then this process writes no further checkpoint
 
     def manifest(self, key: bytes) -> _Manifest | None:
         value = self._cache.get_many(_MANIFEST, [key]).get(key)
@@ -265,7 +268,7 @@ class _Chunks:
         return self._cache.get_many(_CHUNK, [key])[key]
 
     def rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
-        """Return the rows of a table. Raises KeyError if a chunk is not there."""
+        """Return the rows of a table. Raises KeyError if a chunk is missing."""
         found: dict[Any, Any] = {}
         for batch in _batches(keys, _BATCH):
             chunks = self._cache.get_many(_CHUNK, batch)
@@ -337,7 +340,7 @@ def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _is_whole(standing: Standing) -> bool:
-    """Whether all that is known is planned."""
+    """Return whether everything that the instance knows is planned."""
     return standing.knowledge.is_trusted and not standing.unplanned and standing.unwritable is None
 
 
@@ -366,7 +369,7 @@ def _differing(then: _Known, now: _Known) -> frozenset[SystemUuid]:
 
 
 def _others(commit: Commit, knowledge: Knowledge) -> frozenset[SystemUuid]:
-    """The machines that are others in the ledger than in a commit, which may be older than its accepted one."""
+    """Return the machines that differ between the ledger and a commit, which may be older than the accepted one."""
     if commit.revision == knowledge.facts.accepted:
         return frozenset()
     here, book = commit.machines, knowledge.machines
@@ -397,7 +400,7 @@ def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _Kept
 
 
 def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Rows]:
-    """Return everything that grows with the fleet."""
+    """Return the tables, whose size grows with the fleet."""
     plans, knowledge, decisions = standing.plans, standing.knowledge, commit.decisions
     return {
         "decisions": ((name, each.digested()) for name, each in decisions.servers.items()),
@@ -419,38 +422,22 @@ def _tables(standing: Standing, commit: Commit, tree: Inventory) -> dict[str, Ro
 
 
 def _read(chunks: _Chunks, manifest: _Manifest) -> _Read:
-    """Return what `_kept_standing` and `_tables` returned. Raises KeyError, ValueError and DecodeError."""
+    """Read a checkpoint from its chunks. Raises KeyError, ValueError and DecodeError."""
 
     def table(name: str, decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
         return chunks.rows(manifest.tables[name], decode)
 
     small = _decode(chunks.chunk(manifest.standing))
-    said = small.said
-    commit = Commit(
-        revision=small.revision,
-        fleet=said.fleet,
-        decisions=Decisions(
-            revision=small.revision,
-            base_url=said.base_url,
-            outputs=frozenset(said.outputs),
-            evidence=said.evidence,
-            servers=table("decisions", _decisions),
-            networks=table("networks", _networks),
-            sites=said.sites,
-            unknown=said.unknown,
-            unknown_not_found=said.unknown_not_found,
-            warnings=said.warnings,
-            dated=said.dated,
-        ),
+    fleetwide = commit_without_servers(small.said, small.revision)
+    servers, networks = table("decisions", _decisions), table("networks", _networks)
+    commit = replace(
+        fleetwide,
+        decisions=replace(fleetwide.decisions, servers=servers, networks=networks),
         machines=table("machines", _machines),
         sites=table("sites", _texts),
         labels=table("labels", _labels),
-        opt_outs=said.opt_outs,
-        minimum_versions=said.minimum_versions,
-        site=said.site,
         written=table("written", _written),
         locations=SourceLocations(servers=table("locations", _locations), shared=table("documents", _documents)),
-        shown=said.shown,
     )
     return _Read(
         small=small,

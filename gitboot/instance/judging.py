@@ -36,10 +36,10 @@ Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits o
 
 
 class Evaluating(Protocol):
-    """What says what a commit says; see `gitboot.evaluator.client`."""
+    """An evaluator of commits, such as `gitboot.evaluator.client.Evaluation`."""
 
     def evaluate(self, revision: Revision, base: Commit | None) -> Evaluated | None:
-        """What ``revision`` says beside ``base``; None while it is still being evaluated: ask again."""
+        """Return the evaluation of ``revision`` beside ``base``. None: it has not ended yet, so call again."""
 
     def keep(self, revision: Revision) -> None:
         """Store the results of a commit that was accepted."""

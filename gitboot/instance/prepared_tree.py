@@ -54,10 +54,10 @@ class StandbyPlace:
 
     output: Path
     state: Path
-    spool: Path | None = None  # None: no fetch reaches it
-    site: str | None = None  # for whose servers; None: for all
-    looks: bool = True  # whether it looks at artifacts
-    output_group: str | None = None  # who may read OUTPUT besides this user
+    spool: Path | None = None  # None: the standby gets no fetches
+    site: str | None = None  # the tree has only its servers; None: all servers
+    looks: bool = True  # whether the standby checks artifacts
+    output_group: str | None = None  # the group that may read OUTPUT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +162,7 @@ def _evaluated(
             raise NotYetDone(f"the accepted commit {revision[:12]} is not fetched yet ({error})") from None
         evaluation.keep(revision)
         evaluation.wait_until_stored()
-    assert evaluated is not None  # noqa: S101 - it was waited for
+    assert evaluated is not None  # noqa: S101 - with `waits`, `evaluate` returns a result
     return evaluated.commit
 
 
@@ -176,7 +176,7 @@ def _known(store: Store, place: StandbyPlace, owner: str | None) -> Knowledge:
         spool=place.spool,
         site=place.site,
     )
-    return replace(known(store), sightings={} if place.looks else None)  # the other instance saw what the ledger has
+    return replace(known(store), sightings={} if place.looks else None)  # the ledger has sightings of the other host
 
 
 def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: datetime) -> Standing:
@@ -187,7 +187,7 @@ def _brought_near(before: Standing, commit: Commit, tree: _StandbyTree, at: date
     learnt = learn(before.knowledge, batch, at).knowledge
     if learnt.settled is None or not learnt.is_trusted or not goes_by(learnt, commit):
         raise NotYetDone("nobody knows what is installed, or another ledger is named: nothing is planned")
-    knowledge = replace(learnt, records=before.knowledge.records)  # what is new of them is for the ledger to know first
+    knowledge = replace(learnt, records=before.knowledge.records)  # the ledger must have new records first
     stop = stop_of(knowledge, commit, knowledge.facts.orders)
     changed = changed_by(before.plans.commit, commit) | commit.called(before.unplanned)
     plans, different = replanned(before.plans, commit, knowledge, changed, at, stop, before.keys)
@@ -218,7 +218,7 @@ class _StandbyTree:
         self._tree, self._store, self._dated = tree, store, dated
         self.halted = set[str]()
 
-    # As what is published to
+    # Methods for publishing
 
     @property
     def is_as_left(self) -> bool:
@@ -231,10 +231,10 @@ class _StandbyTree:
         *,
         complete: bool,
         commit: str,
-        at: datetime,  # noqa: ARG002 - another host's ledger may have it
+        at: datetime,  # noqa: ARG002 - another host may have dated a boot script with it
         parts: PartFiles,
     ) -> Published:
-        """Publish as a `Directory`, with the date that no boot script has."""
+        """Publish like `Directory.publish`, with a date that no boot script has."""
         return self._tree.publish(servers, shared, complete=complete, commit=commit, at=self._dated, parts=parts)
 
     def dated(self, path: str, file: File, at: datetime) -> int:  # noqa: ARG002 - likewise
@@ -243,7 +243,7 @@ class _StandbyTree:
     def holds(self, files: Files) -> bool:
         return self._tree.holds(files)
 
-    # As who notes what is offered
+    # Methods for storing what is offered
 
     def note(self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[Dated]]) -> Collection[str]:
         """Write nothing, and return the servers to halt."""
@@ -265,10 +265,10 @@ class _StandbyTree:
         return known is not None and replace(offer, number=known.number) == known
 
     def _has_dated(self, each: Dated) -> bool:
-        """Return whether the ledger needs no date of a path: a token in the path names its boot."""
+        """Return whether a path needs no date in the ledger, because a token in the path names its boot."""
         return token_in(each.path) is not None and evidence.token_at(self._store, each.path) == each.plan
 
-    # As what is gone on from
+    # Methods for the checkpoint
 
     def inventory(self) -> Inventory:
         """Return the inventory, with states of halted servers that never match."""

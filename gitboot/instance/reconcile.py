@@ -60,7 +60,7 @@ from gitboot.timekeeping import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 _QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states
-_MOST_UNWRITTEN: Final = 1000  # events that are kept in memory for the ledger
+_MOST_UNWRITTEN: Final = 1000  # events in memory that the ledger does not have yet
 
 
 def _nobody(*_: object) -> None: ...
@@ -68,7 +68,7 @@ def _nobody(*_: object) -> None: ...
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlet:
-    """Whom a reconcile tells what has happened, where the instance stands then, and how long that took."""
+    """The receivers of a pass's events, status, times and progress."""
 
     tell: Callable[[Event], None] = _nobody
     report: Callable[[Status, datetime], None] = _nobody
@@ -79,10 +79,10 @@ class Outlet:
 
 
 class Reconciler:
-    """One instance; `reconcile` brings all of it up to an instant.
+    """One instance, which each call of `reconcile` brings up to an instant.
 
-    It never fails for a bad commit, a lost source, a full disk or a BMC: each is a condition, and the last accepted
-    commit goes on being planned, so that windows end while Git is down.
+    `reconcile` never raises because of a bad commit, a lost source, a full disk or a BMC. It reports each of them as a
+    condition, and goes on with the last accepted commit, so that windows end while Git is down.
     """
 
     def __init__(
@@ -104,17 +104,17 @@ class Reconciler:
         self._planning = outlet.listener.of(Work.PLAN)
         self._windows = WindowWatch(target.end_windows)
         self._clock = outlet.clock
-        self._waits_since: datetime | None = None  # for the first plan to be published; None: it was
+        self._waits_since: datetime | None = None  # since when the first publication is missing; None: it is done
         self._leave_stalled = outlet.stalled
-        self._unwritten: list[Event] = []  # that the ledger does not have, for it could not be written
-        self._started: Standing | None = None  # as the start left it, while it goes on from that without the ledger
+        self._unwritten: list[Event] = []  # events that the ledger does not have, because a write failed
+        self._started: Standing | None = None  # the standing of the start, while the ledger cannot be written
 
     @property
     def status(self) -> Status:
-        """Where this instance stands, at a glance."""
+        """A summary of the instance."""
         return self.standing.status()
 
-    @uncollected()  # what a pass makes stays, or goes by itself
+    @uncollected()  # objects of a pass stay in memory, or go without the collector
     def reconcile(
         self,
         at: datetime,
@@ -127,12 +127,12 @@ class Reconciler:
         died: tuple[ThreadFailure, ...] = (),
         wait: bool = False,
     ) -> datetime | None:
-        """Do it once, at ``at``; return when it is due again by the clock. Repeating it changes nothing.
+        """Run one pass at ``at``, and return when the next pass is due. A second call at ``at`` changes nothing.
 
-        ``fetched`` is how the last fetch of the source went, ``serving`` how the endpoints fare, ``telling`` how the
-        forge does, ``unsent`` why a notice did not arrive, ``keeping`` how the clock is kept, ``died`` the threads that
-        died. With ``wait`` what comes of the jobs at BMCs is learned before it ends. A ledger that cannot be written
-        keeps no window open: what was known before is planned.
+        ``fetched`` is the result of the last fetch of the source, ``serving`` the state of the endpoints, ``telling``
+        that of the forge, ``unsent`` why a notice did not arrive, ``keeping`` the quality of the clock, and ``died``
+        the threads that died. With ``wait``, the pass waits for the jobs at BMCs. If the ledger cannot be written, the
+        pass plans by what the instance knew before, so that windows end in time.
         """
         lap = self.laps.start(Stage.TAKE_IN)
         time = self._time_from(at)
@@ -154,7 +154,7 @@ class Reconciler:
                 current = _started_anew(before, self._started) if self._started is not None else before
                 current, taken = taken_in(read_back(current, self._store), self._store, self._inbox, at)
                 lap(Stage.TAKE_IN)
-                # After a start it is not known yet what is held: an approval waits until it is.
+                # After a start, an approval waits until the instance has found again which commit a guard holds.
                 is_judged = current.attempt.attempted is not None and not current.attempt.is_preliminary
                 waiting = {BEGIN} if is_judged else {BEGIN, APPROVE}
                 wanted = tuple(each for each in taken.requests if each.what not in waiting)
@@ -176,10 +176,10 @@ class Reconciler:
                 self._inbox.forget(heard)
             attempt = replace(attempt, is_log_unread=self._inbox.unread is not None)
             if attempt.stands == current.attempt.stands and not attempt.is_log_unread:
-                attempt = replace(attempt, read=attempt.stands)  # what was fetched until it stood is learned now
+                attempt = replace(attempt, read=attempt.stands)  # all fetches before the publication are learned now
             now = self._after(current, self._accepting.adopt(attempt), heard, (asked, learnt), at)
             self._started = None
-        except LedgerError as error:  # nothing of it counts, and what has come in waits
+        except LedgerError as error:  # discard this attempt; what came in waits for the next pass
             now = self._resumed(replace(before, unwritable=str(error)), at)
         now = replace(now, knowledge=replace(now.knowledge, claims=self._inbox.claims))
         lap(Stage.WRITE)
@@ -204,7 +204,7 @@ class Reconciler:
             lap(Stage.ASK)
             now = self._waited(now, at) if wait else now
         now = self._windows_ended(now, at, waits=not wait)
-        # A commit is judged by the records once it is learned what was fetched before files changed.
+        # gitboot judges a commit by the records after it has learned the fetches from before the files changed.
         may_judge = now.attempt.awaits_records and _progress(now.attempt) != _progress(before.attempt)
         due = self._reported(now, at)
         if self._checkpoint is not None:
@@ -215,7 +215,7 @@ class Reconciler:
         return at if is_judged_next or may_judge else due
 
     def retry_targets(self) -> None:
-        """Let each target try now what failed before; from any thread."""
+        """Let each target retry now after a failure. Any thread may call this."""
         self._target.retry_now()
 
     def _resumed(self, now: Standing, at: datetime) -> Standing:
@@ -224,29 +224,29 @@ class Reconciler:
             return now
         attempt = self._accepting.resume(now.attempt, now.knowledge, at)
         if attempt.accepted is None:
-            return now  # it is being evaluated, or is not there
+            return now  # its evaluation has not ended, or the clone lacks the commit
         self._started = now
-        # Of no commit by name: the records of its servers were settled before the start.
+        # `settled` names no commit, because the records of its servers were settled before the start.
         return replace(now, attempt=attempt, knowledge=replace(now.knowledge, settled=""))
 
     def report_stalled(self, stage: Stage, seconds: float, at: datetime) -> None:
-        """Report a stage that hangs, from another thread; the next reconcile that ends takes that back."""
+        """Report a stage that hangs. Another thread calls this. The next pass that ends withdraws the report."""
         message = (
             f"the stage {stage} has made no progress for {seconds:.0f} s: nothing is planned, published or set until "
             "it ends; endpoints open and end the windows that they know"
         )
         event = Event(at=at, type="StageHangs", message=message, facts={"stage": str(stage)}, warning=True)
         self._unwritten.append(event)
-        self._tell(event)  # before the condition: its disk may be what hangs
+        self._tell(event)  # before the condition, which is written to a disk that may hang
         hint = remedy("Reconciling", "StageHangs", {})
         self._leave_stalled(
             Condition(type="Reconciling", status=False, reason="StageHangs", message=message, since=at, remedy=hint)
         )
 
     def has_asked(self, fetched: Fetched | None, at: datetime) -> bool:
-        """Whether the commit that has just come is being evaluated, and until that ends there is nothing to say.
+        """Start to evaluate a new commit, and return whether a pass has nothing to report until the evaluation ends.
 
-        How it was ``fetched`` is news where that failed before.
+        A pass reports ``fetched`` if the result of the last fetch was another one.
         """
         before = self.standing
         if fetched is None or fetched != before.fetched or before.attempt.trouble is not None:
@@ -254,7 +254,7 @@ class Reconciler:
         return self._accepting.has_asked(before.attempt, before.knowledge, at)
 
     def _collect(self, *, wait_all: bool) -> None:
-        """Take in what came of jobs at BMCs since the last time, or with ``wait_all`` of all of them."""
+        """Store the results of jobs at BMCs that have ended. With ``wait_all``, wait for all jobs first."""
         results = self._bmcs.finished(wait_all=wait_all)
         for result in results.values():
             if result.took_s is not None:
@@ -264,7 +264,7 @@ class Reconciler:
     def _batch(
         self, before: Standing, attempt: Attempt, heard: Intake, events: tuple[Event, ...], at: datetime
     ) -> Batch:
-        """What there is to learn, once it is known which commit goes on."""
+        """Return the input of `learn` for the commit that the instance goes on with."""
         accepted, knowledge = attempt.accepted, before.knowledge
         if accepted is None:
             return Batch(events=events)
@@ -317,7 +317,7 @@ class Reconciler:
     def _after(
         self, before: Standing, attempt: Attempt, heard: Intake, learnt: tuple[Learnt, ...], at: datetime
     ) -> Standing:
-        """Where the instance stands once what was learnt is written down."""
+        """Return the standing after the ledger has what was learnt."""
         for event in folded(event for each in learnt for event in each.news.events):
             self._tell(event)
         knowledge, judged = learnt[-1].knowledge, learnt[-1].judged
@@ -331,7 +331,7 @@ class Reconciler:
         )
 
     def _waited(self, before: Standing, at: datetime) -> Standing:
-        """Learn what comes of the jobs that were begun; it is planned the next time."""
+        """Wait for the jobs at BMCs and learn their results. The next pass plans by them."""
         self._collect(wait_all=True)
         try:
             with self._inbox.held():
@@ -349,7 +349,7 @@ class Reconciler:
     def _looked(
         self, before: Standing, commit: Commit, different: frozenset[str], at: datetime, time: Callable[[], datetime]
     ) -> tuple[Standing, frozenset[str], datetime]:
-        """Plan once more with what there is to be seen of artifacts, each of which was looked at."""
+        """Wait until all artifacts are checked, and plan again by the results."""
         self._inbox.artifacts.wait()
         learnt = learn(before.knowledge, Batch(sightings=self._inbox.artifacts.seen()), at)
         try:
@@ -359,18 +359,18 @@ class Reconciler:
             return replace(before, unwritable=str(error)), different, at
         for event in learnt.news.events:
             self._tell(event)
-        planned = replace(before, knowledge=learnt.knowledge, unplanned=frozenset())  # all of it was, right before
+        planned = replace(before, knowledge=learnt.knowledge, unplanned=frozenset())  # the plans are of this pass
         now, others, at = self._plan(planned, commit, at, time)
         return replace(now, unplanned=before.unplanned | now.unplanned), different | others, at
 
     def _plan(
         self, now: Standing, commit: Commit, at: datetime, time: Callable[[], datetime]
     ) -> tuple[Standing, frozenset[str], datetime]:
-        """Plan, with a stop that the ledger could not take; return the servers whose files may be others as well.
+        """Plan all servers that need it. Return the standing, the servers whose files may differ, and the plans' time.
 
-        The first plans of a large fleet take minutes, and nothing else writes files meanwhile. So windows that are over
-        by ``time`` end in what an earlier process published. The plans are then brought up to that time, because they
-        are not to open these windows again. The last value is the instant of the plans.
+        The first plans of a large fleet take minutes, and meanwhile no other code writes files. So this also ends the
+        windows in the tree of an earlier process that are over by ``time``. Then it brings the plans up to that time,
+        because otherwise they would open these windows again. If the ledger cannot be written, a stop counts anyway.
         """
         beside = self._inbox.stoppage if now.unwritable is not None else None
         due = None
@@ -388,7 +388,7 @@ class Reconciler:
             )
         if windows.ended_at is not None and windows.ended_at > at:
             at, unplanned = windows.ended_at, now.unplanned
-            planned = replace(now, unplanned=frozenset())  # all of it was, right before
+            planned = replace(now, unplanned=frozenset())  # the plans are of this pass
             now, others = _planned(planned, commit, at, self._planning, beside)
             now, different = replace(now, unplanned=unplanned | now.unplanned), different | others
         return now, different, at
@@ -401,8 +401,8 @@ class Reconciler:
         return lambda: at + max(clock() - began, timedelta())
 
     def _stood_back(self, now: Standing) -> Standing:
-        """Nothing is planned, published, or asked for: there is no commit, or another instance acts for it."""
-        if now.attempt.accepted is None:  # nothing is known yet but what was planned before the start
+        """Return the standing without plans, if there is no commit or another instance acts for it."""
+        if now.attempt.accepted is None:  # keep the plans of the process before this one
             return now
         self._bmcs.forget(frozenset(now.schedule.asks))
         schedule = Schedule(most_failures=now.schedule.most_failures, jitter=now.schedule.jitter)
@@ -415,7 +415,7 @@ class Reconciler:
         )
 
     def _published(self, now: Standing, commit: Commit, different: frozenset[str], at: datetime) -> Standing:
-        """Bring the target to what was planned; what of the spool it knows then is forgotten there."""
+        """Publish the plans to the target, and delete the fetches from the spool that the ledger has."""
         publication, error = as_it_lies(now.publication, self._target, at), now.unwritable
         if self._checkpoint is not None:
             publication = self._checkpoint.without_suspects(publication)
@@ -446,9 +446,9 @@ class Reconciler:
         return replace(now, publication=publication, unwritable=unwritable)
 
     def _windows_ended(self, now: Standing, at: datetime, *, waits: bool) -> Standing:
-        """End the windows that are over in what an earlier process published, until the first plan is published.
+        """End the windows that are over in the tree of an earlier process, until this instance has published.
 
-        With ``waits``, only if there is no such plan for a while: reading all server states takes time.
+        With ``waits``, wait a while for the first publication, because reading all server states takes time.
         """
         if now.commit is not None and now.publication.complete:
             self._waits_since = None
@@ -461,7 +461,7 @@ class Reconciler:
         return replace(now, publication=publication, next_window_end=self._windows.next_end)
 
     def _note_left_output(self, now: Standing, commit: Commit) -> Standing:
-        """Store which one-time boots an upgrade took out of OUTPUT, once all of it is published."""
+        """Store which one-time boots an upgrade took out of OUTPUT, if the publication is complete."""
         about = now.knowledge.facts
         if now.unwritable is not None or not now.publication.complete:
             return now
@@ -476,7 +476,7 @@ class Reconciler:
         return replace(now, knowledge=replace(now.knowledge, facts=replace(about, left_output=left)))
 
     def _asked(self, now: Standing, commit: Commit, at: datetime) -> Standing:
-        """Ask BMCs for what was published: a machine that resets at once finds its files."""
+        """Start jobs at BMCs after the publication, so that a machine that resets at once finds its files."""
         suspension = now.knowledge.facts.suspension
         overrides, unlearned = self._inbox.overrides_over(now.knowledge.overrides)
         knowledge = replace(now.knowledge, overrides=overrides)
@@ -497,7 +497,7 @@ class Reconciler:
         return replace(now, schedule=submitted(schedule, made, taken, knowledge, at), unplanned=frozenset())
 
     def _reported(self, now: Standing, at: datetime) -> datetime | None:
-        """Say where the instance stands; return when something is due next."""
+        """Report the status, and return when the next pass is due."""
         refused, proxies = self._inbox.reported(at)
         now = replace(now, refused=refused, unnamed_proxies=proxies, following=self._target.following)
         now = replace(now, unread=self._inbox.unread, signed_list=self._target.renew_list(at))
@@ -508,7 +508,7 @@ class Reconciler:
             try:
                 write_events(self._store, self._unwritten)
                 self._unwritten.clear()
-            except LedgerError as error:  # what could not be written down is said all the same
+            except LedgerError as error:  # the events are reported anyway
                 now = replace(now, unwritable=str(error))
                 found = conditions(now, at)
         del self._unwritten[:-_MOST_UNWRITTEN]
@@ -525,7 +525,7 @@ class Reconciler:
 
 
 def _owing(before: TargetState, servers: frozenset[str], events: tuple[Event, ...]) -> TargetState:
-    """Return the publication after files of these servers changed: the next one has them, whatever their plans are."""
+    """Return the publication after files of these servers changed. The next one has them even with the same plans."""
     return replace(
         before,
         owed=before.owed | servers,
@@ -535,12 +535,12 @@ def _owing(before: TargetState, servers: frozenset[str], events: tuple[Event, ..
 
 
 def _progress(attempt: Attempt) -> tuple[object, ...]:
-    """Return how far a commit has come that is judged by records, and whether the fetch log could be read."""
+    """Return the progress of a commit that is judged by records, and whether the fetch log could be read."""
     return attempt.evaluated, attempt.stands, attempt.read, attempt.is_log_unread
 
 
 def _with_withheld_standing(now: Standing, commit: Commit) -> Standing:
-    """Return the standing with the commit by which install boots are withheld in what is published."""
+    """Return the standing with the commit by which the publication withholds install boots."""
     attempt = now.attempt
     if attempt.stands == attempt.evaluated or now.unwritable is not None or not now.publication.stands_for(commit):
         return now
@@ -548,7 +548,7 @@ def _with_withheld_standing(now: Standing, commit: Commit) -> Standing:
 
 
 def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemUuid]:
-    """Whose BMC does not let gitboot in, with other credentials than there are now."""
+    """Return the machines whose BMC rejected credentials that have changed since."""
     failing = {uuid: schedule.appointments[uuid] for uuid in schedule.failing}
     asked = {uuid: each for uuid, each in failing.items() if each.is_locked_out and each.bmc is not None}
     by_name = {each.bmc.credentials: each.bmc for each in asked.values() if each.bmc}
@@ -557,9 +557,9 @@ def _with_other_credentials(schedule: Schedule, bmcs: Bmcs) -> frozenset[SystemU
 
 
 def _unproven_status(telling: Telling | None, standing: Standing, at: datetime) -> Iterator[Event]:
-    """Say once that a commit status names a change that the ledger has not come to, and that nothing proves.
+    """Report once a commit status that names a later change than the ledger has, and that has no proof.
 
-    Anyone who may write commit statuses can write one, so nothing else follows from it.
+    Anyone who may write commit statuses can write such a status, so it has no other effect.
     """
     before = standing.telling.claimed if standing.telling is not None else None
     claimed = telling.claimed if telling is not None else None
@@ -578,9 +578,9 @@ def _held_changes(attempt: Attempt) -> HeldChanges | None:
 
 
 def is_vouched_for(standing: Standing) -> bool:
-    """Whether the forge knew the newest change of the ledger when it was opened.
+    """Return whether the forge knew the newest change of the ledger when gitboot opened the ledger.
 
-    It says nothing of a ledger that was left alone before, and has gone on since without its being asked.
+    A ledger that went on for a time without the forge does not count.
     """
     if standing.telling is None or standing.was_left:
         return False
@@ -588,10 +588,10 @@ def is_vouched_for(standing: Standing) -> bool:
 
 
 def _heard(taken: Intake, attempt: Attempt, knowledge: Knowledge) -> Intake:
-    """What of it is learned now: of machines only where this instance goes by the accepted commit.
+    """Return the part of the intake that is learned now.
 
-    What was fetched waits, too, while the ledger is in doubt, but for what it never offered: who says what is installed
-    may leave out what was given.
+    Results of BMCs and fetches wait until this instance acts for the accepted commit. Fetches also wait while the
+    ledger is in doubt.
     """
     unheard = replace(taken, spooled=(), spool=knowledge.taken)
     if attempt.accepted is None or not goes_by(knowledge, attempt.accepted):
@@ -615,20 +615,20 @@ def _readings(results: Iterable[Result], before: Standing) -> Iterator[Reading]:
 
 
 def _needed(plans: Plans, commit: Commit) -> frozenset[BootFile]:
-    """Every artifact that any server, or an unknown machine, may be told to fetch."""
+    """Return the artifacts that the boots of all servers and of unknown machines may fetch."""
     by_strangers = (file for boot in (commit.decisions.unknown or {}).values() for file in boot.fetched)
     return frozenset((*(each.file for each in plans.needs), *by_strangers))
 
 
 def _bases(commit: Commit) -> tuple[str, ...]:
-    """The fleet's own base URL, and those of its sites."""
+    """Return the base URLs of the fleet and of its sites."""
     return (commit.decisions.base_url, *commit.decisions.sites.values())
 
 
 def _started_anew(before: Standing, started: Standing) -> Standing:
-    """Return where an instance stands that can write for the first time since its start.
+    """Return the standing of the start, after the first write to the ledger has succeeded.
 
-    Files may have changed since then, and the ledger has no date of those. So all of them are published anew.
+    The instance may have changed files before without a date in the ledger. So all files are published again.
     """
     return replace(
         before,
@@ -643,9 +643,9 @@ def _started_anew(before: Standing, started: Standing) -> Standing:
 def _planned(
     now: Standing, commit: Commit, at: datetime, told: Told, beside: Stoppage | None = None
 ) -> tuple[Standing, frozenset[str]]:
-    """Plan anew whoever's decision, record or instant asks for it; and the servers whose files may be others.
+    """Plan the servers whose decision or record changed, or that are due. Also return those whose files may differ.
 
-    ``beside`` is what a person has stopped where endpoints read it, if the ledger could not take that.
+    ``beside`` is a stop that only the endpoints have, because the ledger could not be written.
     """
     changed = commit.called(now.unplanned) | changed_by(now.plans.commit, commit)
     stop = stop_of(now.knowledge, commit, now.attempt.orders)
@@ -660,7 +660,7 @@ def _planned(
 
 
 def _machines(names: Collection[str], *plans: Plans) -> frozenset[SystemUuid]:
-    """The machines that have these names in any of the plans."""
+    """Return the machines with these server names in any of the plans."""
     found: set[SystemUuid] = set()
     for each in plans:
         if each.commit is not None:

@@ -241,9 +241,9 @@ def _following(
 ) -> Iterator[Callable[[], bool]]:
     """Fetch the branch of the acting instance, and evaluate the commit that it accepted, until the block ends.
 
-    ``followed`` returns both; gitboot fetches nothing before the branch is known. The results are in the cache when
-    this instance takes over. gitboot tries again what fails, and reports it only after it has taken over. Yields
-    whether there are so many servers that gitboot should prepare their tree.
+    ``followed`` returns the branch and the accepted commit. gitboot starts to fetch when it returns a branch. The
+    results are in the cache when this instance takes over. After a failure, gitboot tries again. It reports failures
+    only after the take-over. Yields a function that returns whether the fleet is large enough to prepare its tree.
     """
     ended, large = threading.Event(), threading.Event()
 

@@ -24,9 +24,9 @@ class WindowWatch:
         self.next_end: datetime | None = None  # when to call `end` next; None: no window is known to end
 
     def end(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
-        """End the windows that are over at ``at``; return the servers whose files changed, and what to report.
+        """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
 
-        A failure is reported once. It has to be tried again at `next_end`.
+        If ending windows fails, call again at `next_end`. A failure that repeats is reported once.
         """
         try:
             servers, self.next_end = self._end_windows(at)
@@ -46,7 +46,7 @@ class WindowWatch:
 class WindowsMeanwhile:
     """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
 
-    ``due`` is when to end windows first; None: never. ``now`` returns the time. Each report goes to ``told``, too.
+    ``due`` is the time at which windows end first. None: never. ``told`` gets each progress report, too.
     """
 
     def __init__(self, watch: WindowWatch, due: datetime | None, now: Callable[[], datetime], told: Told) -> None:
@@ -54,10 +54,10 @@ class WindowsMeanwhile:
         self.due = due
         self.servers: frozenset[str] = frozenset()  # whose files changed
         self.events: tuple[Event, ...] = ()
-        self.ended_at: datetime | None = None  # when files changed last
+        self.ended_at: datetime | None = None  # the time of the last change of files
 
     def report(self, done: int, total: int) -> None:
-        """Pass a progress report on, and end the windows that are over by now."""
+        """Forward a progress report, and end the windows that are over now."""
         self._told(done, total)
         if self.due is None or (now := self._now()) < self.due:
             return

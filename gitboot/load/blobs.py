@@ -32,7 +32,7 @@ class ParsedBlob:
 
     @property
     def has_only_servers(self) -> bool:
-        """Whether the blob has Server documents, all of them valid, and nothing else."""
+        """Return whether the blob has only valid Server documents, and at least one."""
         if self.problems or self.more or self.broken or self.unread or not self.resources:
             return False
         return all(isinstance(resource, Server) for _, resource in self.resources)

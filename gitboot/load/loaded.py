@@ -40,7 +40,7 @@ class LoadedFile:
 
     @property
     def has_only_servers(self) -> bool:
-        """Whether the file has nothing but valid Server documents: only these files are cached."""
+        """Return whether the file has only valid Server documents. gitboot caches only such files."""
         return self.parsed.has_only_servers
 
 
