@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.cost import Cost, median
 from benchmarks.plot import COLOURS, Line, draw
 from benchmarks.rows import ROWS
-from benchmarks.run import Result, Run
+from benchmarks.run import LARGEST, Result, Run
 
 _DOCS: Final = Path(__file__).resolve().parent.parent / "docs"
 _SHOWN_PROCESSES: Final = 3
@@ -281,7 +281,7 @@ def _introduction(run: Run) -> Iterator[str]:
     yield (
         f"One run of `make bench` measured all figures of this page, on {run.date}, on one machine: {run.machine}. "
         f"Files were {'in memory' if run.files == 'memory' else 'on a new ext4'}. "
-        f"Each figure is the median of {run.rounds} rounds.\n"
+        f"Each figure is the median of {run.rounds} rounds, at {LARGEST:,} servers of one.\n"
     )
     yield (
         f"gitboot is commit {now['commit']}, with Python {now['python']}."

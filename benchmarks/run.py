@@ -14,6 +14,7 @@ from benchmarks.cost import Cost
 from benchmarks.gitboot_version import Gitboot
 from benchmarks.row import Figure, Row
 
+LARGEST: Final = 100_000  # servers that one instance supports
 _FORMAT: Final = 1
 
 

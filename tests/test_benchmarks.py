@@ -240,7 +240,7 @@ def test_a_run_is_read_as_it_was_written_and_another_file_is_rejected(tmp_path: 
 
 def test_the_page_shows_factors_other_versions_and_what_could_not_be_measured() -> None:
     page = render_page(_RUN)
-    assert "a processor, 2 cores. Files were in memory. Each figure is the median of 5 rounds." in page
+    assert "a processor, 2 cores. Files were in memory. Each figure is the median of 5 rounds, at 100,000 servers of one." in page
     assert "|  | servers | CPU | wall | memory | a server | beside it |  | 2fefe59: CPU, wall |" in page
     memory = "100 + 50 MiB | 154 KiB"
     title = "| The first pass into an empty OUTPUT | 1,000 "
