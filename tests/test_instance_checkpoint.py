@@ -658,6 +658,17 @@ def test_chunks_that_did_not_change_are_not_written_again(left: tuple[Path, Repo
     assert is_resumed(folder, repository)
 
 
+def test_token_keys_that_are_put_back_have_their_checkpoint(left: tuple[Path, Repository]) -> None:
+    folder, repository = left
+    keys = folder / "state" / "token-keys"
+    keys.rename(folder / "token-keys")
+    assert not is_resumed(folder, repository)
+    repository.push({"all.yaml": FLEET.replace("role: web", "role: web, rack: b", 1)})
+    assert is_resumed(folder, repository), "chunks of the checkpoint before are deleted"
+    (folder / "token-keys").replace(keys)
+    assert is_resumed(folder, repository)
+
+
 def test_a_checkpoint_without_room_in_the_cache_is_left_out(
     left: tuple[Path, Repository], monkeypatch: pytest.MonkeyPatch
 ) -> None:
