@@ -107,16 +107,12 @@ def _line(result: Result) -> str:
 
 def _words(cost: Cost) -> str:
     memory_mib = " + ".join(f"{each:,.0f}" for each in cost.memory_mib)
-    return "; ".join(
-        filter(
-            None,
-            (
-                cost.cpu_s and f"{cost.cpu_s:.4g} s of CPU",
-                cost.wall_s and f"{cost.wall_s:.4g} s",
-                memory_mib and f"{memory_mib} MiB",
-            ),
-        )
+    parts = (
+        f"{cost.cpu_s:.4g} s of CPU" if cost.cpu_s else "",
+        f"{cost.wall_s:.4g} s" if cost.wall_s else "",
+        f"{memory_mib} MiB" if memory_mib else "",
     )
+    return "; ".join(filter(None, parts))
 
 
 def measure(

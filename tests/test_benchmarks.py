@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import httpx
 import pytest
 
-from benchmarks.__main__ import LARGEST, main, measure
+from benchmarks.__main__ import main, measure
 from benchmarks.cost import Cost, cost_so_far, measure_command, median, resident_mib
 from benchmarks.endpoint import some_servers
 from benchmarks.fleet import RACK, Fleet, mac_of, name_of
@@ -34,7 +34,7 @@ from benchmarks.plot import Line, draw
 from benchmarks.repository import Repository
 from benchmarks.row import Figure
 from benchmarks.rows import ROWS
-from benchmarks.run import Result, Run, read_run, write_run
+from benchmarks.run import LARGEST, Result, Run, read_run, write_run
 from benchmarks.take_over import LEASE_S
 from gitboot.ledger.lease import SECONDS
 from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
@@ -240,7 +240,10 @@ def test_a_run_is_read_as_it_was_written_and_another_file_is_rejected(tmp_path: 
 
 def test_the_page_shows_factors_other_versions_and_what_could_not_be_measured() -> None:
     page = render_page(_RUN)
-    assert "a processor, 2 cores. Files were in memory. Each figure is the median of 5 rounds, at 100,000 servers of one." in page
+    assert (
+        "a processor, 2 cores. Files were in memory. Each figure is the median of 5 rounds, at 100,000 servers of one."
+        in page
+    )
     assert "|  | servers | CPU | wall | memory | a server | beside it |  | 2fefe59: CPU, wall |" in page
     memory = "100 + 50 MiB | 154 KiB"
     title = "| The first pass into an empty OUTPUT | 1,000 "

@@ -256,6 +256,23 @@ def with_decision(row: bytes, **fields: Any) -> bytes:
     return encode(DecidedRow(protocol.bytes_of(decision), found.host, found.findings))
 
 
+@pytest.mark.parametrize("part", ["decision", "host", "both"])
+def test_a_result_of_another_server_is_not_used(
+    source: Source, state: Path, cached: tuple[Evaluation, StoredResults], part: str
+) -> None:
+    evaluation, cache = cached
+    first = evaluate(evaluation, newest(source)).commit
+    stored(evaluation, cache, first)
+    rows = cache.rows[ResultKind.DECIDED]
+    for key, value in rows.items():
+        found, other = decoded_row(value), decoded_row(with_decision(value, server="web02"))
+        assert found is not None and other is not None
+        host = encode(replace(protocol.network(found.host), server="web02"))
+        decision = found.decision if part == "host" else other.decision
+        rows[key] = encode(DecidedRow(decision, found.host if part == "decision" else host, ()))
+    assert evaluated_anew(state, first.revision, cache).decisions == first.decisions
+
+
 def test_a_commit_of_which_an_answer_is_wrong_is_not_accepted(
     source: Source, state: Path, cached: tuple[Evaluation, StoredResults]
 ) -> None:

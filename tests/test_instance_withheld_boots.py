@@ -22,7 +22,7 @@ from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Cause
 from gitboot.source.bringing import CLONE
 from gitboot.status import Condition
-from tests.fleets import at, fleet, image, mac_of, policy, profile, server
+from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
 from tests.instance import Instance, Repository, eventually, git, running
 from tests.rack import Rack, until_condition
@@ -254,6 +254,24 @@ def test_a_revert_within_the_limit_waits_until_the_fetches_are_read(repository: 
         found = {name: boot(parts, name) for name in SERVERS}
         assert found.pop("web03") == (Cause.PENDING, OLD) and set(found.values()) == {(Cause.PROVISIONED, None)}
         assert not [each for each in parts.events if each.type in ("Held", "TakenBackBootMade")]
+
+
+def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_read(
+    repository: Repository, tmp_path: Path
+) -> None:
+    """The start has no checkpoint, and its first reconcile evaluates both commits."""
+    with rolled_out(repository, tmp_path) as parts:
+        bad = parts.reconciler.status.accepted
+    revert = repository.push(documents())
+    with in_process(tmp_path, repository.bare, limits=WITHIN, clock=lambda: NOON) as parts:
+        assert parts.reconciler.standing.plans.commit is None
+        for seconds in (3, 4):
+            turn(parts, seconds)
+            assert (parts.reconciler.status.accepted, parts.reconciler.status.held) == (bad, None)
+            assert f"{BAD}/kernel" not in scripts(tmp_path)
+        turn(parts, 5)
+        assert parts.reconciler.status.accepted == revert
+        assert facts.read(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
 
 
 def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:

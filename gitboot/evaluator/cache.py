@@ -44,6 +44,12 @@ class FindingRow(msgspec.Struct, frozen=True, array_like=True):
     until: datetime | None
 
 
+class _Named(msgspec.Struct, frozen=True, gc=False):
+    """What `Decision` and `Host` have in common."""
+
+    server: str
+
+
 class DecidedRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Everything that is decided for one server."""
 
@@ -65,6 +71,16 @@ def decoded_row(data: bytes) -> DecidedRow | None:
     except (msgspec.MsgspecError, ValueError):
         return None
     return row
+
+
+def row_of(data: bytes, server: str) -> DecidedRow | None:
+    """Return the row of a server, or None if the bytes are none: they may be the row of another server."""
+    row = decoded_row(data)
+    try:
+        is_own = row is not None and _named(row.decision).server == server == _named(row.host).server
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return row if is_own else None
 
 
 def findings_of(row: DecidedRow) -> tuple[DecisionFinding, ...]:
@@ -161,4 +177,5 @@ def _finding(row: FindingRow) -> DecisionFinding:
 
 
 _row: Final[Callable[[bytes], DecidedRow]] = decoder(DecidedRow)
+_named: Final[Callable[[bytes], _Named]] = decoder(_Named)
 _servers: Final[Callable[[bytes], list[tuple[int, Server]]]] = decoder(list[tuple[int, Server]])

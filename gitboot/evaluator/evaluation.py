@@ -24,6 +24,7 @@ from gitboot.evaluator.cache import (
     decoded_servers,
     encode_result,
     findings_of,
+    row_of,
 )
 from gitboot.evaluator.content_keys import Key, decision_keys
 from gitboot.evaluator.protocol import EVALUATED, ResultKind
@@ -268,9 +269,10 @@ class _Evaluating:
         if beside is not None:
             known = dict(zip(beside.keys.values(), beside.rows.values(), strict=True))
         unknown = [name for name in names if keys[name] not in known]
-        for key, data in self._known(ResultKind.DECIDED, [keys[name] for name in unknown]).items():
-            if (row := decoded_row(data)) is not None:
-                known[key] = row
+        stored = self._known(ResultKind.DECIDED, [keys[name] for name in unknown])
+        for name in unknown:
+            if (data := stored.get(keys[name])) is not None and (row := row_of(data, name)) is not None:
+                known[keys[name]] = row
         unknown = [name for name in unknown if keys[name] not in known]
         for name, data in zip(unknown, self._workers.decide(one, unknown), strict=True):
             row = decoded_row(data)

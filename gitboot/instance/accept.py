@@ -239,6 +239,8 @@ class Accepting:
         accepted here counts once it is written down, and `adopt` was called.
         """
         attempt, events = replace(before, trouble=None, searched=None, met=frozenset()), list[Event]()
+        if knowledge.settled is None and knowledge.is_trusted:  # at a start: the records are those of before it
+            knowledge = replace(knowledge, settled="")
         for step in (self._adopted, self._taken_up_again, self._searched, self._taken_newest, self._searched):
             attempt = self._over_a_whole_clone(step, attempt, knowledge, events, at)
             if attempt.trouble is not None:

@@ -3,9 +3,9 @@
 A checkpoint only saves time. At a start, gitboot compares its commit and its records with the ledger, and its files
 with the manifest of the tree. Then gitboot plans and publishes only the servers that differ.
 
-A chunk is a cache entry with rows of one table. Its key is its digest, so gitboot writes only chunks that changed. The
-manifest of a checkpoint is a cache entry with the keys of its chunks. The key of the manifest has the identity of the
-ledger, the token keys and the site.
+A chunk is a cache entry with rows of one table. Its key is a digest of the rows and of the manifest's key, so gitboot
+writes only chunks that changed. The manifest of a checkpoint is a cache entry with the keys of its chunks. The key of
+the manifest has the identity of the ledger, the token keys and the site.
 """
 
 from __future__ import annotations
@@ -279,12 +279,13 @@ class _Chunks:
     def write(self, key: bytes, small: bytes, tables: Mapping[str, Rows]) -> None:
         """Replace a manifest and its chunks, unless the cache does not take them."""
         left, is_taken = self._cache.max_bytes // _ROOM, True
+        owner = blake2b(key, digest_size=32).digest()  # the checkpoint of other token keys has chunks of its own
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
         for batch in _batches(_encoded_chunks(small, tables), _BATCH):
             chunks = dict[bytes, bytes]()
             for name, chunk in batch:
-                digest = blake2b(chunk, digest_size=32).digest()
+                digest = blake2b(chunk, digest_size=32, key=owner).digest()
                 keys[name].append(digest)
                 chunks[digest] = chunk
                 left -= len(chunk)
