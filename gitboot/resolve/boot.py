@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import sha256
@@ -79,8 +78,10 @@ class Composer:
         context = Context(self._plain, boot, source)
         user_data = None
         if (wanted := profile.user_data) is not None:
-            with self._template(wanted.template, source, "userData", "template"):
+            try:
                 shows_arguments = "kernel_arguments" in self._templates.of(source.files).names(wanted.template)
+            except TemplateFault as fault:
+                raise _unbootable(fault, wanted.template, source, "userData", "template") from None
             shown = self._arguments(lists, context) if shows_arguments else ()
             user_data = self._user_data(wanted, context.having(kernel_arguments=list(shown)), source)
         with_url = context.having(urls=context.urls(user_data))
@@ -166,23 +167,18 @@ class Composer:
         return text
 
     def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
-        with self._template(path, source, *field):
-            return self._templates.of(source.files).render_file(path, context.mapping)
-
-    @contextmanager
-    def _template(self, path: str, source: BootSource, *field: str) -> Iterator[None]:
-        """A fault of the template at ``path`` makes the boot unbootable, and is looked for in that file."""
         try:
-            yield
+            return self._templates.of(source.files).render_file(path, context.mapping)
         except TemplateFault as fault:
-            raise Unbootable(
-                fault.code,
-                fault.message,
-                fault.code.hint,
-                source.profile_id,
-                *("spec", *field),
-                template=(path, fault.line or 1),
-            ) from None
+            raise _unbootable(fault, path, source, *field) from None
+
+
+def _unbootable(fault: TemplateFault, path: str, source: BootSource, *field: str) -> Unbootable:
+    """Return what a fault of the template at ``path`` means for the boot: it is looked for in that file."""
+    place = "spec", *field
+    return Unbootable(
+        fault.code, fault.message, fault.code.hint, source.profile_id, *place, template=(path, fault.line or 1)
+    )
 
 
 def _places(
