@@ -115,9 +115,8 @@ class Composer:
         return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=templates)
 
     def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:
-        return arguments.merged(
-            [text for _, text in self._rendered_arguments(resource, given, context)] for resource, given in lists
-        )
+        rendered = [self._rendered_arguments(resource, given, context) for resource, given in lists]
+        return arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
 
     def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
         """One place's arguments with their numbers; an empty one is none."""
