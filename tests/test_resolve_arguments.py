@@ -33,21 +33,21 @@ from tests.cases import for_each
     ],
 )
 def test_arguments_merge(case: str, lists: list[str], expected: str) -> None:
-    assert " ".join(merged(each.split() for each in lists)) == expected, case
+    assert " ".join(merged(tuple(tuple(each.split()) for each in lists))) == expected, case
 
 
 arguments = st.from_regex(r"-?[a-c]{1,2}(=[a-c]{0,2})?", fullmatch=True) | st.sampled_from(sorted(REPEATED))
 
 
-@given(st.lists(st.lists(arguments)))
-def test_a_name_that_does_not_add_up_stands_once(lists: list[list[str]]) -> None:
+@given(st.lists(st.lists(arguments).map(tuple)).map(tuple))
+def test_a_name_that_does_not_add_up_stands_once(lists: tuple[tuple[str, ...], ...]) -> None:
     names = [name_of(argument) for argument in merged(lists)]
     repeated = {name_of(name) for name in REPEATED}
     single = [name for name in names if name not in repeated]
     assert len(single) == len(set(single))
 
 
-@given(st.lists(arguments.filter(lambda argument: not argument.startswith("-"))))
-def test_merging_twice_changes_nothing(given: list[str]) -> None:
-    once = merged([given])
-    assert merged([once]) == once
+@given(st.lists(arguments.filter(lambda argument: not argument.startswith("-"))).map(tuple))
+def test_merging_twice_changes_nothing(given: tuple[str, ...]) -> None:
+    once = merged((given,))
+    assert merged((once,)) == once

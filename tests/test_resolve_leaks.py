@@ -7,6 +7,7 @@ import re
 import textwrap
 from base64 import b64encode
 from collections.abc import Callable
+from hashlib import sha256
 from random import Random
 from string import ascii_letters, digits
 from typing import Final
@@ -386,6 +387,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 def looked_at(text: str) -> list[Secret]:
     """What a text gives away that nobody has looked at before."""
     leaks._line.cache_clear()
+    leaks._rules_for.cache_clear()
     return secrets(text)
 
 
@@ -393,6 +395,29 @@ def looked_at(text: str) -> list[Secret]:
 def test_a_text_takes_as_long_as_it_is_long(case: str) -> None:
     texts = {size: HOSTILE[case](size) for size in (1500, 1500 * TIMES)}
     assert growth(lambda size: looked_at(texts[size]), 1500) < AT_MOST, case
+
+
+DIGEST, MAC = sha256(b"web01").hexdigest(), "24-6e-96-00-0d-4e"
+
+
+@for_each(
+    "text",
+    [
+        *(f"# {MAC}\n{text}\nreport: http://boot.example.net/v1/boot/{MAC}/failed/{DIGEST}" for text in KINDS.values()),
+        *(
+            f"{name}: {value}"
+            for name in ("password", "token", "psk")
+            for value in (DIGEST, MAC, f"{MAC}-{DIGEST[:8]}")
+        ),
+        *(f"curl https://node:{value}@boot.example.net" for value in (DIGEST, MAC)),
+        f"kubeadm join --token {DIGEST} {MAC}",
+        f"report: http://boot.example.net/v1/boot/{MAC}/failed/{DIGEST}",
+    ],
+)
+def test_what_is_a_servers_own_hides_no_secret(text: str) -> None:
+    alike = leaks._alike(text, [(DIGEST, leaks._ANY_DIGEST), (MAC, leaks._ANY_MAC)])
+    assert alike != text
+    assert [each.what for each in secrets(alike)] == [each.what for each in secrets(text)]
 
 
 @for_each("rule", TOKENS, ids=lambda rule: f"{rule.what} {rule.words[0]}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -28,7 +27,8 @@ def name_of(argument: str) -> str:
 _REPEATED_NAMES: Final = frozenset(name_of(name) for name in REPEATED)
 
 
-def merged(lists: Iterable[Iterable[str]]) -> tuple[str, ...]:
+@lru_cache(maxsize=1024)  # likewise
+def merged(lists: tuple[tuple[str, ...], ...]) -> tuple[str, ...]:
     """One list of several, each later than the one before.
 
     ``name=value`` replaces an earlier one of its name, but for those that add up (`REPEATED`);

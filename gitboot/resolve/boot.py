@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import sha256
+from typing import Any
 
 from gitboot.load import Id
-from gitboot.model.image import Artifacts
 from gitboot.model.policy import UserData
 from gitboot.model.scalars import Digest, Malformed
-from gitboot.plan import Boot, BootFiles, UserDataFiles
+from gitboot.plan import Boot, UserDataFiles
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
 from gitboot.resolve.bootfiles import boot_files
@@ -25,44 +24,57 @@ from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.template import TemplateFault, TemplateSet
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What boots have in common that differ at most in their servers and in files: everything but their texts."""
+
+    boot: Boot
+    documents: tuple[object, ...]  # that it is made of, which are held
+    seen: dict[str, Any] = field(default_factory=dict)  # what templates see of it; empty until one looks
+
+
+def _boot_without_texts(source: BootSource) -> Boot:
+    """Return a boot without arguments and files that are rendered. Raises `Unbootable` if it cannot work."""
+    profile, image, pool = source.profile, source.image, source.pool
+    return Boot(
+        profile=profile.metadata.name,
+        image=image.metadata.name,
+        version=image.spec.version,
+        method=profile.spec.method,
+        http_boot=profile.spec.http_boot,
+        writes_disk=image.spec.writes_disk,
+        config_from=image.spec.config_from,
+        files=boot_files(artifacts_of(source), source.base_url, mirrors=source.mirrors),
+        kernel_arguments=(),
+        user_data=None,
+        node_labels=pool.node_labels if pool else {},
+        node_taints=pool.node_taints if pool else (),
+        entries={},
+        templates={},
+        boots=image.spec.boots,
+    )
+
+
 class Composer:
     """Composes boots of what their sources hold, and prepares once what several boots have in common."""
 
     def __init__(self) -> None:
         self._templates = TemplateSet({})
         self._plain = Plain()
-        # The files of an image by the identity of its artifacts, which are held, base URL and mirrors.
-        self._booted: dict[tuple[int, str, bool], tuple[Artifacts, BootFiles]] = {}
+        self._begun: dict[tuple[object, ...], _Begun] = {}  # by all that it depends on; documents by identity
         self._digests: dict[tuple[tuple[str, bytes], ...], Mapping[str, Digest]] = {}  # of templates, by path
 
     def compose(self, source: BootSource) -> Boot:
         """The boot with nothing left to choose; raise `Unbootable` where it cannot work."""
-        profile = source.profile.spec
-        boot = Boot(
-            profile=source.profile.metadata.name,
-            image=source.image.metadata.name,
-            version=source.image.spec.version,
-            method=profile.method,
-            http_boot=profile.http_boot,
-            writes_disk=source.image.spec.writes_disk,
-            config_from=source.image.spec.config_from,
-            files=self._files(source),
-            kernel_arguments=(),
-            user_data=None,
-            node_labels=source.pool.node_labels if source.pool else {},
-            node_taints=source.pool.node_taints if source.pool else (),
-            entries={},
-            templates=self._digests_of(source),
-            boots=source.image.spec.boots,
-        )
-        return self._rendered(boot, source)
+        return self._rendered(self._begin(source), source)
 
-    def _files(self, source: BootSource) -> BootFiles:
-        artifacts = artifacts_of(source)
-        key = (id(artifacts), source.base_url, source.mirrors)
-        if (known := self._booted.get(key)) is None:
-            known = self._booted[key] = artifacts, boot_files(artifacts, source.base_url, mirrors=source.mirrors)
-        return known[1]
+    def _begin(self, source: BootSource) -> _Begun:
+        documents = source.profile, source.image, source.pool, source.maintenance
+        places = source.architecture, source.firmware, source.base_url, source.mirrors, source.site
+        of = (*map(id, documents), *places)
+        if (known := self._begun.get(of)) is None:
+            known = self._begun[of] = _Begun(_boot_without_texts(source), documents)
+        return known
 
     def _digests_of(self, source: BootSource) -> Mapping[str, Digest]:
         """Return the digest of each template of a boot, by path."""
@@ -73,14 +85,16 @@ class Composer:
 
     # Templates: arguments first, then user data, which may show them, then entries, which may show all.
 
-    def _rendered(self, boot: Boot, source: BootSource) -> Boot:
-        profile = source.profile.spec
+    def _rendered(self, begun: _Begun, source: BootSource) -> Boot:
+        boot, profile = begun.boot, source.profile.spec
         lists = argument_lists(boot, source)
-        context = Context(self._plain, boot, source)
+        context = Context(self._plain, boot, source, begun.seen)
         user_data = None
         if (wanted := profile.user_data) is not None:
-            with self._template(wanted.template, source, "userData", "template"):
+            try:
                 shows_arguments = "kernel_arguments" in self._templates.of(source.files).names(wanted.template)
+            except TemplateFault as fault:
+                raise _unbootable(fault, wanted.template, source, "userData", "template") from None
             shown = self._arguments(lists, context) if shows_arguments else ()
             user_data = self._user_data(wanted, context.having(kernel_arguments=list(shown)), source)
         with_url = context.having(urls=context.urls(user_data))
@@ -97,12 +111,12 @@ class Composer:
             for loader in ("grub", "ipxe")
             if (path := getattr(profile.templates, loader)) is not None
         }
-        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries)
+        templates = self._digests_of(source)
+        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=templates)
 
     def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:
-        return arguments.merged(
-            [text for _, text in self._rendered_arguments(resource, given, context)] for resource, given in lists
-        )
+        rendered = [self._rendered_arguments(resource, given, context) for resource, given in lists]
+        return arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
 
     def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
         """One place's arguments with their numbers; an empty one is none."""
@@ -123,7 +137,7 @@ class Composer:
 
         What leads to the user data is written nowhere.
         """
-        context = Context(self._plain, boot, source)
+        context = Context(self._plain, boot, source, {})
         with_url = context.having(urls=context.urls(boot.user_data))
         places = _places(argument_lists(boot, source), partial(self._rendered_arguments, context=with_url))
         return {argument: places[argument] for argument in boot.kernel_arguments if argument in places}
@@ -166,23 +180,18 @@ class Composer:
         return text
 
     def _file(self, path: str, context: Context, source: BootSource, *field: str) -> str:
-        with self._template(path, source, *field):
-            return self._templates.of(source.files).render_file(path, context.mapping)
-
-    @contextmanager
-    def _template(self, path: str, source: BootSource, *field: str) -> Iterator[None]:
-        """A fault of the template at ``path`` makes the boot unbootable, and is looked for in that file."""
         try:
-            yield
+            return self._templates.of(source.files).render_file(path, context.mapping)
         except TemplateFault as fault:
-            raise Unbootable(
-                fault.code,
-                fault.message,
-                fault.code.hint,
-                source.profile_id,
-                *("spec", *field),
-                template=(path, fault.line or 1),
-            ) from None
+            raise _unbootable(fault, path, source, *field) from None
+
+
+def _unbootable(fault: TemplateFault, path: str, source: BootSource, *field: str) -> Unbootable:
+    """Return what a fault of the template at ``path`` means for the boot: it is looked for in that file."""
+    place = "spec", *field
+    return Unbootable(
+        fault.code, fault.message, fault.code.hint, source.profile_id, *place, template=(path, fault.line or 1)
+    )
 
 
 def _places(

@@ -14,7 +14,7 @@ from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyP
 from gitboot.model.scalars import format_instant, shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.phrases import some
-from gitboot.plan import Boot, MaintenanceDecision
+from gitboot.plan import Boot, MaintenanceDecision, provisioned_token
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
@@ -22,14 +22,17 @@ from gitboot.resolve.found import DecisionFinding
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 
 
-def check_leaks(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
+def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
     """Whatever looks like a secret, in what is published: where it stands in a template, or else at the profile."""
     known: set[str] = set()
     for path in templates_of(inputs.profile):
         for secret in secrets_of_file(inputs.files[path])[:_MOST_IN_A_FILE]:
             known.add(secret.digest)
             yield _of_file(path, secret)
-    for leak in leaks(boot, frozenset(known)):
+    own: list[str] = [boot.user_data.digest] if boot.user_data is not None else []
+    if server is not None:
+        own += (provisioned_token(server.uuid, server.spec.provision, boot.image), server.boot_macs[0])
+    for leak in leaks(boot, frozenset(known), own):
         field = "kernelArguments" if leak.is_argument else "userData"
         place = (Id("BootProfile", inputs.profile.metadata.name), ("spec", field))
         why = inputs.allowances.get(field)

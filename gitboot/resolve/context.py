@@ -54,14 +54,15 @@ def _in_order(value: Any) -> Any:
 class Context:
     """What templates see, made only when one of them looks."""
 
-    def __init__(self, plain: Plain, boot: Boot, source: BootSource) -> None:
+    def __init__(self, plain: Plain, boot: Boot, source: BootSource, shared: dict[str, Any]) -> None:
         self._plain, self._boot, self._source = plain, boot, source
+        self._shared = shared  # what boots of other servers see too; empty until one looks
         self._more: dict[str, Any] = {}
         self._common: dict[str, Any] = {}  # what all that are made of this one see; empty until one looks
         self._mapping: dict[str, Any] | None = None
 
     def having(self, **more: Any) -> Context:
-        other = Context(self._plain, self._boot, self._source)
+        other = Context(self._plain, self._boot, self._source, self._shared)
         other._more, other._common = {**self._more, **more}, self._common
         return other
 
@@ -74,24 +75,30 @@ class Context:
         return self._mapping
 
     def _made(self) -> dict[str, Any]:
+        source = self._source
+        if not self._shared:
+            self._shared.update(self._seen_by_all())
+        made = {**self._shared, "vars": merged_vars(source), "urls": self.urls(None)}
+        if source.server is not None:
+            made["server"] = self._plain.of(source.server)
+        return made
+
+    def _seen_by_all(self) -> dict[str, Any]:
+        """Return what does not depend on the server."""
         source, plain = self._source, self._plain.of
-        made: dict[str, Any] = {
+        seen: dict[str, Any] = {
             "image": {**plain(source.image), "artifacts": self._boot.files.facts()},
             "profile": plain(source.profile),
-            "vars": merged_vars(source),
             "phase": str(source.phase),
             "node_labels": _in_order(self._boot.node_labels),
             "node_taints": [_taint(taint) for taint in self._boot.node_taints],
             "site": {"name": source.site, "baseURL": source.base_url},
-            "urls": self.urls(None),
         }
-        if source.server is not None:
-            made["server"] = plain(source.server)
         if source.pool is not None:
-            made["policy"] = {"name": source.pool.name, "profile": source.pool.profile}
+            seen["policy"] = {"name": source.pool.name, "profile": source.pool.profile}
         if source.maintenance is not None:
-            made["maintenance"] = plain(source.maintenance)
-        return made
+            seen["maintenance"] = plain(source.maintenance)
+        return seen
 
     def urls(self, user_data: UserDataFiles | None) -> dict[str, Any]:
         """Where the machine finds what; ``user_data`` only once that is rendered."""

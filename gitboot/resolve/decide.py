@@ -252,7 +252,7 @@ def _composed(
         boot = composer.compose(source)
     except Unbootable as error:
         return None, (of_unbootable(error),)
-    return boot, tuple(check_leaks(boot, inputs))
+    return boot, tuple(check_leaks(boot, inputs, source.server))
 
 
 class _Deciding:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from base64 import b64decode
-from binascii import Error
+from binascii import Error, a2b_base64
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from hashlib import sha256
 from itertools import accumulate
@@ -40,22 +39,38 @@ class Secret(NamedTuple):
     allowed: str | None = None  # why its author lets it pass
 
 
-def leaks(boot: Boot, known: frozenset[str] = frozenset()) -> Iterator[Leak]:
+def leaks(boot: Boot, known: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
     """What a boot's published files and arguments seem to give away: the first of each kind.
 
-    ``known`` are digests of what was told where it comes from.
+    ``known`` are digests of what was told where it comes from. ``own`` are digests that gitboot has made for the
+    server, and its MAC addresses: many texts differ in them alone.
     """
+    others = [(each, _ANY_DIGEST if len(each) == len(_ANY_DIGEST) else _ANY_MAC) for each in own]
     for argument in boot.kernel_arguments:
-        if gives_away(argument):
+        if gives_away(_alike(argument, others)) and gives_away(argument):
             name = argument.partition("=")[0]
             yield Leak("a password or token", f"kernel argument {name}", Severity.WARNING, is_argument=True)
     texts = dict(boot.user_data.files) if boot.user_data is not None else {}
     for name, text in {**texts, **boot.entries}.items():
+        if not secrets(_alike(text, others)):
+            continue
         told: set[str] = set()
         for secret in secrets(text):
             if secret.allowed is None and secret.digest not in known and secret.what not in told:
                 told.add(secret.what)
                 yield Leak(secret.what, f"{name}, line {secret.line}", secret.severity)
+
+
+def _alike(text: str, others: Iterable[tuple[str, str]]) -> str:
+    """Return a text with others in place of what is a server's own, so that its lines are those of other servers."""
+    for own, other in others:
+        text = text.replace(own, other)
+    return text
+
+
+# To a rule, each looks like any other of its kind, and neither like a placeholder.
+_ANY_DIGEST: Final = sha256().hexdigest()
+_ANY_MAC: Final = "00-00-5e-00-53-1a"
 
 
 @lru_cache(maxsize=4096)  # servers have most of them in common
@@ -97,7 +112,7 @@ class _LeakLine(NamedTuple):
     length: int
     rules: tuple[int, ...]  # that may find something in it with others, by their numbers
     found: tuple[tuple[int, SecretSpan, str], ...]  # by the others
-    hidden: tuple[_Found, ...]  # in base64
+    pieces: tuple[tuple[int, int, str], ...]  # of base64: (start, end, what it has)
     base64: str | None  # what it has, if it is nothing else
 
 
@@ -111,8 +126,8 @@ _LONG: Final = 4096  # characters; what is longer would fill the memory
 @lru_cache(maxsize=8192)  # servers have most of their lines in common
 def _line(line: str) -> _LeakLine:
     lowered = line.lower()
-    words = (word for rare, words in _WORDS.items() if rare in lowered for word in words if word in lowered)
-    numbers = sorted({number for word in words for number in _RULES_OF[word]})
+    parts = (lowered[at : at + _PART + _OVERLAP] for at in range(0, len(lowered), _PART))
+    numbers = sorted({number for part in parts for number in _rules_for(part)})
     found = (
         (number, span, line[span.start : span.end])
         for number in numbers
@@ -124,18 +139,33 @@ def _line(line: str) -> _LeakLine:
         length=len(line),
         rules=tuple(number for number in numbers if not RULES[number].in_line),
         found=tuple(found),
-        hidden=tuple(_hidden(_pieces(line))),
+        pieces=tuple([(found.start(), found.end(), found[0]) for found in _BASE64.finditer(line)]),
         base64=base64["v"] if base64 is not None else None,
     )
 
 
+@lru_cache(maxsize=16384)  # lines in which only a name or a digest differs have most parts in common
+def _rules_for(part: str) -> frozenset[int]:
+    """Return the numbers of the rules of which a word stands in a part of a line, which is in lower case."""
+    numbers: set[int] = set()
+    found = _ANY_WORD.search(part)
+    while found is not None:
+        at = found.start()
+        numbers.update(*(_RULES_OF[word] for word in _BY_FIRST[part[at]] if part.startswith(word, at)))
+        found = _ANY_WORD.search(part, at + 1)
+    return frozenset(numbers)
+
+
 def _by_rules(text: str, lines: list[_LeakLine]) -> list[_Found]:
     """What rules find, in their order."""
-    found, offset = [], 0
+    found, numbers, offset = [], set[int](), 0
     for line in lines:
-        found += [(number, _moved(span, offset), value) for number, span, value in line.found]
+        if line.found:
+            found += [(number, _moved(span, offset), value) for number, span, value in line.found]
+        if line.rules:
+            numbers.update(line.rules)
         offset += line.length + 1
-    for number in {number for line in lines for number in line.rules}:
+    for number in numbers:
         found += [(number, span, text[span.start : span.end]) for span in RULES[number].find(text)]
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
 
@@ -149,9 +179,18 @@ for _number, _rule in enumerate(RULES):
     for _word in _rule.words:
         _RULES_OF[_word].append(_number)
 
-_WORDS: Final[defaultdict[str, list[str]]] = defaultdict(list)  # by what few lines have, and each of these words has
-for _word in _RULES_OF:
-    _WORDS[next((each for each in _word if not each.isalnum()), "")].append(_word)
+_PART: Final = 64  # characters of a line that are looked at together
+_OVERLAP: Final = max(map(len, _RULES_OF)) - 1  # more characters, in which a word that begins in the part may end
+
+_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # words by their first character
+for _word in sorted(_RULES_OF):
+    _BY_FIRST[_word[0]].append(_word)
+_ANY_WORD: Final = re.compile(
+    "|".join(
+        rf"{re.escape(first)}(?:{'|'.join(re.escape(word[1:]) for word in words)})"
+        for first, words in _BY_FIRST.items()
+    )
+)
 
 
 def _placed(lines: _TextLines, rule: LeakRule, span: SecretSpan, value: str) -> Secret:
@@ -214,33 +253,25 @@ def _encoded(lines: list[_LeakLine]) -> Iterator[_Found]:
     """What base64 hides: in one piece, or in lines that follow each other."""
     offset = 0
     for line in lines:
-        yield from ((rule, _moved(span, offset), value) for rule, span, value in line.hidden)
+        for start, end, data in line.pieces:
+            for rule, value in _hidden(data):
+                yield rule, SecretSpan(start + offset, start + offset, end + offset), value
         offset += line.length + 1
-    yield from _hidden(_blocks(lines))
+    for start, end, data in _blocks(lines):
+        for rule, value in _hidden(data):
+            yield rule, SecretSpan(start, start, end), value
 
 
-def _hidden(encoded: Iterable[tuple[int, int, str]]) -> Iterator[_Found]:
-    """What rules find in what is encoded, once or twice; all of that is what must not be shown."""
-    for start, end, data in encoded:
-        decoded = _decoded(data)
-        if decoded is None:
-            continue
-        for each in (*_in_text(decoded), *(found for _, _, again in _pieces(decoded) for found in _twice(again))):
-            yield each[0], SecretSpan(start, start, end), each[2]
-
-
-def _in_text(text: str) -> list[_Found]:
-    return _by_rules(text, _looked_at(text))
-
-
-def _twice(data: str) -> Iterable[_Found]:
-    decoded = _decoded(data)
-    return _in_text(decoded) if decoded is not None else ()
-
-
-def _pieces(text: str) -> Iterator[tuple[int, int, str]]:
-    for found in _BASE64.finditer(text):
-        yield found.start(), found.end(), found[0]
+def _hidden(data: str, times: int = 2) -> Iterator[tuple[LeakRule, str]]:
+    """What rules find in what is encoded so many times or less often; all of that is what must not be shown."""
+    if times == 0 or (decoded := _decoded(data)) is None:
+        return
+    lines = _looked_at(decoded)
+    for rule, _, value in _by_rules(decoded, lines):
+        yield rule, value
+    for line in lines:
+        for _, _, again in line.pieces:
+            yield from _hidden(again, times - 1)
 
 
 def _blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
@@ -269,6 +300,6 @@ _WIDE: Final = 40  # characters of each line but the last
 def _decoded(data: str) -> str | None:
     """What base64 says, if it is text."""
     try:
-        return b64decode(data + "=" * (-len(data) % 4), validate=True).decode()
+        return a2b_base64(data + "=" * (-len(data) % 4), strict_mode=True).decode()
     except (Error, UnicodeDecodeError):
         return None

@@ -30,7 +30,7 @@ TOKENS: Final = (
     TokenRule(
         "an AWS access key",
         ("a3t", "akia", "asia", "abia", "acca"),
-        r"\b((?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16})\b",
+        r"A(?<!\wA)(?:3T[A-Z0-9]|KIA|SIA|BIA|CCA)[A-Z2-7]{16}\b",
     ),
     # azure-ad-client-secret
     TokenRule("an Azure client secret", ("q~",), r"(?<![\w~.])[\w~.]{3}\dQ~[\w~.-]{31,34}(?![\w~.-])"),
@@ -139,7 +139,7 @@ TOKENS: Final = (
     # tailscale-api-key.1
     TokenRule("a Tailscale key", ("tskey-api-",), r"\b(tskey-api-[A-Za-z0-9_-]{20,36})"),
     # twilio-api-key
-    TokenRule("a Twilio key", ("sk",), r"\bSK[0-9a-fA-F]{32}\b"),
+    TokenRule("a Twilio key", ("sk",), r"SK(?<!\wSK)[0-9a-fA-F]{32}\b"),
     # vault-batch-token
     TokenRule("a Vault token", ("hvb.",), r"\b(hvb\.[\w-]{138,300})"),
     # vault-service-token

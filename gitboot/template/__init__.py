@@ -13,8 +13,7 @@ Each module uses only those before it: `faults`, `values`, `budget`, `filters`, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 from jinja2 import Template
 
@@ -42,8 +41,11 @@ class TemplateSet:
         return other
 
     def render_file(self, path: str, context: Mapping[str, object]) -> str:
-        with _faults_in(path):
+        try:
             return self.render_text(self._source(path), context)
+        except TemplateFault as fault:
+            fault.path = path
+            raise
 
     def render_text(self, source: str, context: Mapping[str, object]) -> str:
         """What the template gives; text without markup is given back as it is."""
@@ -56,10 +58,13 @@ class TemplateSet:
 
     def names(self, path: str) -> frozenset[str]:
         """The names that the template takes from its context."""
-        with _faults_in(path):
+        try:
             source = self._source(path)
             if source not in self._names:
                 self._names[source] = names_in(source)
+        except TemplateFault as fault:
+            fault.path = path
+            raise
         return self._names[source]
 
     def _source(self, path: str) -> str:
@@ -67,12 +72,3 @@ class TemplateSet:
         if data not in self._sources:
             self._sources[data] = decoded(data)
         return self._sources[data]
-
-
-@contextmanager
-def _faults_in(path: str) -> Iterator[None]:
-    try:
-        yield
-    except TemplateFault as fault:
-        fault.path = path
-        raise
