@@ -10,6 +10,7 @@ One rule for documents, BMCs, imports, records and the endpoint. Sources:
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ _COUNTS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|a
 _ALL_THAT_COUNTS: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
 
 
+@lru_cache(maxsize=256)  # to render one server asks for the same few several times
 def is_placeholder_serial(serial: str) -> bool:
     """Return whether a serial number is one that boards show if nobody has set one, in any case.
 
