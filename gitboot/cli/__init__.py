@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from importlib import import_module
@@ -169,6 +170,8 @@ def program() -> NoReturn:
             click.echo(f"gitboot: standard output cannot be written: {why}", err=True)
             sys.exit(ended.code or Exit.PARTIAL)
         raise
+    finally:
+        gc.freeze()  # the memory goes with the process: to look through it for garbage first would take time
 
 
 def _with_replacement(error: click.UsageError) -> click.UsageError:

@@ -544,6 +544,7 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
+    from gitboot.bounds import uncollected
     from gitboot.instance.build import running
     from gitboot.instance.loop import Audience, Loop
     from gitboot.instance.notifying import notifying
@@ -555,7 +556,8 @@ def _once(settings: Settings) -> Exit:
     ):
         identity = instance.store.progress[0]
         forge = witness_of(verdicts, source, instance.store) if verdicts is not None else None
-        with notifying(settings, identity, _clock, lambda: None, patience_s=_LONGEST_TELLING_S) as notices:
+        notified = notifying(settings, identity, _clock, lambda: None, patience_s=_LONGEST_TELLING_S)
+        with notified as notices, uncollected():  # the process ends after it
             Loop(
                 *(instance.reconciler, source),
                 poll_s=settings.poll_s,

@@ -40,12 +40,12 @@ def serving(
     settings: Settings, access: AccessSettings, ledger: str, wake: Callable[[], None]
 ) -> Iterator[Callable[[], Endpoints] | None]:
     """How the endpoints at --listen fare, as long as the block runs; ``wake`` is called when one has ended or begun."""
-    from gitboot.serve.server import listen_at, url_of
-    from gitboot.serve.worker_processes import Workers
-
     if settings.listen is None:
         yield None
         return
+    from gitboot.serve.server import listen_at, url_of
+    from gitboot.serve.worker_processes import Workers
+
     files = credential_files(access, keys_in(settings.secret_keys), settings.push_secret)
     certificate = certificate_of(access)
     listening = listen_at(settings.listen)

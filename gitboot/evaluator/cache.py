@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -13,14 +13,16 @@ from gitboot.decoders import decoder
 from gitboot.evaluator import protocol
 from gitboot.frames import encode
 from gitboot.load import Id
-from gitboot.load.loaded import LoadedFile
 from gitboot.model.server import Server
 from gitboot.plan import Decision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
-from gitboot.resolve.decide import DecidedServer
 from gitboot.resolve.found import DecisionFinding
 from gitboot.resolve.hosts import Host
+
+if TYPE_CHECKING:  # an instance only reads results: it neither loads files nor decides
+    from gitboot.load.loaded import LoadedFile
+    from gitboot.resolve.decide import DecidedServer
 
 V = TypeVar("V")
 

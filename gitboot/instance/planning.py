@@ -164,20 +164,24 @@ class _Tally:
     def take(self, name: str, was: ServerState | None, now: ServerState | None) -> None:
         """One of the servers, as it was planned before and as it is; None: it was not there, or is no more."""
         if was is not None:
-            self._counts.subtract(_kinds(was))
-            self._versions.subtract(_versions(was))
-            self._needs.subtract(_files_of(was))
+            self._count(was, -1)
         if now is None:
             self._gone.append(name)
             self._due[name] = None
             return
-        self._counts.update(_kinds(now))
-        self._versions.update(_versions(now))
-        self._needs.update(_files_of(now))
+        self._count(now, 1)
         if now is not was:
             self._changed[name] = now
         self._due[name] = now.transition
         self._look_into(name, now)
+
+    def _count(self, state: ServerState, by: int) -> None:
+        for kind in _kinds(state):
+            self._counts[kind] += by
+        for version in _versions(state):
+            self._versions[version] += by
+        for file in _files_of(state):
+            self._needs[file] += by
 
     def _look_into(self, name: str, now: ServerState) -> None:
         uuid, plan = now.decision.uuid, now.plan

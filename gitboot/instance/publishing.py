@@ -307,7 +307,8 @@ def _is_over(stands: LimitedFiles, at: datetime) -> bool:
 
 def _versions(state: RenderedState) -> dict[str, Digest]:
     """Whose boot each path of a server is, of those boots that mean something by being made."""
-    offers = {offer.plan for offer in offers_of(state)}
+    if not (offers := {offer.plan for offer in offers_of(state)}):
+        return {}
     return {path: digest for path, digest in state.entries.items() if digest in offers}
 
 

@@ -213,7 +213,8 @@ class Fresh:
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
         self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
         self._made = {""}  # folders, by their path
-        self._is_masked = True  # whether files are made with other permissions, or another group, than are asked for
+        # Whether files are made with other permissions, or another group, than are asked for: the first file tells.
+        self._is_masked: bool | None = None
 
     def add(self, files: Files) -> int:
         """Write one server's files, or those of none; return at how many paths there was nothing yet.
@@ -254,10 +255,11 @@ class Fresh:
             self._make(split(path)[0])
             fd = os.open(path, NEW, self._modes.file, dir_fd=self._folder)
             try:
-                if self._is_masked:
+                if self._is_masked is None:
                     found = os.fstat(fd)
                     is_in_group = self._modes.group in (None, found.st_gid)
                     self._is_masked = S_IMODE(found.st_mode) != self._modes.file or not is_in_group
+                if self._is_masked:
                     self._modes.give_file(fd)
                 rest = memoryview(content)
                 while rest:

@@ -45,6 +45,7 @@ from gitboot.publish.manifest import (
 from gitboot.publish.older import read_older
 from gitboot.render.listing import is_list_record
 from gitboot.render.page import SAID
+from gitboot.render.paths import BOOT
 from gitboot.render.state import Listed, Outline, PublishedServer, outline, parse, state_path
 
 OWN: Final = "ops/.gitboot"
@@ -185,8 +186,9 @@ def check_path(path: str) -> None:
 
 def is_record(path: str) -> bool:
     """Whether ``path`` is taken by what is written about the tree."""
-    own = path.startswith(f"{OWN}/") or is_list_record(path)
-    return own or is_of_manifest(path) or is_of_index(path) or path in _SAID
+    if path.startswith(BOOT):
+        return is_list_record(path)
+    return path.startswith(f"{OWN}/") or is_of_manifest(path) or is_of_index(path) or path in _SAID
 
 
 def batch_path(since: datetime) -> str:

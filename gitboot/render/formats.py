@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cache
 from typing import Final
 
-from gitboot.model.fleet import Output
+from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars import MacAddress
 from gitboot.plan import BootPlan, Decision
 from gitboot.render import (
@@ -67,15 +68,20 @@ def server_files(decisions: Decisions, decision: Decision, plan: BootPlan | None
 
     A server that boots its disk has the same boot script by each lookup, or no boot script at all if it is restricted.
     """
-    asking = {None, decisions.evidence, *decisions.outputs}
-    if Output.EC2 in asking:
-        asking.add(Output.NOCLOUD)  # whose files it answers
-    found = {
-        path: file for made, render in RENDERERS if made.asked_by in asking for path, file in render(decision, plan)
-    }
+    found: dict[str, File] = {}
+    for render in _renderers(decisions.outputs, decisions.evidence):
+        found.update(render(decision, plan))
     if decision.restrict and (plan is None or plan.boot is None):
         return {path: file for path, file in found.items() if not _is_boot_script(path)}
     return found
+
+
+@cache
+def _renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer, ...]:
+    asking = {None, evidence, *outputs}
+    if Output.EC2 in asking:
+        asking.add(Output.NOCLOUD)  # whose files it answers
+    return tuple(render for made, render in RENDERERS if made.asked_by in asking)
 
 
 def _is_boot_script(path: str) -> bool:

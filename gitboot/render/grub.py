@@ -35,7 +35,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
 
 def tombstones(decision: Decision, idle: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
     """What GRUB finds by interfaces that the server may not boot from: on to its disk."""
-    yield from ((paths.GRUB_LOOKUP.of(mac), _tombstone(decision, IDLE)) for mac in idle)
+    configuration = _tombstone(decision, IDLE)
+    yield from ((paths.GRUB_LOOKUP.of(mac), configuration) for mac in idle)
 
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

@@ -105,6 +105,13 @@ def _is_in_clear(path: str) -> bool:
 
 def versions(lying: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
     """Return the versions of each path, from the files that lie in the tree from each instant on."""
+    if len(lying) == 1:  # as for most servers
+        [(since, files)] = lying
+        return {
+            path: (FileVersion(since, file.sha256, len(file.content)),)
+            for path, file in files.items()
+            if path.startswith(BOOT)
+        }
     found: dict[str, tuple[FileVersion, ...]] = {}
     for path in sorted({path for _, files in lying for path in files if path.startswith(BOOT)}):
         kept: list[FileVersion] = []

@@ -107,8 +107,10 @@ def transition(
     absent: Collection[BootFile] = (),
 ) -> datetime | None:
     """The next instant after ``at`` at which the plan changes without a commit and without an observation."""
-    now = _state(decision, at, record, stop, absent)
     later = sorted({instant for instant in _instants(decision, record) if instant > at})
+    if not later:
+        return None
+    now = _state(decision, at, record, stop, absent)
     return next((each for each in later if _state(decision, each, record, stop, absent) != now), None)
 
 
@@ -401,8 +403,7 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
     if is_overwritten(record, policy.provision):
         return _disk(policy, Cause.OVERWRITTEN)
     key = wanted_key(policy, record)
-    to_be_made = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key)
-    given = replace(to_be_made, begun=True)
+    given = _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, begun=True)
     if is_provisioned(policy, record):
         since, until = record.provisioned_at, record.grace_until
         if since is not None and until is not None and since <= at < until and record.image == boot.image:
@@ -432,7 +433,8 @@ def _under_policy(policy: PolicyDecision, at: datetime, record: Record | None) -
         return replace(_disk(policy, Cause.OUTCOME, boot.user_data if asks_still else None), key=key)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != wanted_release(policy, record):
         return _disk(policy, Cause.RUNS)
-    return replace(to_be_made, override=_override(boot, policy.network_boot, policy.override, key))
+    override = _override(boot, policy.network_boot, policy.override, key)
+    return _State(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key)
 
 
 def wanted_release(policy: PolicyDecision, record: Record) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
 from typing import Final, NewType
 
@@ -82,6 +83,7 @@ def byte_orders(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     return (uuid, other) if uuid < other else (other, uuid)
 
 
+@lru_cache(maxsize=256)  # to render one server asks for the same few several times
 def lookup_uuids(uuid: SystemUuid) -> tuple[SystemUuid, ...]:
     """Return the UUIDs by which the endpoint finds a machine: both byte orders, or none of a placeholder."""
     return () if is_placeholder_uuid(uuid) else byte_orders(uuid)
