@@ -313,7 +313,7 @@ def _sound(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark
             remarks.append(lost(f"kernel argument {argument}: {error.message}"))
         else:
             fine.append(argument)
-    stays = merged([fine])
+    stays = merged((tuple(fine),))
     remarks += [
         lost(f"kernel argument {each}: another of its name stands after it, and gitboot gives the last")
         for each in fine
