@@ -25,7 +25,9 @@ from gitboot.model.policy import (
     PolicyWait,
     Taint,
 )
-from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 
 _INSTALLING: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)

@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.authorship import Signer
 from gitboot.facts import facts
-from gitboot.model.scalars import Digest, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
 from gitboot.problems.problem import Problem
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often

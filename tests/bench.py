@@ -22,13 +22,13 @@ from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import facts, requests
 from gitboot.ledger.opening import check
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Record
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import RenderedState
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.records import record_facts
 from gitboot.status import Event
 from gitboot.timekeeping import Uptime

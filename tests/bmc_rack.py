@@ -19,7 +19,7 @@ from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.credentials import give_credentials
 from tests.fleets import uuid_of
 from tests.redfish.double import STARTED, Machine

@@ -21,9 +21,10 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.frames import encode
 from gitboot.instance.inbox import Bmcs
 from gitboot.ledger.store import Store
-from gitboot.load import Revision, Snapshot, load
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision, Snapshot
+from gitboot.load.whole import load
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published

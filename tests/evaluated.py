@@ -17,10 +17,10 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.frames import encode
 from gitboot.instance import build
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.progress import Told, unheard
-from gitboot.source import Reader
 from gitboot.source.bringing import InThisProcess
+from gitboot.source.clone import Reader
 
 
 class Here(Evaluation):

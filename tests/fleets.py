@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
+from gitboot.load.repository import FleetRepository
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
+from gitboot.load.whole import load
 from gitboot.plan import BootPlan, Decision, Record
-from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.instant import plan
 
 SHA = "a" * 64
 

@@ -25,8 +25,9 @@ from gitboot.bmc.override import OFF, BootTarget, Enabled, Override, fit
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.cli.planning import about_all
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
-from gitboot.load import BlobId, Revision, Snapshot, load
 from gitboot.load.sealed import NotSealed, sealed
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
+from gitboot.load.whole import load
 from gitboot.observe import accesslog, spool
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
@@ -41,7 +42,9 @@ from gitboot.render import state, terms
 from gitboot.render.schedule import server_state
 from gitboot.resolve.decide import decide
 from gitboot.targets import holding
-from gitboot.template import MAX_BYTES, TemplateFault, TemplateSet
+from gitboot.template import TemplateSet
+from gitboot.template.budget import MAX_BYTES
+from gitboot.template.faults import TemplateFault
 from gitboot.timekeeping import Uptime
 from tests.fleets import SEED
 from tests.serving import BEFORE, FLEET, Site, connect, read_all

@@ -19,15 +19,17 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from gitboot.load import ParseCache, load
+from gitboot.load.blobs import ParseCache
+from gitboot.load.whole import load
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import BootPlan, Decision, Record, Run
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
+from gitboot.resolve.instant import plan
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of
 
 Document: TypeAlias = dict[str, Any]

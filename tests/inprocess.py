@@ -18,7 +18,7 @@ from gitboot.ledger import requests
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
-from gitboot.source import Reader, Source
+from gitboot.source.clone import Reader, Source
 from gitboot.status import Event
 from gitboot.timekeeping import Uptime
 from tests.doubles import UNGUARDED

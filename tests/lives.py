@@ -23,7 +23,7 @@ from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import evidence, facts, requests
 from gitboot.ledger.opening import copy_ledger
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase

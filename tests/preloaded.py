@@ -217,11 +217,12 @@ def _warm_up() -> None:
     """Have made what gitboot makes when it first reads, decides and renders: validators, most of all."""
     from datetime import UTC, datetime
 
-    from gitboot.load import load
+    from gitboot.load.whole import load
     from gitboot.render.formats import server_files, shared_files
-    from gitboot.resolve import plan
     from gitboot.resolve.decide import decide
-    from gitboot.source import WORKTREE, open_snapshot
+    from gitboot.resolve.instant import plan
+    from gitboot.source.snapshot import open_snapshot
+    from gitboot.source.worktree import WORKTREE
 
     decisions = decide(load(open_snapshot(Path(__file__).parent.parent / "example-repo", WORKTREE)))
     shared_files(decisions)

@@ -8,11 +8,12 @@ from dataclasses import replace
 from gitboot.authorship import Message
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.ranges import side
-from gitboot.diff import Changes, compare
+from gitboot.diff.changes import Changes, compare
 from gitboot.diff.guard import Limits
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.resolve.decide import decide
-from gitboot.review import Review, review
+from gitboot.review import review
+from gitboot.review.review import Review
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
 
 Files = Mapping[str, str | None]  # by path; None removes one

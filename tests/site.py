@@ -30,7 +30,7 @@ from gitboot.instance.directory import LEDGER
 from gitboot.instance.requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.ledger import requests
 from gitboot.ledger.fetches import SharedFetches
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.spool import Spool, aside
 from gitboot.observe.stopped import Words, folders, say, take_back

@@ -17,7 +17,7 @@ import psycopg
 
 from gitboot.errors import GitbootError, HeldByAnother
 from gitboot.ledger.fetches import SharedFetches
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.timekeeping import Uptime

@@ -11,7 +11,7 @@ import pytest
 from gitboot.audit.images import Images, images
 from gitboot.cli import inputs
 from gitboot.facts import facts
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import Record
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any
 
 from gitboot.audit.rollout import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.model.image import Rollout
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Failure, InstallAttempt, Record, Seen
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide

@@ -37,7 +37,9 @@ from benchmarks.rows import ROWS
 from benchmarks.run import LARGEST, Result, Run, read_run, write_run
 from benchmarks.take_over import LEASE_S
 from gitboot.ledger.lease import SECONDS
-from gitboot.load import BlobId, FleetRepository, Revision, Snapshot, load
+from gitboot.load.repository import FleetRepository
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
+from gitboot.load.whole import load
 from gitboot.resolve.decide import decide
 from tests.git_servers import Relay
 

@@ -22,7 +22,7 @@ from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import uuid_of

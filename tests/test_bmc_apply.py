@@ -19,7 +19,7 @@ from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.transport import tls_context
 from gitboot.errors import LedgerError, UsageError
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
 from tests.fleets import uuid_of
 from tests.redfish.certificates import Authority

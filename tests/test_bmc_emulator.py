@@ -14,19 +14,11 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.marks import NO_MARKS
-from gitboot.bmc.override import (
-    BootTarget,
-    Enabled,
-    OperatorCondition,
-    Override,
-    OverrideRecord,
-    State,
-    Wanted,
-)
+from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.redfish.double import STARTED
 
 # One machine for each test.

@@ -40,9 +40,9 @@ from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
-from gitboot.load import load
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.whole import load
+from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each
 from tests.configured import configured
 from tests.credentials import HERE, give_credentials

@@ -50,7 +50,7 @@ from gitboot.bmc.override import (
 )
 from gitboot.bmc.payload import Resource
 from gitboot.bmc.quirks import boot_patch
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each
 from tests.redfish.double import Machine
 from tests.redfish.profiles import PROFILES, Profile

@@ -18,9 +18,9 @@ from gitboot.bmc.access import read_trust
 from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.passwords import CredentialDirectory, read_credentials
 from gitboot.errors import UsageError
-from gitboot.load import load
 from gitboot.load.machines import machines
-from gitboot.model.scalars import parse_fingerprint
+from gitboot.load.whole import load
+from gitboot.model.scalars.artifacts import parse_fingerprint
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.credentials import HERE
 from tests.fleets import SEED, server, snapshot

@@ -28,7 +28,7 @@ from gitboot.bmc.quirks import QUIRKS
 from gitboot.bmc.redfish import MEANING, BmcConnection
 from gitboot.bmc.transport import Reach, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each
 from tests.redfish.certificates import Authority
 from tests.redfish.double import STARTED, Machine

@@ -18,7 +18,7 @@ from gitboot.bmc.scan import MOST_ADDRESSES, addresses
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess, Machine
-from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture
 from tests.cases import for_each
 from tests.fleets import mac_of, uuid_of

@@ -11,7 +11,7 @@ from gitboot.bmc.identity import Pinned, Shown, shared
 from gitboot.bmc.sharing import Sharing
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.fleets import at, uuid_of
 
 UUIDS = tuple(SystemUuid(uuid_of(f"web{number}")) for number in range(6))

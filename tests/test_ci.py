@@ -19,10 +19,10 @@ import yaml
 from gitboot import __version__
 from gitboot.cli import cli
 from gitboot.cli.init import CI, PACKAGES, seed
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.records import exported
-from gitboot.source import open_snapshot
+from gitboot.source.snapshot import open_snapshot
 from tests.ci_jobs import (
     PIPELINE,
     CommentHost,

@@ -21,18 +21,19 @@ from typing import Any
 import click
 import pytest
 import yaml
+from pygit2 import LIBGIT2_VERSION
 
 from gitboot import __version__, errors, plan
 from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
-from gitboot.model.scalars import format_instant, parse_uuid
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.schema import KINDS
 from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve.records import exported
-from gitboot.source import LIBGIT2_VERSION
 from tests import plain
 from tests.cases import for_each
 from tests.credentials import give_credentials

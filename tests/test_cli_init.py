@@ -15,12 +15,12 @@ from gitboot.cli import cli
 from gitboot.cli.init import CI, THIS_VERSION, ci_path, seed
 from gitboot.cli.installed import requirement, requirement_of
 from gitboot.errors import UsageError
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.model.fleet import Evidence
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decide import decide
-from gitboot.source import open_snapshot
+from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at
 from tests.repositories import Work
 

@@ -13,7 +13,7 @@ from gitboot.cli.inputs import this_second
 from gitboot.cli.ranges import Compared, compared
 from gitboot.errors import UsageError
 from gitboot.instance.settings import TrustSettings
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.keys import TrustedKeys
 from tests.fleets import image
 from tests.repositories import ENVIRONMENT, Work

@@ -13,7 +13,7 @@ from gitboot.diff.effects import Effect, When
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.unknown import BecomesUnknown, Since
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.model.policy import (
     DiskBoot,
     HttpBoot,
@@ -25,7 +25,7 @@ from gitboot.model.policy import (
     Taint,
     TaintEffect,
 )
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import Boot, BootFiles, Decision
 from gitboot.resolve.decide import decide

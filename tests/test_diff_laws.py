@@ -9,19 +9,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.diff import Changes, ServerChange, compare
+from gitboot.diff.changes import Changes, ServerChange, compare
 from gitboot.diff.documents import Fate
 from gitboot.diff.guard import Limits, judge
 from gitboot.diff.risks import Risk
-from gitboot.load import FleetRepository, load
+from gitboot.load.repository import FleetRepository
+from gitboot.load.whole import load
 from gitboot.plan import Record
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.schedule import server_state
 from gitboot.render.state import state_path
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
+from gitboot.resolve.instant import plan
 from gitboot.review.causes import Causes
 from gitboot.review.groups import groups
 from tests.fleets import snapshot

@@ -19,7 +19,8 @@ from gitboot.diff.risks import Risk
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower, PolicyWait
-from gitboot.model.scalars import Digest, MacAddress, SystemUuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import (
     Boot,
@@ -33,8 +34,7 @@ from gitboot.plan import (
     Record,
     Run,
 )
-from gitboot.resolve import plan
-from gitboot.resolve.instant import has_run, wanted_release
+from gitboot.resolve.instant import has_run, plan, wanted_release
 from gitboot.resolve.records import carried
 from tests.cases import for_each
 from tests.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of

@@ -7,7 +7,7 @@ from typing import Any
 from gitboot.diff.changes import Changes, compare
 from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.risks import Risk
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.resolve.decide import decide
 from gitboot.review import words
 from tests.cases import for_each

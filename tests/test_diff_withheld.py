@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.diff.withheld import withheld_boots
 from gitboot.plan import BootPlan, Cause, Decision, InstallAttempt, Phase, Record, Seen, WithheldBoot
-from gitboot.resolve import plan
+from gitboot.resolve.instant import plan
 from tests.fleets import at, decision, fleet, image, maintenance, policy, profile, server
 
 NOON = at("20T12:00")

@@ -22,7 +22,7 @@ import yaml
 
 from gitboot.cli import cli
 from gitboot.cli.configuration import Setting
-from gitboot.load import parse_blob
+from gitboot.load.blobs import parse_blob
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from tests.cases import for_each

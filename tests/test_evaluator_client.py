@@ -25,10 +25,11 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, ResultKind
 from gitboot.frames import Buffer, Child, encode
-from gitboot.load import Revision
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code
-from gitboot.source import Remote, Source
+from gitboot.source.clone import Source
+from gitboot.source.remote import Remote
 from gitboot.status import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server, uuid_of

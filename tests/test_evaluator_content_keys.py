@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
 from gitboot.frames import encode
-from gitboot.load import FleetRepository, load
 from gitboot.load.machines import machine
+from gitboot.load.repository import FleetRepository
+from gitboot.load.whole import load
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decide import decide_server
 from gitboot.resolve.fleet_view import FleetView

@@ -16,7 +16,7 @@ from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
 from gitboot.audit.lineage import Lineage
-from gitboot.diff import compare
+from gitboot.diff.changes import compare
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import protocol
@@ -25,13 +25,13 @@ from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.frames import encode
-from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve import decide
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decide import DecidedServer
 from gitboot.resolve.decision_inputs import ServerInputs
-from gitboot.source import CommitSummary
 from gitboot.source import history as source_history
+from gitboot.source.commits import CommitSummary
 from tests.fleets import SEED, server
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
 from tests.results import StoredResults

@@ -26,7 +26,7 @@ from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.workers import Forks
 from gitboot.frames import encode
-from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from tests.results import StoredResults
 
 ROOT: Final = Path(__file__).parent.parent

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.plan import Record
 from gitboot.render.copies import copy_files
 from gitboot.render.formats import server_files, shared_files, tombstones
-from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
-from gitboot.resolve.instant import fallback
-from gitboot.source import open_snapshot
+from gitboot.resolve.instant import fallback, plan
+from gitboot.source.snapshot import open_snapshot
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of

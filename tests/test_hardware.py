@@ -21,7 +21,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.diff.guard import Limits
 from gitboot.instance.standing import Fetched
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Record
 from gitboot.remedies import with_state

@@ -24,7 +24,7 @@ from gitboot.errors import SourceError
 from gitboot.instance.directory import LEDGER
 from gitboot.instance.settings import TrustSettings
 from gitboot.ledger import acknowledgements, facts
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitReader, content_of
 from gitboot.source.keys import SignatureKeys, TrustedKeys
 from gitboot.source.repository import Stored

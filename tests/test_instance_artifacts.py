@@ -18,7 +18,7 @@ from gitboot.instance.lookout import Lookout
 from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import BootFile, BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench

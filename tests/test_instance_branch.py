@@ -15,9 +15,9 @@ from gitboot.cli.exit import Exit
 from gitboot.errors import BranchMissing, BranchNotNamed, LedgerError, SourceError
 from gitboot.instance.loop import Loop
 from gitboot.ledger import facts
-from gitboot.load import Revision
-from gitboot.source import Remote, Source
-from gitboot.source.clone import FollowedBranch
+from gitboot.load.snapshot import Revision
+from gitboot.source.clone import FollowedBranch, Source
+from gitboot.source.remote import Remote
 from gitboot.source.upstream import EMPTY
 from tests.git_servers import git_daemon
 from tests.inprocess import in_process

@@ -25,8 +25,8 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import requests
-from gitboot.load import Revision
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import identity
 from gitboot.plan import Record
@@ -39,7 +39,7 @@ from gitboot.publish.tree import Tree
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.resolve.records import record_facts, shard_of
-from gitboot.source import Source
+from gitboot.source.clone import Source
 from tests.doubles import note_fetch
 from tests.evaluated import Here
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

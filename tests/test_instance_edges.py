@@ -15,8 +15,8 @@ import pytest
 from gitboot.diff.guard import Limits
 from gitboot.errors import SourceError
 from gitboot.ledger import requests
-from gitboot.load import Revision
-from gitboot.model.scalars import parse_uuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import parse_uuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.publish.manifest import STATUS

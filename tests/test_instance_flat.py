@@ -18,7 +18,7 @@ import pytest
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.instance.standing import Fetched
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import at, fleet, image, policy, profile, server, uuid_of

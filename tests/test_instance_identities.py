@@ -13,15 +13,8 @@ from gitboot.errors import InvalidRepository, UsageError
 from gitboot.migration.foreign import mac_of
 from gitboot.migration.foreign import uuid_of as uuid_of_import
 from gitboot.migration.known import uuids_of
-from gitboot.model.scalars import (
-    MacAddress,
-    SystemUuid,
-    is_placeholder_mac,
-    is_placeholder_serial,
-    is_placeholder_uuid,
-    lookup_uuids,
-    swapped,
-)
+from gitboot.model.scalars.machines import MacAddress, SystemUuid, lookup_uuids, swapped
+from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
 from gitboot.plan import Record
 from gitboot.publish.recorded import read_records
 from gitboot.render.paths import asked_for

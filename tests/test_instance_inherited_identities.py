@@ -15,7 +15,7 @@ import pytest
 from gitboot.diff.changes import compare
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import lost_identities, requests
-from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.model.scalars.machines import SystemUuid, swapped
 from gitboot.resolve.decide import decide
 from tests.configured import configured
 from tests.doubles import UNLIMITED

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.instance.requests import BEGIN
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import BootPlan, Cause, Phase, Record
 from gitboot.resolve.attempts import step_of

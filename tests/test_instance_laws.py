@@ -18,7 +18,7 @@ from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.planning import Plans, changed_by, left_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Decision, InstallAttempt, Record, Seen
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.schedule import ServerState, rendered

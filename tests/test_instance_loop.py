@@ -19,7 +19,7 @@ from gitboot.instance.laps import Stage
 from gitboot.instance.loop import Bell, Loop, Ring
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status import Event
 from tests.fleets import SEED, maintenance

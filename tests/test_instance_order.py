@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.ledger import evidence
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import BootPlan, Cause, Phase, Record

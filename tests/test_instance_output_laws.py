@@ -16,7 +16,7 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.load import Snapshot
+from gitboot.load.snapshot import Snapshot
 from gitboot.observe.spool import IDENTITY
 from gitboot.publish.directory import Directory
 from tests.bench import Bench

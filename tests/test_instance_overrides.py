@@ -16,7 +16,7 @@ import pytest
 from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.override import OverrideRecord, State
 from gitboot.instance.overrides import events_of
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase
 from tests.bench import Bench
 from tests.credentials import give_credentials

@@ -16,7 +16,8 @@ from gitboot.instance.provisioning import note_consumed
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Run, Seen
 from gitboot.resolve.records import record_facts
 from tests.bench import NOON, Bench, Said, beginning

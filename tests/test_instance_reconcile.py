@@ -22,7 +22,7 @@ from gitboot.instance.settings import GitSettings, Settings
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
-from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
@@ -42,7 +42,8 @@ from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
-from gitboot.source import Reader, Remote, Source
+from gitboot.source.clone import Reader, Source
+from gitboot.source.remote import Remote
 from gitboot.status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here

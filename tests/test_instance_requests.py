@@ -9,7 +9,7 @@ import pytest
 from gitboot.bmc.override import State
 from gitboot.errors import LedgerError
 from gitboot.ledger import requests
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Cause, Phase, Record
 from gitboot.resolve.records import last_word, record_facts
 from tests.fleets import uuid_of

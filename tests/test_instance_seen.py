@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.instance.seen import KeptUnknown, read_unknown
-from gitboot.model.scalars import SystemUuid, parse_mac
+from gitboot.model.scalars.machines import SystemUuid, parse_mac
 from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried
 from gitboot.publish.directory import Directory

@@ -31,8 +31,8 @@ from gitboot.instance.build import looked_at
 from gitboot.instance.requests import RECORDS
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import machines, requests
-from gitboot.load import load
-from gitboot.model.scalars import Digest
+from gitboot.load.whole import load
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import Cause, Phase
 from gitboot.resolve.decide import decide

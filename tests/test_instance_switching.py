@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.bmc.switch import SwitchState
 from gitboot.instance.turns import granted
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Cause
 from tests.bench import Bench
 from tests.credentials import give_credentials

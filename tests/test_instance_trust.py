@@ -21,7 +21,7 @@ from gitboot.instance.standing import Fetched
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.ledger import facts, requests
 from gitboot.ledger.entries import Facts
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import Phase, Record

@@ -25,7 +25,9 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.loop import Loop
 from gitboot.ledger import evidence, overrides
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import Digest, SystemUuid, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe import stopped
 from gitboot.stoppage import Stoppage
 from tests.bench import NOON, Bench

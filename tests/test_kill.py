@@ -11,11 +11,11 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve import plan
 from gitboot.resolve.decide import decide
-from gitboot.source import open_snapshot
+from gitboot.resolve.instant import plan
+from gitboot.source.snapshot import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process
 from tests.instance import Repository, git

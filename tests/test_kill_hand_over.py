@@ -21,7 +21,7 @@ from gitboot.cli import cli
 from gitboot.instance.directory import LEDGER
 from gitboot.ledger import records
 from gitboot.ledger.opening import open_ledger
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Record
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process

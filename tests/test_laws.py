@@ -19,12 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.plan import BootPlan, Decision, OverrideTarget, Phase, Record, Run
-from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.decide import decide
+from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.instant import plan, transition
 from gitboot.resolve.records import first_records
 from tests.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
 from tests.generated import (

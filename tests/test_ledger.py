@@ -23,13 +23,7 @@ from hypothesis import strategies as st
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.media import Medium, MediumState
-from gitboot.bmc.override import (
-    BootTarget,
-    Enabled,
-    Override,
-    OverrideRecord,
-    State,
-)
+from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
@@ -38,7 +32,9 @@ from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store
 from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine
-from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, Seen, UnknownServe
 from gitboot.status import Event

@@ -41,7 +41,8 @@ from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation

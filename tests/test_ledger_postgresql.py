@@ -43,7 +43,7 @@ from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
 from gitboot.ledger.store import Transaction
 from gitboot.ledger.tables import POSTGRESQL_MIGRATIONS, VERSION
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Record
 from gitboot.status import Event
 from tests.cases import for_each

@@ -30,7 +30,7 @@ from gitboot.ledger.entries import Suspension
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import write_mark
 from gitboot.ledger.tables import MIGRATIONS, VERSION
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Cause, Phase, Run
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 
 from gitboot.document import Path
 from gitboot.errors import InvalidRepository
-from gitboot.load import KINDS, BlobId, Id, Irregular, Oversized, ParseCache, Snapshot, load, parse_blob
+from gitboot.load.blobs import ParseCache, parse_blob
 from gitboot.load.references import references
-from gitboot.model.scalars import parse_file_path, parse_name
+from gitboot.load.resources import KINDS, Id
+from gitboot.load.snapshot import BlobId, Irregular, Oversized, Snapshot
+from gitboot.load.whole import load
+from gitboot.model.scalars.names import parse_file_path, parse_name
 from gitboot.problems.problem import Problem
 from tests.cases import for_each
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import yaml
 
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.migration.fleetfiles import fleet_of
 from gitboot.migration.known import Supplement
 from gitboot.migration.systems import SYSTEMS
-from gitboot.resolve import plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.instant import plan
 from gitboot.resolve.records import first_records
-from gitboot.source import open_snapshot
+from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at
 from tests.rack import typed
 from tests.searching import each_of

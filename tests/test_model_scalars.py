@@ -14,37 +14,35 @@ from hypothesis import strategies as st
 
 from gitboot.document import Quoted
 from gitboot.model.image import parse_user_data_format
-from gitboot.model.scalars import (
-    Malformed,
+from gitboot.model.scalars.artifacts import parse_artifact_url, parse_base_url, parse_digest
+from gitboot.model.scalars.instants import format_instant, parse_instant
+from gitboot.model.scalars.machines import (
     SystemUuid,
-    format_instant,
-    nonempty,
-    parse_artifact_url,
-    parse_base_url,
-    parse_boolean,
-    parse_count_or_percent,
-    parse_digest,
-    parse_file_path,
-    parse_instant,
-    parse_integer,
     parse_interface_address,
+    parse_mac,
+    parse_network,
+    parse_uuid,
+    swapped,
+)
+from gitboot.model.scalars.names import (
+    parse_file_path,
     parse_kernel_argument,
     parse_label_key,
     parse_label_value,
-    parse_mac,
     parse_name,
-    parse_network,
+    parse_variable,
+    parse_variable_name,
+)
+from gitboot.model.scalars.numbers import (
+    parse_boolean,
+    parse_count_or_percent,
+    parse_integer,
     parse_percent,
     parse_positive,
     parse_signed,
-    parse_uuid,
-    parse_variable,
-    parse_variable_name,
-    shown,
-    swapped,
-    text,
     version_key,
 )
+from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 from gitboot.problems.codes import Code
 from tests.cases import for_each
 from tests.documents import AWKWARD

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.document import parse
-from gitboot.load import KINDS, parse_blob
+from gitboot.load.blobs import parse_blob
+from gitboot.load.resources import KINDS
 from gitboot.model.schema import main
 from tests.cases import for_each
 from tests.documents import Document, documents

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from gitboot.document import Quoted, parse
-from gitboot.load import KINDS
-from gitboot.model.scalars import Malformed, parse_interface_address
+from gitboot.load.resources import KINDS
+from gitboot.model.scalars.machines import parse_interface_address
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.structure import read, written
 from tests.documents import AWKWARD, Document, documents
 from tests.documents import written as as_yaml

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.given import GivenBoots, how_given
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation, Outcome

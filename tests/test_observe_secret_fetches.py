@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.ledger import rows
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import (
     MOST_ADDRESSES,

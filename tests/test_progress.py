@@ -22,7 +22,7 @@ from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import Buffer, Child, encode
 from gitboot.instance.directory import LeftStatus, locked, read_status
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
-from gitboot.load import BlobId
+from gitboot.load.snapshot import BlobId
 from gitboot.progress import Underway, Work, counted
 from gitboot.publish.directory import Directory
 from gitboot.render.tree import File

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from gitboot.model.scalars import byte_orders
+from gitboot.model.scalars.machines import byte_orders
 from gitboot.render.disk import EFI_LOADERS
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.grub import first_configuration
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
+from gitboot.resolve.instant import plan
 from tests import generated
 from tests.fleets import SEED, at, decided, document, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.generated import GeneratedFleet

@@ -14,7 +14,7 @@ from gitboot.plan import Record, Run
 from gitboot.render.listing import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.schedule import RenderedState, server_state
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.stoppage import Halt
 from tests import every_path, plain
 from tests.cases import for_each

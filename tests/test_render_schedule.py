@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
-from gitboot.model.scalars import MacAddress, SystemUuid, swapped
+from gitboot.model.scalars.machines import MacAddress, SystemUuid, swapped
 from gitboot.plan import Record
 from gitboot.problems.problem import Problem
 from gitboot.render.formats import shared_files

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from gitboot.plan import Record
 from gitboot.render.schedule import RenderedState, server_state
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.serve.limits import Bodies
 from gitboot.serve.reply import TOO_LARGE
 from tests import plain

@@ -8,11 +8,12 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.load import load, load_revision
+from gitboot.load.loaded import load_revision
+from gitboot.load.whole import load
 from gitboot.plan import Cause, InstallAttempt, Phase, Record, Run, Seen, UserDataFiles
-from gitboot.resolve import plan, transition
 from gitboot.resolve.choice import in_rollout
 from gitboot.resolve.decide import decide, decide_all
+from gitboot.resolve.instant import plan, transition
 from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each
 from tests.fleets import (

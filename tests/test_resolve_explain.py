@@ -6,22 +6,11 @@ from datetime import datetime
 
 from gitboot.facts import facts
 from gitboot.plan import Record, Run
-from gitboot.resolve import plan
 from gitboot.resolve.decide import decide
 from gitboot.resolve.explain import Explanation, explain
+from gitboot.resolve.instant import plan
 from tests.cases import for_each
-from tests.fleets import (
-    SEED,
-    at,
-    document,
-    fleet,
-    image,
-    maintenance,
-    policy,
-    profile,
-    repository,
-    server,
-)
+from tests.fleets import SEED, at, document, fleet, image, maintenance, policy, profile, repository, server
 
 NOON, NIGHT = at("20T12:00"), at("20T23:00")
 

@@ -12,8 +12,7 @@ from gitboot.instance.overrides import media_of, wanted_by
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.plan import Decision, InstallAttempt, Record, Seen
 from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.resolve import plan
-from gitboot.resolve.instant import transition
+from gitboot.resolve.instant import plan, transition
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import decision, fleet, image, maintenance, policy, profile, server

@@ -12,11 +12,10 @@ from gitboot.diff.returning import returning
 from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
-from gitboot.load import load_revision
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.loaded import load_revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Cause, Decision, InstallAttempt, MaintenanceDecision, Phase, Record, Run, Seen
-from gitboot.resolve import plan
-from gitboot.resolve.instant import run_reason
+from gitboot.resolve.instant import plan, run_reason
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.records import adopted, carried, exported, imported, ran

@@ -18,9 +18,9 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.authorship import Message
 from gitboot.cli.review_text import as_text
-from gitboot.review import Review, ReviewOutcome
 from gitboot.review.as_json import as_json
 from gitboot.review.markdown import as_markdown
+from gitboot.review.review import Review, ReviewOutcome
 from tests.cases import for_each
 from tests.fleets import document, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.reviewed import FLEET, SERVERS, USER_DATA, Files, reviewed

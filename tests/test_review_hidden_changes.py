@@ -19,7 +19,7 @@ from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
-from gitboot.review import Review, ReviewOutcome
+from gitboot.review.review import Review, ReviewOutcome
 from tests.cases import for_each
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
 from tests.repositories import Work

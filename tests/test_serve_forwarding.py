@@ -18,7 +18,7 @@ from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.postgresql import connected
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity, line_of

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.model.scalars import SystemUuid, swapped
+from gitboot.model.scalars.machines import SystemUuid, swapped
 from gitboot.serve.answers import Answer, Answers
 from gitboot.serve.tree import PublishedTree
 from tests.cases import for_each

@@ -20,7 +20,8 @@ from click.testing import CliRunner
 
 from gitboot.cli import cli
 from gitboot.files import write_whole
-from gitboot.model.scalars import Digest, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.spool import Spool, forget, forgotten_next, take

@@ -8,7 +8,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.facts import facts
-from gitboot.source import Blame, open_blame
+from gitboot.source.blame import Blame, open_blame
 from tests.repositories import Work
 
 THREE = "one\ntwo\nthree\n"

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from gitboot.instance.directory import LEDGER
 from gitboot.ledger import events
 from gitboot.ledger.store import Store
-from gitboot.source import Remote, Source
 from gitboot.source.ancestry import ancestors, commits_between, is_ancestor, merge_base
+from gitboot.source.clone import Source
 from gitboot.source.commit_objects import CommitReader, Person, parse_person
+from gitboot.source.remote import Remote
 from tests.fleets import image
 from tests.git_servers import git_daemon
 from tests.instance import eventually, running

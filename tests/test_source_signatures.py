@@ -12,11 +12,11 @@ import pytest
 
 from gitboot.authorship import Message, Signer, Verify
 from gitboot.errors import SourceError, UsageError
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.problems.codes import Code
-from gitboot.source import Remote, Source
-from gitboot.source.clone import tag_on
+from gitboot.source.clone import Source, tag_on
 from gitboot.source.keys import SignatureKeys, TrustedKeys
+from gitboot.source.remote import Remote
 from gitboot.source.repository import Stored
 from gitboot.source.signatures import Signatures
 from tests.repositories import ENVIRONMENT, Work

@@ -13,7 +13,9 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.errors import SubpathMissing, UsageError
-from gitboot.source import Remote, Source, open_snapshot
+from gitboot.source.clone import Source
+from gitboot.source.remote import Remote
+from gitboot.source.snapshot import open_snapshot
 from gitboot.source.subpath import parse_subpath
 from tests.cases import for_each
 from tests.configured import configured

@@ -25,7 +25,8 @@ from gitboot.instance.inbox import Inbox
 from gitboot.instance.standing import Fetched
 from gitboot.ledger import facts, overrides, records
 from gitboot.ledger.opening import copy_ledger, open_ledger
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import Record

@@ -39,16 +39,17 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offer_of
 from gitboot.ledger.entries import Facts
-from gitboot.load import Revision
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Decision, Phase, Record, Run
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve import Decisions, plan
 from gitboot.resolve.decide import decide
+from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.instant import plan
 from gitboot.resolve.records import exported, imported
 from tests.cases import for_each
 from tests.fleets import (

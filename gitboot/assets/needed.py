@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gitboot.plan import Boot, BootFile
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from gitboot.document import Path as Field
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.imagekeys import ImageKeys, SignatureKind
 from gitboot.model.image import Artifact, Artifacts, BootImage, Checksums, Signature
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.openpgp import Distrusted
 from gitboot.resolve.bootfiles import fetched_from
 

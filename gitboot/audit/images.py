@@ -7,13 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gitboot.load import FleetRepository, Id
-from gitboot.model.scalars import SystemUuid, version_key
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
+from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars.numbers import version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.plan import Decision, Record
-from gitboot.resolve import Decisions
 from gitboot.resolve.choice import Named, choose_image, joins_at
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.optouts import opt_outs
 
 

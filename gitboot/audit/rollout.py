@@ -9,13 +9,16 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.audit.images import followers
-from gitboot.load import FleetRepository, Id, Revision
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
+from gitboot.load.snapshot import Revision
 from gitboot.model.image import Rollout
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
 from gitboot.plan import Decision, InstallStep, Record
-from gitboot.resolve import Decisions
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.decisions import Decisions
 
 OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
 # The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.identities import place_of
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import parse_fingerprint
+from gitboot.model.scalars.artifacts import parse_fingerprint
 from gitboot.phrases import did_you_mean, some
 
 FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own

@@ -14,7 +14,8 @@ from enum import Enum
 from typing import Final
 
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.machines import SystemUuid, byte_orders
+from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

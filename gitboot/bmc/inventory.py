@@ -12,13 +12,9 @@ from gitboot.bmc.identity import Shown
 from gitboot.bmc.payload import Resource, observe_identity
 from gitboot.bmc.quirks import MODE
 from gitboot.load.identities import place_of
-from gitboot.model.scalars import (
-    MacAddress,
-    Malformed,
-    is_placeholder_serial,
-    is_placeholder_uuid,
-    parse_lookup_mac,
-)
+from gitboot.model.scalars.machines import MacAddress, parse_lookup_mac
+from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.text import one_line
 

@@ -9,7 +9,7 @@ from gitboot.bmc.identity import Described, Identified, Pinned
 from gitboot.bmc.override import Observed, OperatorCondition, Override, OverrideRecord, Wanted
 from gitboot.bmc.switch import Switching, SwitchRecord
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 
 class Outcome(StrEnum):

@@ -24,7 +24,7 @@ from gitboot.bmc.identity import NOTHING, Another, Identified, IdentityChanged, 
 from gitboot.bmc.marks import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.bmc.media import MediaSlot, Medium, MediumState, places, slot_with
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide
 _CORRECTION_PERIOD = timedelta(hours=1)

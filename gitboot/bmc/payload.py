@@ -15,7 +15,8 @@ from gitboot.bmc.media import MediaSlot
 from gitboot.bmc.override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
-from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
+from gitboot.model.scalars.texts import Malformed
 
 _IN_POST = frozenset(
     {

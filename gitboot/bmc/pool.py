@@ -25,7 +25,7 @@ from gitboot.bmc.passwords import CredentialDirectory, Entrusted
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 if TYPE_CHECKING:
     from gitboot.bmc.driver import Driver

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gitboot.bmc.identity import Pinned, claimed_by, values_of
 from gitboot.load.machines import Machine
 from gitboot.load.merged import differing, replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 Place = tuple[str, str | None]
 

@@ -133,7 +133,7 @@ def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -
         return
     import platform
 
-    from gitboot.source import LIBGIT2_VERSION  # a library that few commands need before they run
+    from pygit2 import LIBGIT2_VERSION  # a library that few commands need before they run
 
     click.echo(f"gitboot {__version__} (Python {platform.python_version()}, libgit2 {LIBGIT2_VERSION})")
     context.exit()

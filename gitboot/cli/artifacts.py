@@ -151,7 +151,8 @@ def _base_url_of(path: Path, rev: str | None) -> str:
 
 
 def _parsed(url: str) -> str:
-    from gitboot.model.scalars import Malformed, parse_base_url
+    from gitboot.model.scalars.artifacts import parse_base_url
+    from gitboot.model.scalars.texts import Malformed
 
     try:
         return parse_base_url(url)

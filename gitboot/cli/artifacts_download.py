@@ -20,7 +20,7 @@ from gitboot.errors import AssetError, UsageError
 if TYPE_CHECKING:
     from gitboot.assets.fetching import Fetcher
     from gitboot.assets.mirroring import MirroredArtifact
-    from gitboot.model.scalars import Digest
+    from gitboot.model.scalars.artifacts import Digest
     from gitboot.plan import BootFile
 
 

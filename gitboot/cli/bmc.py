@@ -35,10 +35,10 @@ from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.bmc.override import OverrideRecord
-    from gitboot.cli.instance import Look
+    from gitboot.instance.build import Look
     from gitboot.instance.inspect import Inspection
     from gitboot.load.machines import Machine
-    from gitboot.model.scalars import SystemUuid
+    from gitboot.model.scalars.machines import SystemUuid
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = ("waiting for a person", "not read", "not as wanted yet", "as wanted")
@@ -248,7 +248,8 @@ def _warn_of_no_name(is_named: bool) -> None:
 
 def _fingerprint(text: str) -> str:
     """A SHA-256 as gitboot writes it, of one as openssl may."""
-    from gitboot.model.scalars import Malformed, parse_fingerprint
+    from gitboot.model.scalars.artifacts import parse_fingerprint
+    from gitboot.model.scalars.texts import Malformed
 
     try:
         return parse_fingerprint(text)
@@ -264,7 +265,7 @@ def _resolved(
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
     from gitboot.instance.requests import ACCEPT, BACK, REPLACE, RESOLVE
     from gitboot.instance.stops import stop_of
-    from gitboot.resolve import plan
+    from gitboot.resolve.instant import plan
 
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None

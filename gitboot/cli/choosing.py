@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gitboot.cli.instance import Look
+    from gitboot.instance.build import Look
     from gitboot.plan import Decision
 
 selector_option = click.option(
@@ -24,7 +24,7 @@ def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> 
     from gitboot.cli.instance import decision_of
     from gitboot.cli.planning import selected
     from gitboot.errors import UsageError
-    from gitboot.model.scalars import Name
+    from gitboot.model.scalars.names import Name
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")

@@ -25,11 +25,11 @@ from gitboot.migration.former import SHAPES
 if TYPE_CHECKING:
     from gitboot.cli.planning import Planned
     from gitboot.http_client import HttpClient
-    from gitboot.load import FleetRepository
+    from gitboot.load.repository import FleetRepository
     from gitboot.migration.contrast import Contrast
     from gitboot.migration.former import Asker, OldBoot
     from gitboot.plan import Decision
-    from gitboot.resolve import Decisions
+    from gitboot.resolve.decisions import Decisions
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot

@@ -22,7 +22,7 @@ from gitboot.errors import UsageError
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.review import Review
+    from gitboot.review.review import Review
 
 _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
@@ -70,8 +70,9 @@ def command(
     """
     from gitboot.cli.accepted import accepted_by
     from gitboot.cli.ranges import compared
-    from gitboot.model.scalars import format_instant
-    from gitboot.review import ReviewOutcome, review
+    from gitboot.model.scalars.instants import format_instant
+    from gitboot.review import review
+    from gitboot.review.review import ReviewOutcome
 
     trust, asked = trust_of(**{name: given[name] for name in TRUST}), _flags({name: given.pop(name) for name in TRUST})
     limits: dict[str, int | None] = given

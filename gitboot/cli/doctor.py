@@ -58,12 +58,14 @@ def command(
 
 
 def _findings(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
+    from pygit2 import LIBGIT2_VERSION
+
     from gitboot.cli.instance import looked_at
     from gitboot.errors import HeldByAnother
     from gitboot.instance import examining
     from gitboot.instance.acting import acting_here, check_acts
     from gitboot.instance.directory import has_ledger, running
-    from gitboot.source import LIBGIT2_VERSION, features
+    from gitboot.source.repository import features
     from gitboot.timekeeping import keeping
 
     yield from examining.of_git(features(), LIBGIT2_VERSION)

@@ -15,12 +15,12 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import OutputOption, at_option, document, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
-from gitboot.source import WORKTREE
+from gitboot.source.worktree import WORKTREE
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.resolve.explain import Explanation, Reason
-    from gitboot.source import Blame
+    from gitboot.source.blame import Blame
 
 _KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
 _WIDTH: Final = 40
@@ -73,9 +73,9 @@ def command(
         _explain_kind(subject, field, outputs)
         return
     from gitboot.facts import facts
-    from gitboot.resolve import plan
     from gitboot.resolve.explain import explain
-    from gitboot.source import open_blame
+    from gitboot.resolve.instant import plan
+    from gitboot.source.blame import open_blame
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     if kind := _kind_meant(subject, fleet.decisions.servers):

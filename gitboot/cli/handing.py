@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.cli.instance import decision_of
 from gitboot.errors import UsageError
-from gitboot.model.scalars import Malformed, format_instant, parse_uuid
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import parse_uuid
+from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.spool import take
 from gitboot.plan import Record
 from gitboot.render.state import state_path
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from gitboot.cli.instance import Look
-    from gitboot.model.scalars import SystemUuid
+    from gitboot.instance.build import Look
+    from gitboot.model.scalars.machines import SystemUuid
 
 KIND: Final = "HandOver"
 

@@ -11,19 +11,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
-from gitboot.cli.inputs import (
-    OutputOption,
-    document,
-    output_option,
-    path_option,
-)
+from gitboot.cli.inputs import OutputOption, document, output_option, path_option
 from gitboot.errors import UsageError
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.audit.effects import Change, ServerEffect
     from gitboot.audit.lineage import Changed, Skipped
-    from gitboot.source import History
+    from gitboot.source.history import History
 
 _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
@@ -41,7 +36,7 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
     results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
     """
-    from gitboot.source import open_history
+    from gitboot.source.history import open_history
 
     history = open_history(path, rev)
     entries = _entries(history, server, number)

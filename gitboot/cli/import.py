@@ -65,7 +65,8 @@ def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path
     from gitboot.migration.fleetfiles import IGNORE, fleet_of
     from gitboot.migration.known import Supplement, sums_of, uuids_of
     from gitboot.migration.reporting import report, summary
-    from gitboot.model.scalars import Malformed, parse_base_url
+    from gitboot.model.scalars.artifacts import parse_base_url
+    from gitboot.model.scalars.texts import Malformed
 
     try:
         fleet_yaml = seed("fleet.yaml").replace("http://boot.example.net", parse_base_url(base_url))

@@ -12,8 +12,8 @@ from urllib.parse import quote
 
 from gitboot.audit.rollout import AppliedRollout, Proof
 from gitboot.errors import HostUnreachable, UsageError
-from gitboot.load import Revision
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Decision, Record
 from gitboot.publish.recorded import read_records
 from gitboot.render.parts import RECORDS

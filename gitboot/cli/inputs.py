@@ -17,7 +17,8 @@ from click.core import ParameterSource
 from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.model.scalars import Malformed, parse_instant
+from gitboot.model.scalars.instants import parse_instant
+from gitboot.model.scalars.texts import Malformed
 from gitboot.phrases import some
 from gitboot.terminal import escaped_lines, unstyled, write_verbatim
 

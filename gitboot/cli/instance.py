@@ -25,7 +25,7 @@ from gitboot.ledger import requests
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import did_you_mean
 from gitboot.plan import Decision
 from gitboot.text import shell_words

@@ -22,7 +22,7 @@ from gitboot.facts import facts
 from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.sites import sites_of
 from gitboot.terminal import style
 

@@ -16,7 +16,7 @@ from gitboot.files import create_output_file
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.load import FleetRepository
+    from gitboot.load.repository import FleetRepository
     from gitboot.migration.newserver import NewServer
     from gitboot.model.server import Server
 
@@ -71,7 +71,9 @@ def server(
     """
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.migration.newserver import new_document
-    from gitboot.model.scalars import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
+    from gitboot.model.scalars.machines import parse_lookup_mac, parse_lookup_uuid
+    from gitboot.model.scalars.names import parse_name
+    from gitboot.model.scalars.texts import Malformed
 
     fleet = load_fleet(path, None)
     try:
@@ -122,7 +124,7 @@ def _known(
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.instance.seen import read_unknown
     from gitboot.migration.newserver import NewServer
-    from gitboot.model.scalars import parse_mac
+    from gitboot.model.scalars.machines import parse_mac
     from gitboot.model.server import Architecture, Firmware
 
     mac = parse_mac(seen)
@@ -175,7 +177,7 @@ def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bo
 
 def _taken(name: str, new: NewServer, fleet: FleetRepository) -> Iterator[str]:
     """What of it another document says already."""
-    from gitboot.model.scalars import byte_orders
+    from gitboot.model.scalars.machines import byte_orders
 
     for other, each in fleet.servers.items():
         macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()

@@ -30,7 +30,7 @@ from gitboot.cli.planning import (
     tell_held_back,
 )
 from gitboot.errors import UsageError
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import Decision, Record
 from gitboot.text import printable_lines
 
@@ -124,8 +124,8 @@ def _write_plans(
 
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
     """Write what one server boots now and after each change up to and including ``until``."""
-    from gitboot.resolve import plan
     from gitboot.resolve.install_progress import progress_of
+    from gitboot.resolve.instant import plan
 
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
@@ -159,8 +159,8 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
 
 def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
     """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
-    from gitboot.resolve import transition
     from gitboot.resolve.install_progress import progress_of
+    from gitboot.resolve.instant import transition
 
     progress = progress_of(record, instant)
     ends = progress.until if progress is not None else None

@@ -14,10 +14,10 @@ from gitboot.canonical import canonical
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.table import wrapped
 from gitboot.errors import UsageError
-from gitboot.load import FleetRepository
 from gitboot.load.machines import machines
+from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
 from gitboot.plan import BootPlan, Cause, Decision, Record
@@ -27,7 +27,8 @@ from gitboot.render.page.shards import page_files
 from gitboot.render.parts import PartFiles
 from gitboot.render.schedule import About, RenderedState, server_state
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions, plan
+from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.instant import plan
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.records import first_records

@@ -20,11 +20,11 @@ from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair
 from gitboot.instance.settings import TrustSettings
-from gitboot.load import Revision, Snapshot
+from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.problems.problem import Problem
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
-from gitboot.source import open_blame
+from gitboot.source.blame import open_blame
 from gitboot.source.compare import Range, open_range
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.signatures import Signatures

@@ -16,8 +16,8 @@ from gitboot.phrases import count
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.cli.instance import Look
-    from gitboot.model.scalars import SystemUuid
+    from gitboot.instance.build import Look
+    from gitboot.model.scalars.machines import SystemUuid
     from gitboot.plan import Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}

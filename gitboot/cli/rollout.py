@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gitboot.audit.rollout import AppliedRollout, Headway
     from gitboot.cli.evaluator_process import Begun
     from gitboot.cli.informant import Informant
-    from gitboot.load import Revision, Snapshot
+    from gitboot.load.snapshot import Revision, Snapshot
     from gitboot.resolve.decide import Decided
 
 _PERCENT: Final = ("spec", "rollout", "percent")
@@ -132,9 +132,9 @@ def advance_stream(
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at
     from gitboot.facts import facts
-    from gitboot.source import WORKTREE
     from gitboot.source.proposing import check_branch
     from gitboot.source.snapshot import folder_around
+    from gitboot.source.worktree import WORKTREE
 
     if branch is not None:
         check_branch(branch)
@@ -192,7 +192,7 @@ class _Fleet:
     @classmethod
     def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
         from gitboot.cli.evaluated_fleet import FleetEvaluator
-        from gitboot.source import open_snapshot
+        from gitboot.source.snapshot import open_snapshot
 
         evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
 
@@ -210,7 +210,7 @@ class _Fleet:
         """
         from gitboot.audit.rollout import StepOutcome, advance, applied_in
         from gitboot.cli.informant import proof_by
-        from gitboot.source import open_snapshot
+        from gitboot.source.snapshot import open_snapshot
 
         streams = self.now.repository.streams
         if stream not in streams:
@@ -230,7 +230,7 @@ class _Fleet:
 
     def _check_evidence(self) -> None:
         """Raise `UsageError` if the Fleet's evidence proves only that a server fetched its boot."""
-        from gitboot.load import Id
+        from gitboot.load.resources import Id
         from gitboot.model.fleet import Evidence
 
         fleet = self.now.repository.fleet
@@ -245,7 +245,8 @@ class _Fleet:
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
         from gitboot.document import rewritten
-        from gitboot.load import BlobId, Id, Revision
+        from gitboot.load.resources import Id
+        from gitboot.load.snapshot import BlobId, Revision
 
         origin = self.now.repository.origins[Id("ImageStream", found.stream)]
         before = self.snapshot.read(origin.blob)

@@ -121,7 +121,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
     from gitboot.bmc.redfish import BmcConnection
     from gitboot.bmc.scan import scan as look_at
     from gitboot.load.machines import BmcAccess
-    from gitboot.model.scalars import SystemUuid
+    from gitboot.model.scalars.machines import SystemUuid
 
     if credentials is None:
         raise UsageError("--credentials is needed: the directory that has NAME/username and NAME/password")

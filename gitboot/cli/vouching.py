@@ -20,9 +20,9 @@ from gitboot.phrases import count
 if TYPE_CHECKING:
     from gitboot.assets.fetching import Fetcher
     from gitboot.assets.vouching import SignatureCheck
-    from gitboot.load import FleetRepository
+    from gitboot.load.repository import FleetRepository
     from gitboot.model.image import BootImage
-    from gitboot.model.scalars import Digest
+    from gitboot.model.scalars.artifacts import Digest
     from gitboot.problems.problem import Problem
 
 
@@ -132,7 +132,7 @@ def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootI
 def _problems(
     fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
 ) -> Iterator[Problem]:
-    from gitboot.load import Id
+    from gitboot.load.resources import Id
     from gitboot.problems.codes import Code
     from gitboot.problems.problem import Severity
 

@@ -23,13 +23,14 @@ from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger,
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
-from gitboot.load import FleetRepository, Id
 from gitboot.load.machines import BmcAccess, Machine, machines
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.model.fleet import Site
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.sites import sites
 
 

@@ -18,13 +18,14 @@ from typing import Final
 from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.diff.reinstalls import Reinstall, Why
-from gitboot.load import FleetRepository, Id
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.model.image import BootImage
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Boot, Decision
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 # Arguments that only choose where the kernel prints, and how much.
 # Source: https://docs.kernel.org/admin-guide/kernel-parameters.html

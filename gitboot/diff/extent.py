@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gitboot.canonical import digest
 from gitboot.diff.identities import GainedIdentity, Inheritance, LostIdentity
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 
 Label = tuple[str, str]  # site, fra1
 

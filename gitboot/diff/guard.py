@@ -13,7 +13,7 @@ from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.identities import Inheritance
 from gitboot.model.fleet import Guards
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.phrases import did_you_mean
 
 SMALL: Final = 10  # servers: in smaller groups a percentage says nothing

@@ -9,7 +9,8 @@ from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import SystemUuid, byte_orders, is_placeholder_mac, is_placeholder_serial, lookup_uuids
+from gitboot.model.scalars.machines import SystemUuid, byte_orders, lookup_uuids
+from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
 from gitboot.resolve.hosts import Host

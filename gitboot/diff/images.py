@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
-from gitboot.load import FleetRepository, Id
-from gitboot.model.scalars import Digest
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import Boot, Decision
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

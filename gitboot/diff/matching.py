@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gitboot.load.machines import Machine
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 Pair = tuple[str | None, str | None]  # a server's name before and after; None: it was not there
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Decision, Record
 from gitboot.resolve.attempts import is_provisioned
 from gitboot.resolve.instant import has_run

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from gitboot.canonical import digest
-from gitboot.load import FleetRepository
+from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import Digest
-from gitboot.resolve import Decisions
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 
 

@@ -11,12 +11,12 @@ from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import changes_ledger, shared_change, unknown_change
 from gitboot.diff.touched import GROUPING
-from gitboot.load import FleetRepository
 from gitboot.load.machines import BmcAccess, machine
-from gitboot.model.scalars import Digest
+from gitboot.load.repository import FleetRepository
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.server import Server
 from gitboot.plan import Decision
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 

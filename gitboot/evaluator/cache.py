@@ -12,7 +12,7 @@ import msgspec
 from gitboot.decoders import decoder
 from gitboot.evaluator import protocol
 from gitboot.frames import encode
-from gitboot.load import Id
+from gitboot.load.resources import Id
 from gitboot.model.server import Server
 from gitboot.plan import Decision
 from gitboot.problems.codes import Code

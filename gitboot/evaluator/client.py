@@ -22,13 +22,13 @@ from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.evaluator.remote_cache import lookup
 from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
-from gitboot.load import Revision
 from gitboot.load.machines import Machine
 from gitboot.load.merged import merged, replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Decision
 from gitboot.progress import Told, unheard
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written

@@ -8,13 +8,14 @@ from typing import Final
 
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
-from gitboot.load import FleetRepository, Revision
 from gitboot.load.machines import NO_MOVES, Machine, Moves, machines
+from gitboot.load.repository import FleetRepository
+from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import FleetSpec
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Decision, WithheldBoot
 from gitboot.problems.problem import Problem
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions

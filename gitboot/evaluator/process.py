@@ -19,9 +19,9 @@ from gitboot.evaluator.protocol import Allowance
 from gitboot.evaluator.remote_cache import RemoteCache
 from gitboot.evaluator.workers import BATCH, Forks, processors
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
-from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.model.fleet import FleetSpec
-from gitboot.source import Reader
+from gitboot.source.clone import Reader
 from gitboot.source.repository import lacks_memory
 
 

@@ -22,7 +22,7 @@ from gitboot.diff.extent import Extent
 from gitboot.frames import encode
 from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
 from gitboot.problems.codes import Code

@@ -21,9 +21,10 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.instance.withheld_boots import joined, offering, withheld_by
 from gitboot.ledger.entries import Withheld
-from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change

@@ -12,10 +12,10 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.ledger.entries import Facts
 from gitboot.load.machines import Machine
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
 from gitboot.plan import Decision, Record
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.records import adopted, ahead, first_records
 
 

@@ -26,7 +26,7 @@ from gitboot.ledger import (
 )
 from gitboot.ledger.entries import Facts, Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation
 from gitboot.publish.manifest import MANIFEST

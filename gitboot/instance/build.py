@@ -65,8 +65,9 @@ from gitboot.ledger.lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.naming import address_beside, is_named, note_address
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
-from gitboot.load import Revision
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import IDENTITY
@@ -81,10 +82,11 @@ from gitboot.publish.recorded import records_in
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve.records import ahead
 from gitboot.serve.tree import status_file
-from gitboot.source import FetchProcess, Password, Remote, Source, SshKey
 from gitboot.source.bringing import CLONE
-from gitboot.source.clone import BranchRecord, FollowedBranch, accepted_snapshot, detached, tag_on
+from gitboot.source.clone import BranchRecord, FollowedBranch, Source, accepted_snapshot, detached, tag_on
+from gitboot.source.fetcher import FetchProcess
 from gitboot.source.keys import SignatureKeys
+from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
 from gitboot.source.upstream import Upstream

@@ -20,14 +20,14 @@ from gitboot.instance.standing import Standing
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.instance.trust import behind, unkept
 from gitboot.model.fleet import NOBODY
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.observe import refused
 from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more, some
 from gitboot.plan import BootFile, Cause, InstallState
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.status import Condition, Endpoints, Event, Following, SignedListState, Telling, ThreadFailure
 from gitboot.stoppage import Halt, SoleClaim
 from gitboot.timekeeping import Keeping

@@ -18,7 +18,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import UsageError
 from gitboot.facts import facts
 from gitboot.ledger.naming import is_named
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.progress import Underway
 from gitboot.status import Condition, Status
 

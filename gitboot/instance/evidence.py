@@ -28,7 +28,7 @@ from gitboot.instance.provisioning import (
 from gitboot.instance.secret_fetches import begin_installation, note_fetch
 from gitboot.ledger.entries import Pending
 from gitboot.model import fleet
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.intents import with_outcomes
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import WAITING, Cause, Offer, Phase, Seen

@@ -21,7 +21,7 @@ from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.publish.modes import is_open
 from gitboot.remedies import remedy
 from gitboot.render.loaders import mirrors, offers, wanted
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.storage import check_output, check_state
 from gitboot.text import shell_words
 from gitboot.timekeeping import Keeping

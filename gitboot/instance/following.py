@@ -20,9 +20,9 @@ from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys, read_list_keys
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
-from gitboot.source import Password, Remote, Source, SshKey
 from gitboot.source.branch import OwnedBranch, authorship_of
-from gitboot.source.remote import HEAD, address
+from gitboot.source.clone import Source
+from gitboot.source.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.status import Following, SignedListState
 from gitboot.targets import rsync
 from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress

@@ -24,7 +24,7 @@ from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.load.merged import replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.reports import Report, read_reports

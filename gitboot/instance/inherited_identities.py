@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gitboot.diff.identities import (
-    Described,
-    GainedIdentity,
-    Inheritance,
-    LostIdentity,
-    gained,
-    lost_by_machine,
-)
+from gitboot.diff.identities import Described, GainedIdentity, Inheritance, LostIdentity, gained, lost_by_machine
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.attempts import last_given
 from gitboot.resolve.newcomers import NEW_UP_TO
 

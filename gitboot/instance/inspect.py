@@ -56,12 +56,13 @@ from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.instance.withheld_boots import offering
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Decision, InstallStep, Phase, Record
 from gitboot.remedies import remedy
 from gitboot.render.keyed import TokenKeys
-from gitboot.resolve import plan
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.instant import plan
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.instance.provisioning import left_to_install, strangers
 from gitboot.instance.withheld_boots import may_be_unread, need_no_install
-from gitboot.load import Revision
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
-from gitboot.model.scalars import SystemUuid
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change

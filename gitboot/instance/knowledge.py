@@ -16,7 +16,7 @@ from gitboot.diff.identities import LostIdentity
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.secret_fetches import InstallationFetches
 from gitboot.plan import BootFile, Decision, Record
 from gitboot.status import Event

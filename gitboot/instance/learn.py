@@ -24,7 +24,7 @@ from gitboot.instance.switching import carry_switches
 from gitboot.instance.withheld_boots import rolled_back
 from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootFile
 from gitboot.status import Event

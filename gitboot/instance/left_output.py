@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.planning import Plans
 from gitboot.ledger.entries import Facts
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Cause
 from gitboot.render.schedule import ServerState
 

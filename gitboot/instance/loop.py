@@ -19,10 +19,10 @@ from gitboot.errors import OperatorError, SourceError, TryAgain
 from gitboot.instance.laps import Stage
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
-from gitboot.load import Revision
-from gitboot.model.scalars import format_instant
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.instants import format_instant
 from gitboot.signal_queue import SignalQueue
-from gitboot.source import Source
+from gitboot.source.clone import Source
 from gitboot.status import WRITTEN_EVERY_S, Endpoints, Event, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 

@@ -13,7 +13,7 @@ from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.ledger import rows
 from gitboot.load.merged import replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 _logger = logging.getLogger(__name__)
 

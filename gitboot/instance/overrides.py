@@ -32,7 +32,7 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot, PolicyWait
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.plan import BootPlan, Cause, OverrideTarget, Phase, Record
 from gitboot.render.keyed import TokenKeys

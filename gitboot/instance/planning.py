@@ -15,7 +15,8 @@ from gitboot.instance.agenda import Agenda
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.trust import left_since
 from gitboot.load.merged import differing, replaced
-from gitboot.model.scalars import SystemUuid, version_key
+from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars.numbers import version_key
 from gitboot.plan import (
     UNKNOWN_OUTCOMES,
     BootFile,

@@ -16,7 +16,7 @@ from gitboot.bmc.pool import Connections
 from gitboot.bmc.power import NotSwitched, PowerAction, PowerStep, Send, next_power
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.instance.inspect import Subject
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,7 +37,7 @@ from gitboot.ledger import evidence, facts
 from gitboot.ledger.entries import Facts
 from gitboot.ledger.opening import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.plan import Offer
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.resuming import Inventory

@@ -27,12 +27,12 @@ from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.phrases import some
 from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Run, Seen, UnknownServe
-from gitboot.resolve import Decisions
 from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.records import adopted, attempt_facts, carried, last_shown
 from gitboot.status import Event

@@ -19,7 +19,8 @@ from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Record
 from gitboot.publish.directory import Published
@@ -31,7 +32,7 @@ from gitboot.render.recordfiles import Members, changed_members, members_of, rec
 from gitboot.render.schedule import RenderedState, ServerState, halted, limited_to, rendered
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.status import Event
 from gitboot.stoppage import Halt
 

@@ -49,7 +49,7 @@ from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
 from gitboot.remedies import remedy

@@ -20,7 +20,8 @@ from gitboot.instance.secret_fetches import confirm_fetches
 from gitboot.instance.switching import settle_switches
 from gitboot.instance.trust import accept_clock
 from gitboot.ledger.entries import Approval, Request, Suspension
-from gitboot.model.scalars import SystemUuid, format_instant, parse_uuid
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.phrases import count
 from gitboot.plan import Record
 from gitboot.resolve.records import last_word, record_of

@@ -9,7 +9,7 @@ from typing import Any
 
 from gitboot.errors import UsageError
 from gitboot.instance.knowledge import Learning
-from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import (
     MOST_ADDRESSES,

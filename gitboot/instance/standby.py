@@ -32,11 +32,12 @@ from gitboot.instance.window_watch import WindowWatch
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
-from gitboot.load import Revision
-from gitboot.model.scalars import format_instant
+from gitboot.load.snapshot import Revision
+from gitboot.model.scalars.instants import format_instant
 from gitboot.processes import spawn
 from gitboot.publish.ended_windows import WindowEnds, end_windows
-from gitboot.source import FetchProcess, Source
+from gitboot.source.clone import Source
+from gitboot.source.fetcher import FetchProcess
 from gitboot.status import Condition, Event, Status
 
 if TYPE_CHECKING:

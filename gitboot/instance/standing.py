@@ -14,9 +14,10 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.stops import is_named
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
-from gitboot.model.scalars import Digest, SystemUuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.refused import NotGiven, UnnamedProxy
 from gitboot.plan import InstallAttempt, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys

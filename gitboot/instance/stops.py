@@ -8,7 +8,7 @@ from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.plan import Boot, Decision
-from gitboot.resolve import plan
+from gitboot.resolve.instant import plan
 from gitboot.stoppage import Halt
 
 

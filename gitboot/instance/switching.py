@@ -10,7 +10,8 @@ from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
-from gitboot.model.scalars import SystemUuid, format_instant
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Boot, BootPlan, Cause, Decision, MaintenanceDecision, Phase, PolicyDecision, Record
 from gitboot.render.schedule import About
 from gitboot.stoppage import Halt

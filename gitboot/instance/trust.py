@@ -10,7 +10,7 @@ from typing import Final
 from gitboot.instance.knowledge import Learning
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import InstallAttempt, Record, UnknownServe
 from gitboot.timekeeping import Keeping, Uptime
 

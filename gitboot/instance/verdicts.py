@@ -16,9 +16,9 @@ from gitboot.instance.judging import accepted_words, held_words, invalid_words
 from gitboot.instance.settings import Settings
 from gitboot.ledger.facts import status_key
 from gitboot.ledger.store import Store
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.problems.problem import Severity
-from gitboot.source import Source
+from gitboot.source.clone import Source
 from gitboot.status import Status, Telling
 
 _FIRST_RETRY_S: Final = 5.0

@@ -12,10 +12,10 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by
 from gitboot.ledger.entries import Withheld
-from gitboot.load import Revision
 from gitboot.load.merged import merged
+from gitboot.load.snapshot import Revision
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Decision, PolicyDecision, Record, WithheldBoot
 from gitboot.resolve.attempts import is_overwritten, is_provisioned, overtaken_attempt, provision_reason
 

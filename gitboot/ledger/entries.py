@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gitboot.bmc.marks import Marks
 from gitboot.errors import Orders
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, WithheldBoot
 from gitboot.stoppage import Stoppage

@@ -10,7 +10,7 @@ from typing import Any
 from gitboot.ledger import rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.store import Store, Transaction, open_database
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.status import Event
 
 

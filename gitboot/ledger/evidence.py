@@ -8,7 +8,8 @@ from datetime import datetime
 from gitboot.ledger import rows
 from gitboot.ledger.entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import Digest, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer
 

@@ -12,7 +12,9 @@ from gitboot.errors import Orders
 from gitboot.ledger import rows
 from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import Digest, SystemUuid, format_instant, parse_uuid
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.plan import BootFile, WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime

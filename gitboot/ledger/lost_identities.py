@@ -11,7 +11,7 @@ from typing import Final
 
 from gitboot.diff.identities import LostIdentity
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 _TABLE: Final = "lost_identities"
 _KEY: Final = ("kind", "value", "uuid")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from gitboot.bmc.identity import Pinned
 from gitboot.ledger import rows
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 
 
 def read(store: Store) -> dict[SystemUuid, Pinned]:

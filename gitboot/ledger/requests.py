@@ -9,7 +9,7 @@ from typing import Any
 from gitboot.ledger import rows
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 
 
 def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, Any]) -> int:

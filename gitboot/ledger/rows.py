@@ -18,7 +18,9 @@ from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
 from gitboot.facts import facts
 from gitboot.load.machines import BmcAccess, Machine
-from gitboot.model.scalars import Digest, MacAddress, SystemUuid, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import AddressFetches, InstallationFetches, SecretFetches
 from gitboot.plan import Offer, Phase, Record, Run

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gitboot.ledger import rows
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.secret_fetches import InstallationFetches
 
 

@@ -19,8 +19,8 @@ from gitboot.load.resources import Id
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars import shown
 from gitboot.model.scalars.names import AGE
+from gitboot.model.scalars.texts import shown
 from gitboot.model.server import Server
 from gitboot.phrases import near
 from gitboot.problems.codes import Code

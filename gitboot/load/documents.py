@@ -11,7 +11,8 @@ from gitboot.load.findings import Finding, Wording, findings
 from gitboot.load.resources import KINDS, Id, Resource
 from gitboot.load.schemas import adapter
 from gitboot.model.envelope import API_VERSION
-from gitboot.model.scalars import Malformed, parse_name, shown
+from gitboot.model.scalars.names import parse_name
+from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.model.structure import read
 from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from gitboot.document import Path
 from gitboot.load.problems import dotted
 from gitboot.load.schemas import schema_at
-from gitboot.model.scalars import Malformed, shown
+from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
 

@@ -9,15 +9,8 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from gitboot.document import Path
-from gitboot.model.scalars import (
-    MacAddress,
-    SystemUuid,
-    byte_orders,
-    is_placeholder_mac,
-    is_placeholder_serial,
-    is_placeholder_uuid,
-    is_stand_in,
-)
+from gitboot.model.scalars.machines import MacAddress, SystemUuid, byte_orders, is_stand_in
+from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.server import Bmc, Server
 
 

@@ -11,7 +11,7 @@ from gitboot.load.ignore import MAX_BYTES, read_ignore
 from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import Irregular, Oversized, Snapshot
-from gitboot.model.scalars import shown
+from gitboot.model.scalars.texts import shown
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 

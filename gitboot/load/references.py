@@ -9,7 +9,7 @@ from gitboot.load.resources import Resource
 from gitboot.model.fleet import Fleet, UnknownProfile
 from gitboot.model.image import ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.scalars import Name
+from gitboot.model.scalars.names import Name
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
 

@@ -32,7 +32,7 @@ from gitboot.migration.foreign import (
     sequence,
     words,
 )
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars.machines import MacAddress
 
 
 def read(files: Texts) -> Estate:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 
 

@@ -22,15 +22,10 @@ from gitboot.migration.estate import (
 from gitboot.migration.foreign import is_secret, literal, name_of
 from gitboot.migration.known import Supplement
 from gitboot.model.envelope import API_VERSION
-from gitboot.model.scalars import (
-    Malformed,
-    is_placeholder_serial,
-    parse_artifact_url,
-    parse_bmc_address,
-    parse_kernel_argument,
-    parse_label_key,
-    parse_label_value,
-)
+from gitboot.model.scalars.artifacts import parse_artifact_url, parse_bmc_address
+from gitboot.model.scalars.names import parse_kernel_argument, parse_label_key, parse_label_value
+from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code
 from gitboot.quote import Unquotable, ipxe_arguments

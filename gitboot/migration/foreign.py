@@ -13,14 +13,9 @@ import yaml
 
 from gitboot.errors import UsageError
 from gitboot.migration.estate import ImportedBmc, ImportRemark, guessed, lost
-from gitboot.model.scalars import (
-    MacAddress,
-    Malformed,
-    SystemUuid,
-    parse_lookup_mac,
-    parse_lookup_uuid,
-    parse_name,
-)
+from gitboot.model.scalars.machines import MacAddress, SystemUuid, parse_lookup_mac, parse_lookup_uuid
+from gitboot.model.scalars.names import parse_name
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.leaks import gives_away
 

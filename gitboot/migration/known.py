@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 from gitboot.errors import UsageError
 from gitboot.migration.estate import ImportedMachine
-from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_lookup_uuid, parse_mac
+from gitboot.model.scalars.artifacts import parse_digest
+from gitboot.model.scalars.machines import SystemUuid, parse_lookup_uuid, parse_mac
+from gitboot.model.scalars.texts import Malformed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

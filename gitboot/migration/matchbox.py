@@ -30,7 +30,8 @@ from gitboot.migration.foreign import (
     uuid_of,
     words,
 )
-from gitboot.model.scalars import Malformed, parse_label_key, parse_label_value, parse_variable_name
+from gitboot.model.scalars.names import parse_label_key, parse_label_value, parse_variable_name
+from gitboot.model.scalars.texts import Malformed
 from gitboot.resolve.leaks import secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from gitboot.model.envelope import API_VERSION
-from gitboot.model.scalars import MacAddress, SystemUuid
+from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Server
 
 

@@ -6,45 +6,50 @@ import re
 from datetime import datetime
 from typing import Annotated, Any
 
-from gitboot.model.scalars import (
+from gitboot.model.scalars.artifacts import (
+    SHA256,
     ArtifactUrl,
     Digest,
-    MacAddress,
-    Name,
-    SystemUuid,
-    nonempty,
     parse_artifact_url,
     parse_base_url,
     parse_bmc_address,
-    parse_boolean,
-    parse_count_or_percent,
     parse_digest,
-    parse_file_path,
     parse_fingerprint,
-    parse_instant,
-    parse_integer,
+)
+from gitboot.model.scalars.instants import INSTANT, parse_instant
+from gitboot.model.scalars.machines import (
+    LOCAL_DISK,
+    MacAddress,
+    SystemUuid,
     parse_interface_address,
-    parse_kernel_argument,
-    parse_label_key,
-    parse_label_value,
     parse_ledger,
     parse_local_disk,
     parse_mac,
-    parse_name,
     parse_network,
-    parse_percent,
-    parse_positive,
-    parse_secret_path,
-    parse_signed,
     parse_uuid,
+)
+from gitboot.model.scalars.names import (
+    LABEL_NAME,
+    NAME,
+    Name,
+    parse_file_path,
+    parse_kernel_argument,
+    parse_label_key,
+    parse_label_value,
+    parse_name,
+    parse_secret_path,
     parse_variable,
     parse_variable_name,
-    text,
 )
-from gitboot.model.scalars.artifacts import SHA256
-from gitboot.model.scalars.instants import INSTANT
-from gitboot.model.scalars.machines import LOCAL_DISK
-from gitboot.model.scalars.names import LABEL_NAME, NAME
+from gitboot.model.scalars.numbers import (
+    parse_boolean,
+    parse_count_or_percent,
+    parse_integer,
+    parse_percent,
+    parse_positive,
+    parse_signed,
+)
+from gitboot.model.scalars.texts import nonempty, text
 from gitboot.model.structure import Scalar
 
 # What editors read: they type plain scalars by YAML 1.2, where 3815.2 is a number and gitboot reads text.

@@ -17,7 +17,7 @@ from gitboot.model.fields import (
     Positive,
     Text,
 )
-from gitboot.model.scalars import Malformed
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.server import Loader
 from gitboot.model.structure import Field, Struct, WordOr, check, structure

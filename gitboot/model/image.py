@@ -16,7 +16,7 @@ from gitboot.model.fields import (
     Text,
     Url,
 )
-from gitboot.model.scalars import Malformed, shown, text
+from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
 from gitboot.model.structure import Field, Scalar, Struct, check, structure

@@ -20,7 +20,7 @@ from gitboot.model.fields import (
     VariableName,
 )
 from gitboot.model.image import FormatField
-from gitboot.model.scalars import Malformed
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code

@@ -5,7 +5,8 @@ from enum import StrEnum
 from typing import Annotated, Literal
 
 from gitboot.model.fields import LabelKey, LabelValue, NameField
-from gitboot.model.scalars import Malformed, Name
+from gitboot.model.scalars.names import Name
+from gitboot.model.scalars.texts import Malformed
 from gitboot.model.structure import Field, Struct, WordOr, check, structure
 from gitboot.problems.codes import Code
 

@@ -23,15 +23,9 @@ from gitboot.model.fields import (
     Variable,
     VariableName,
 )
-from gitboot.model.scalars import (
-    MacAddress,
-    Malformed,
-    SystemUuid,
-    is_placeholder_mac,
-    is_placeholder_serial,
-    shown,
-    stand_in,
-)
+from gitboot.model.scalars.machines import MacAddress, SystemUuid, stand_in
+from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
+from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
-from gitboot.model.scalars import Malformed, parse_uuid
+from gitboot.model.scalars.machines import parse_uuid
+from gitboot.model.scalars.texts import Malformed
 from gitboot.render.paths import CHECK
 
 CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of a check, before the version

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gitboot.model.scalars import MacAddress, Malformed, parse_lookup_mac
+from gitboot.model.scalars.machines import MacAddress, parse_lookup_mac
+from gitboot.model.scalars.texts import Malformed
 from gitboot.phrases import count
 
 MOST_BYTES: Final = 64 * 1024  # of what an image sends

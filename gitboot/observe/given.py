@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.batches import writer_of
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gitboot.errors import RegistryRefused, UsageError
-from gitboot.model.scalars import OCI, Digest
+from gitboot.model.scalars.artifacts import OCI, Digest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 from gitboot.errors import HostUnreachable, OperatorError
-from gitboot.model.scalars import OCI
+from gitboot.model.scalars.artifacts import OCI
 from gitboot.oci.reference import OciReference
 from gitboot.oci.registry import Registries
 from gitboot.oci.resolve import Resolved, resolve

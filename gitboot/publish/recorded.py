@@ -7,7 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
+from gitboot.model.scalars.machines import SystemUuid
+from gitboot.model.scalars.placeholder_identities import is_placeholder_uuid
 from gitboot.plan import Record
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.records import imported

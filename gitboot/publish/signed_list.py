@@ -23,20 +23,13 @@ import msgspec
 from gitboot.canonical import canonical
 from gitboot.decoders import convert
 from gitboot.errors import PublishError
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import is_staged, staged
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import Stamp, digest_of
 from gitboot.publish.tree import Tree, damaged
-from gitboot.render.listing import (
-    SHARED_LISTING,
-    ListedFile,
-    listing_path,
-    render,
-    shared_listing,
-    target_name,
-)
+from gitboot.render.listing import SHARED_LISTING, ListedFile, listing_path, render, shared_listing, target_name
 from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
 from gitboot.render.state import parse, state_path
 from gitboot.render.tree import Files

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Final
 
 from gitboot.model.fleet import Evidence, Output
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars.machines import MacAddress
 from gitboot.plan import BootPlan, Decision
 from gitboot.render import (
     aliases,
@@ -25,7 +25,7 @@ from gitboot.render import (
 )
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 

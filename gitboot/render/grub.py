@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import MacAddress, lookup_uuids
+from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import grub_arguments, grub_text, grub_word
@@ -15,7 +15,7 @@ from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 _ATTEMPTS: Final = "1 2 3 4 5"
 _PAUSE_S: Final = 5

@@ -10,7 +10,7 @@ from gitboot.plan import BootPlan, Decision
 from gitboot.render import paths
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
-from gitboot.model.scalars import lookup_uuids
+from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Decision
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
@@ -13,7 +13,7 @@ from gitboot.render import disk, paths
 from gitboot.render.header import heading
 from gitboot.render.paths import ContentType, PathKind
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 _ATTEMPTS: Final = 5
 _PAUSE_S: Final = 5

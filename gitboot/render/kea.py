@@ -16,7 +16,7 @@ from gitboot.render.loaders import Client, LoaderOffer, Mirror, mirrors, offers,
 from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 
 Element = Mapping[str, Any]

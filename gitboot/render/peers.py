@@ -7,7 +7,7 @@ from typing import Final
 
 from gitboot.canonical import canonical
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars import lookup_uuids
+from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.plan import BootPlan, Decision
 from gitboot.quote import ipxe_url
 from gitboot.render import paths

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars.machines import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootFile, BootPlan, Decision
 from gitboot.quote import command_line, ipxe_text
@@ -16,7 +16,7 @@ from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

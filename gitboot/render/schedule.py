@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import Digest, MacAddress, is_placeholder_serial, lookup_uuids
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import MacAddress, lookup_uuids
+from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
 from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, InstallProgress, Phase, Record
 from gitboot.render import state
 from gitboot.render.copies import asking_scripts, copy_files, may_ask_for_end
@@ -44,10 +46,10 @@ from gitboot.render.paths import (
 from gitboot.render.plans import document, summary
 from gitboot.render.state import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
 from gitboot.render.tree import File, Files
-from gitboot.resolve import Decisions, plan, transition
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
-from gitboot.resolve.instant import fallback, without_left
+from gitboot.resolve.instant import fallback, plan, transition, without_left
 from gitboot.resolve.records import drift, record_facts
 from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt

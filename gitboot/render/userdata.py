@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars import lookup_uuids
+from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.plan import BootPlan, Decision, UserDataFiles
 from gitboot.render import paths
 from gitboot.render.disc import disc

@@ -6,7 +6,8 @@ import re
 from typing import Final
 
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import Digest, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, Run, boot_key, token
 
 

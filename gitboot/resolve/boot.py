@@ -8,9 +8,10 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from gitboot.load import Id
+from gitboot.load.resources import Id
 from gitboot.model.policy import UserData
-from gitboot.model.scalars import Digest, Malformed
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.texts import Malformed
 from gitboot.plan import Boot, UserDataFiles
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
@@ -21,7 +22,8 @@ from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.secrets import secret_texts
 from gitboot.resolve.source import BootSource, Unbootable
-from gitboot.template import TemplateFault, TemplateSet
+from gitboot.template import TemplateSet
+from gitboot.template.faults import TemplateFault
 
 
 @dataclass(frozen=True, slots=True)

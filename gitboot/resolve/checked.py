@@ -7,11 +7,13 @@ from datetime import datetime
 from itertools import combinations
 from typing import Final
 
-from gitboot.load import Id
 from gitboot.load.identities import identities
+from gitboot.load.resources import Id
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
-from gitboot.model.scalars import format_instant, shown, version_key
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.numbers import version_key
+from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.phrases import some
 from gitboot.plan import Boot, MaintenanceDecision, provisioned_token

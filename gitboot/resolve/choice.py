@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gitboot.load import FleetRepository, Id
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.model.image import ImageStream
 from gitboot.model.policy import (
     BootPolicySpec,
@@ -20,7 +21,7 @@ from gitboot.model.policy import (
     ReinstallMode,
     Taint,
 )
-from gitboot.model.scalars import SystemUuid
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.load import Id
+from gitboot.load.resources import Id
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
 from gitboot.plan import Boot, Decision, MaintenanceDecision

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from gitboot.certificates import certificate_ends
 from gitboot.errors import InvalidRepository
-from gitboot.load import FleetRepository, Id
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
 from gitboot.model.policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.server import Architecture, Firmware
@@ -37,13 +38,7 @@ from gitboot.resolve.checked import (
 )
 from gitboot.resolve.choice import Pool
 from gitboot.resolve.copies import check_copies
-from gitboot.resolve.decision_inputs import (
-    BootInputs,
-    FleetTerms,
-    MaintenanceInputs,
-    ServerInputs,
-    UnknownInputs,
-)
+from gitboot.resolve.decision_inputs import BootInputs, FleetTerms, MaintenanceInputs, ServerInputs, UnknownInputs
 from gitboot.resolve.decisions import Decisions, check_acceptable
 from gitboot.resolve.document_warnings import placeholder_digests, rejected_labels
 from gitboot.resolve.families import left_out

@@ -7,7 +7,8 @@ from datetime import datetime
 from typing import NamedTuple
 
 from gitboot.document import Place
-from gitboot.load import FleetRepository, Id, Origin
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id, Origin
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem

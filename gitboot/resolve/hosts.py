@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gitboot.model.scalars import MacAddress
+from gitboot.model.scalars.machines import MacAddress
 from gitboot.model.server import Lifecycle, Loader, Server
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gitboot.model.graces import SERVED_GRACE
-from gitboot.model.scalars import Digest, SystemUuid, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import (
     EVIDENCE_OF_A_BEGINNING,
     InstallAttempt,

@@ -9,7 +9,9 @@ from typing import Final
 
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
-from gitboot.model.scalars import Digest, SystemUuid, format_instant
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.instants import format_instant
+from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.plan import (
     EVIDENCE_OF_A_BEGINNING,

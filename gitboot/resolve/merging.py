@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.load import Id
+from gitboot.load.resources import Id
 from gitboot.plan import Boot, UserDataFiles
 from gitboot.resolve import arguments, userdata
 from gitboot.resolve.source import BootSource

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.load import FleetRepository, Id
-from gitboot.model.scalars import format_instant
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
+from gitboot.model.scalars.instants import format_instant
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity

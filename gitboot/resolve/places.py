@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gitboot.document import Place
-from gitboot.load import FleetRepository, Id
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.resolve.fleet_view import FleetView
 
 Step = str | int

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gitboot.errors import InvalidRepository
-from gitboot.load import Flawed, FleetRepository, Loaded
+from gitboot.load.loaded import Flawed, Loaded
+from gitboot.load.repository import FleetRepository
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem

@@ -13,7 +13,9 @@ from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.facts import facts
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
+from gitboot.model.scalars.artifacts import parse_digest
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
+from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.instant import has_run
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gitboot.document import Path, document_text, lines_above, locate, value_lines
-from gitboot.load import BlobId, FleetRepository, Id
 from gitboot.load.merged import differing
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
+from gitboot.load.snapshot import BlobId
 
 
 class ServerLocation(NamedTuple):

@@ -11,7 +11,8 @@ from xml.parsers.expat import ExpatError, ParserCreate
 
 from gitboot.canonical import digest
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars import Digest, Malformed, shown
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.plan import UserDataFiles
 from gitboot.problems.codes import Code
 

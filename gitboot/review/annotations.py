@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from gitboot.diff.access import AccessChange
 from gitboot.diff.guard import Guard
 from gitboot.diff.risks import DANGEROUS, Risk
-from gitboot.load import Id
+from gitboot.load.resources import Id
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity

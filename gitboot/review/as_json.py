@@ -38,7 +38,7 @@ from gitboot.model.review import (
     TripFacts,
     UnheededFacts,
 )
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.problems.problem import Problem
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group, Outlier

@@ -10,7 +10,8 @@ from gitboot.diff.changes import Changes, ServerChange
 from gitboot.diff.documents import Fate
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
-from gitboot.load import FleetRepository, Id
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, Decision
 from gitboot.resolve.choice import Pool, pools

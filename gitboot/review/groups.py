@@ -15,10 +15,11 @@ from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.reinstalls import Reinstall
 from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown
-from gitboot.load import FleetRepository, Id
-from gitboot.model.scalars import Digest
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import Decision
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.review.causes import Causes, is_own
 from gitboot.review.hidden import decision_to_show
 from gitboot.review.rendered import RenderedChanges, RenderedDiff

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gitboot.plan import Decision, provisioned_token
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
 _CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"

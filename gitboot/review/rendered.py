@@ -12,12 +12,12 @@ from gitboot.canonical import digest
 from gitboot.diff.changes import ServerChange
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars import Digest
+from gitboot.model.scalars.artifacts import Digest
 from gitboot.phrases import count, more
 from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 from gitboot.review.hidden import fit_to_show, laid_out
 from gitboot.review.own_values import OwnValues, names_in, own_values
 

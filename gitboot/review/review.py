@@ -14,7 +14,8 @@ from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.diff.reinstalls import RAISED, may_be_installed
 from gitboot.diff.risks import DANGEROUS, Risk
-from gitboot.load import FleetRepository, Id
+from gitboot.load.repository import FleetRepository
+from gitboot.load.resources import Id
 from gitboot.phrases import count
 from gitboot.problems.problem import Severity
 from gitboot.review import words

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gitboot.load import FleetRepository
+from gitboot.load.repository import FleetRepository
 from gitboot.problems.problem import Problem
-from gitboot.resolve import Decisions
+from gitboot.resolve.decisions import Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,7 +21,7 @@ from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.phrases import count, more, some
 from gitboot.review.groups import ChangeCause, Group, Outlier
 

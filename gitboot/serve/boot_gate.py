@@ -18,14 +18,10 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from gitboot.age import Keys, Unopened
-from gitboot.model.scalars import (
-    Digest,
-    Malformed,
-    SystemUuid,
-    is_placeholder_serial,
-    is_placeholder_uuid,
-    parse_uuid,
-)
+from gitboot.model.scalars.artifacts import Digest
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
+from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool, may_be_system
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation, Outcome

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.files import write_whole
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.kernel import uptime
 from gitboot.status import STALE_S
 from gitboot.timekeeping import Keeping, Uptime

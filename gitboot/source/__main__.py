@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gitboot.bounds import Spent, lift
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.fetch_deadlines import note_work, reported
 from gitboot.source.repository import lacks_memory

@@ -11,7 +11,7 @@ import pygit2
 from pygit2.enums import DiffOption
 
 from gitboot.files import fleet_root
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitObject, CommitReader, tree_of
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import pygit2
 from pygit2.enums import FileMode
 
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Fetching, InThisProcess
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.commits import date_of

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 import pygit2
 
 from gitboot.errors import CorruptClone, SourceError
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.objects import copy, merge_packs
 from gitboot.source.remote import HEAD, Conversation, Head, Remote
 from gitboot.source.repository import Stored, blaming, opened

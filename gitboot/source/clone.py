@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import pygit2
 
 from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
-from gitboot.load import BlobId, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.source.ancestry import is_ancestor
 from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.commit_objects import CommitReader, peel_reference

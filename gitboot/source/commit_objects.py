@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pygit2
 from pygit2.enums import ObjectType
 
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.repository import objects_of
 
 

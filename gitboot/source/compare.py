@@ -14,7 +14,7 @@ import pygit2
 from gitboot.authorship import Message
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import fleet_root
-from gitboot.load import BlobId, Irregular, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.ancestry import merge_base

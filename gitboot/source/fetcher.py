@@ -10,7 +10,7 @@ from typing import Final
 
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Tip
 from gitboot.source.fetch_deadlines import Step
 from gitboot.source.remote import Head, Remote

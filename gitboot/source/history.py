@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
-from gitboot.load import Revision, Snapshot
+from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.source.commit_objects import CommitReader
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.repository import Stored, blaming, containing, files_of

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import pygit2
 
 from gitboot.authorship import Message
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.ancestry import commits_between
 from gitboot.source.commit_objects import CommitObject, CommitReader
 from gitboot.source.commits import named

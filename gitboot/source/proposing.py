@@ -11,7 +11,7 @@ import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitReader, peel_reference, tree_of
 from gitboot.source.repository import blaming, containing
 from gitboot.source.snapshot import fleet_folder

@@ -9,7 +9,7 @@ import pygit2
 
 from gitboot.authorship import Message, Signer, Verify
 from gitboot.errors import SourceError, UsageError
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem

@@ -13,7 +13,7 @@ import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
-from gitboot.load import Revision, Snapshot
+from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.source.commit_objects import CommitReader
 from gitboot.source.repository import Stored, blaming, containing, files_of, lacks_memory, words
 from gitboot.source.subpath import folder_of

@@ -15,8 +15,8 @@ from pygit2.enums import FileMode
 
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository
-from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.load.merged import merged
+from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.commit_objects import CommitReader, tree_of

@@ -14,7 +14,7 @@ import pygit2
 
 from gitboot.errors import SourceError, SubpathMissing, UsageError
 from gitboot.files import fleet_root
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitReader, peel_reference, read_tag
 from gitboot.source.objects import check, check_history, copy
 from gitboot.source.remote import Conversation, Head, Remote, head_of, wanted

@@ -13,7 +13,7 @@ import pygit2
 
 from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import SourceError
-from gitboot.load import BlobId, Irregular, Oversized, Revision, Snapshot
+from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 
 WORKTREE: Final = Revision("WORKTREE")
 

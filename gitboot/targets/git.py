@@ -10,7 +10,7 @@ from functools import partial
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
-from gitboot.load import Revision
+from gitboot.load.snapshot import Revision
 from gitboot.phrases import count
 from gitboot.source.branch import Authorship, OwnedBranch
 from gitboot.targets.holding import (

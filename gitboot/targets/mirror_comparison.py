@@ -33,7 +33,7 @@ from gitboot.mirror_program import (
     read_list,
     versions_around,
 )
-from gitboot.model.scalars import format_instant
+from gitboot.model.scalars.instants import format_instant
 from gitboot.publish.manifest import digest_of
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from gitboot.load import load
+from gitboot.load.whole import load
 from gitboot.plan import Record
 from gitboot.render.tree import File
-from gitboot.resolve import Decisions
 from gitboot.resolve.decide import decide
-from gitboot.source import open_snapshot
+from gitboot.resolve.decisions import Decisions
+from gitboot.source.snapshot import open_snapshot
 from tests import generated
 from tests.boots.interpreter import Run, run
 from tests.fleets import at, decided, mac_of, uuid_of
