@@ -30,7 +30,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import RenderedState
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.records import record_facts
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from gitboot.timekeeping import Uptime
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
 from tests.fleets import at, snapshot

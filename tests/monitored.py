@@ -15,7 +15,7 @@ from gitboot.plan import InstallProgress, InstallState, InstallStep
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.serve.tls import Certificate
-from gitboot.status import Condition, Status
+from gitboot.status.instance_status import Condition, Status
 from tests.redfish.certificates import Authority
 from tests.serving import BEFORE, START, site
 

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot import background_threads
 from gitboot.background_threads import BackgroundThread
-from gitboot.status import Following
+from gitboot.status.instance_status import Following
 from gitboot.targets.follower import Follower
 from tests.instance import eventually
 

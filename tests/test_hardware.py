@@ -26,7 +26,7 @@ from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Record
 from gitboot.remedies import with_state
 from gitboot.render.state import parse, turn_of
-from gitboot.status import Condition
+from gitboot.status.instance_status import Condition
 from tests.credentials import give_credentials
 from tests.doubles import note_fetch
 from tests.fleets import at

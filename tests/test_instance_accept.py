@@ -15,7 +15,7 @@ from gitboot.instance.accept import Attempt
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import requests
 from gitboot.problems.problem import Severity
-from gitboot.status import Held
+from gitboot.status.instance_status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, git

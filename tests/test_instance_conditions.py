@@ -29,7 +29,7 @@ from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
-from gitboot.status import Condition, Following, SignedListState, Status, ThreadFailure
+from gitboot.status.instance_status import Condition, Following, SignedListState, Status, ThreadFailure
 from gitboot.stoppage import Stoppage
 from tests.cases import for_each
 from tests.doubles import Commits

@@ -37,7 +37,7 @@ from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, Seen, UnknownServe
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
 from tests.postgresqls import PostgresServer

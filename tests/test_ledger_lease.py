@@ -48,7 +48,7 @@ from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of
 from gitboot.plan import BootFile, Record, Run
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from tests.fleets import at
 from tests.instance import eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder

@@ -18,7 +18,7 @@ from gitboot.publish.tree import verify
 from gitboot.render.page import DATA
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE
-from gitboot.status import ChangedArea, Heeded, Status
+from gitboot.status.instance_status import ChangedArea, Heeded, Status
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.instance import Repository, git
 from tests.serving import ALWAYS, planned

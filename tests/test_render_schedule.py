@@ -15,7 +15,7 @@ from gitboot.render.formats import shared_files
 from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, About, RenderedState, server_state
 from gitboot.render.state import Need, Turn, parse, render, turn_of
-from gitboot.status import Condition, Status
+from gitboot.status.instance_status import Condition, Status
 from tests.cases import for_each
 from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 

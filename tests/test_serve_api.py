@@ -16,7 +16,7 @@ from gitboot.problems.problem import Problem, Severity
 from gitboot.render.state import render, state_path
 from gitboot.serve.api import FILTERS, MOST, Api
 from gitboot.serve.tree import PublishedTree
-from gitboot.status import Condition, Status
+from gitboot.status.instance_status import Condition, Status
 from tests import api_description, plain
 from tests.fleets import server
 from tests.serving import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site

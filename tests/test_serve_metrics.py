@@ -13,7 +13,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from gitboot import __version__
 from gitboot.instance.laps import BOUNDS_S, Laps, Stage
 from gitboot.serve.catalogue import families
-from gitboot.status import Status
+from gitboot.status.instance_status import Status
 from tests import plain
 from tests.git_servers import program
 from tests.monitored import COMMITTED, FULL, full

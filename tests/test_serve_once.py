@@ -34,7 +34,7 @@ from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve.decide import decide
 from gitboot.serve.recorder import Recording
 from gitboot.serve.tree import PublishedTree
-from gitboot.status import Condition, Status
+from gitboot.status.instance_status import Condition, Status
 from gitboot.timekeeping import Keeping
 from tests import plain
 from tests.cases import for_each

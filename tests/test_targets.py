@@ -21,7 +21,7 @@ from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.tree import File
-from gitboot.status import Following
+from gitboot.status.instance_status import Following
 from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target
 from gitboot.targets.follower import Follower, Followers
 from gitboot.targets.holding import Holding, Shard, TargetHead, Unit, held, number_of

@@ -15,7 +15,7 @@ from gitboot.cli.inputs import OutputOption, document, output_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 
 if TYPE_CHECKING:
     from gitboot.observe.asked import UnknownAsked

@@ -19,7 +19,7 @@ from gitboot.cli.telling import tell
 from gitboot.instance.directory import LEDGER, STATUS
 from gitboot.instance.settings import Settings
 from gitboot.ledger.naming import address_beside
-from gitboot.status import Endpoints, Event
+from gitboot.status.instance_status import Endpoints, Event
 
 if TYPE_CHECKING:
     from gitboot.serve.credential_files import CredentialFiles

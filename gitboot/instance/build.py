@@ -90,7 +90,7 @@ from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
 from gitboot.source.upstream import Upstream
-from gitboot.status import Condition, Event, Status
+from gitboot.status.instance_status import Condition, Event, Status
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.targets.follower import Followers
 from gitboot.timekeeping import Uptime

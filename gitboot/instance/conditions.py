@@ -28,7 +28,15 @@ from gitboot.plan import BootFile, Cause, InstallState
 from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve.decisions import Decisions
-from gitboot.status import Condition, Endpoints, Event, Following, SignedListState, Telling, ThreadFailure
+from gitboot.status.instance_status import (
+    Condition,
+    Endpoints,
+    Event,
+    Following,
+    SignedListState,
+    Telling,
+    ThreadFailure,
+)
 from gitboot.stoppage import Halt, SoleClaim
 from gitboot.timekeeping import Keeping
 

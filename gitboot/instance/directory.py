@@ -20,7 +20,7 @@ from gitboot.facts import facts
 from gitboot.ledger.naming import is_named
 from gitboot.model.scalars.instants import format_instant
 from gitboot.progress import Underway
-from gitboot.status import Condition, Status
+from gitboot.status.instance_status import Condition, Status
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it

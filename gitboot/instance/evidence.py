@@ -34,7 +34,7 @@ from gitboot.observe.observation import Observation, Outcome
 from gitboot.plan import WAITING, Cause, Offer, Phase, Seen
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.instant import wanted_release
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
 

@@ -23,7 +23,7 @@ from gitboot.render.tree import File, Files
 from gitboot.source.branch import OwnedBranch, authorship_of
 from gitboot.source.clone import Source
 from gitboot.source.remote import HEAD, Password, Remote, SshKey, address
-from gitboot.status import Following, SignedListState
+from gitboot.status.instance_status import Following, SignedListState
 from gitboot.targets import rsync
 from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
 from gitboot.targets.claim import Claim

@@ -30,7 +30,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.decisions import check_acceptable
-from gitboot.status import PassedMerge
+from gitboot.status.instance_status import PassedMerge
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
 

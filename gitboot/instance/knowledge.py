@@ -19,7 +19,7 @@ from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.secret_fetches import InstallationFetches
 from gitboot.plan import BootFile, Decision, Record
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from gitboot.stoppage import SoleClaim
 
 

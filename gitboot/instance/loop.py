@@ -23,7 +23,7 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.instants import format_instant
 from gitboot.signal_queue import SignalQueue
 from gitboot.source.clone import Source
-from gitboot.status import WRITTEN_EVERY_S, Endpoints, Event, Telling, ThreadFailure
+from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Event, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once

@@ -39,7 +39,7 @@ from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import last_attempt, provision_reason
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
 READ_EVERY: Final = timedelta(minutes=5)  # and one whose override stays

@@ -35,7 +35,7 @@ from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attem
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.records import adopted, attempt_facts, carried, last_shown
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from gitboot.text import shell_words
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right

@@ -33,7 +33,7 @@ from gitboot.render.schedule import RenderedState, ServerState, halted, limited_
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decisions import Decisions
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from gitboot.stoppage import Halt
 
 

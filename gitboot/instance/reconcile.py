@@ -54,7 +54,7 @@ from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
 from gitboot.remedies import remedy
 from gitboot.render.terms import terms_of
-from gitboot.status import Condition, Endpoints, Event, Status, Telling, ThreadFailure
+from gitboot.status.instance_status import Condition, Endpoints, Event, Status, Telling, ThreadFailure
 from gitboot.stoppage import Halt, Stoppage
 from gitboot.timekeeping import Keeping
 

@@ -25,7 +25,7 @@ from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.phrases import count
 from gitboot.plan import Record
 from gitboot.resolve.records import last_word, record_of
-from gitboot.status import Event
+from gitboot.status.instance_status import Event
 from gitboot.stoppage import Stoppage
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused

@@ -38,7 +38,7 @@ from gitboot.processes import spawn
 from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source.clone import Source
 from gitboot.source.fetcher import FetchProcess
-from gitboot.status import Condition, Event, Status
+from gitboot.status.instance_status import Condition, Event, Status
 
 if TYPE_CHECKING:
     from gitboot.ledger.postgresql import PostgresRenewing

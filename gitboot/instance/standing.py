@@ -24,7 +24,7 @@ from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
-from gitboot.status import (
+from gitboot.status.instance_status import (
     Condition,
     Endpoints,
     Event,

@@ -19,7 +19,7 @@ from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
 from gitboot.problems.problem import Severity
 from gitboot.source.clone import Source
-from gitboot.status import Status, Telling
+from gitboot.status.instance_status import Status, Telling
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 600.0

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from gitboot.model.scalars.instants import format_instant
 from gitboot.remedies import remedy
-from gitboot.status import STALE_S
+from gitboot.status.instance_status import STALE_S
 
 STATUS_CURRENT: Final = "StatusCurrent"
 

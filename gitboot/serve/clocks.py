@@ -12,7 +12,7 @@ from typing import Final
 from gitboot.files import write_whole
 from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.kernel import uptime
-from gitboot.status import STALE_S
+from gitboot.status.instance_status import STALE_S
 from gitboot.timekeeping import Keeping, Uptime
 
 _logger = logging.getLogger(__name__)

@@ -27,7 +27,7 @@ from gitboot.render.paths import Kind, identity_of
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.serve.clocks import ComparedClock
-from gitboot.status import Status
+from gitboot.status.instance_status import Status
 
 _logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Final, Self
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.processes import spawn
-from gitboot.status import Endpoints
+from gitboot.status.instance_status import Endpoints
 
 _logger = logging.getLogger(__name__)
 
