@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gitboot.assets.fetching import Fetcher
+from gitboot.artifacts.availability_from_assets_fetching import Fetcher
 from gitboot.assets.registries import RegistryFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient

@@ -6,7 +6,8 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from gitboot.assets.fetching import CHUNK, Content
+from gitboot.artifacts.availability_from_assets_fetching import Content
+from gitboot.assets.fetching import CHUNK
 from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, HostUnreachable, NotInRegistry, RegistryRefused
 from gitboot.http_client import AnswerStream

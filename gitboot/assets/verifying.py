@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from gitboot.assets.fetching import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, judge, judge_content
 from gitboot.decoders import decoder
 from gitboot.errors import ArtifactMissing, HostUnreachable

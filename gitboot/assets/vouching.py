@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.assets.fetching import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.document import Path as Field
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.imagekeys import ImageKeys, SignatureKind

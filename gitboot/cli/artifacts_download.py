@@ -18,7 +18,7 @@ from gitboot.cli.vouching import not_vouched_for
 from gitboot.errors import AssetError, UsageError
 
 if TYPE_CHECKING:
-    from gitboot.assets.fetching import Fetcher
+    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
     from gitboot.assets.mirroring import MirroredArtifact
     from gitboot.model.scalars.artifacts import Digest
     from gitboot.plan import BootFile

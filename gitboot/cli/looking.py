@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gitboot.assets.fetching import Fetcher, Fetchers, FolderFetcher, WebFetcher
+from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+from gitboot.assets.fetching import Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.needed import NamedArtifact, named_artifacts
 from gitboot.assets.registries import RegistryFetcher
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware

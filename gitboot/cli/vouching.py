@@ -18,7 +18,7 @@ from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
-    from gitboot.assets.fetching import Fetcher
+    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.load.repository import FleetRepository
     from gitboot.model.image import BootImage

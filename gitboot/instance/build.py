@@ -553,7 +553,8 @@ def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
         return
-    from gitboot.assets.fetching import Fetcher, Fetchers, FirstOf, FolderFetcher, WebFetcher
+    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+    from gitboot.assets.fetching import Fetchers, FirstOf, FolderFetcher, WebFetcher
 
     web = WebFetcher()
 
