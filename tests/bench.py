@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
-from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import Clock, Outside, assembled, pool_of

@@ -14,7 +14,7 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.identity import Pinned, shared
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import SwitchRecord, SwitchState

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from gitboot.bmc.override import OperatorCondition
+from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.instance.laps import Laps, Stage
 from gitboot.plan import InstallProgress, InstallState, InstallStep
 from gitboot.problems.codes import Code

@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import Enabled, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state_from_bmc_override import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.passwords import read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
-from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import SwitchRecord
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks

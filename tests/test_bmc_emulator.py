@@ -14,7 +14,15 @@ from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.marks import NO_MARKS
-from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state_from_bmc_override import (
+    BootTarget,
+    Enabled,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+)
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.load.machines import BmcAccess

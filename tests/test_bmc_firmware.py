@@ -11,7 +11,8 @@ import pytest
 
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, Wanted, left_to_dhcp
+from gitboot.bmc.override import left_to_dhcp
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.switch import Manner, Switching, SwitchState
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks

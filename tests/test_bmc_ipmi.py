@@ -22,8 +22,8 @@ from gitboot.bmc.apply import bring_about
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import (
-    OFF,
+from gitboot.bmc.override import OFF, fit, stands
+from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
     Observed,
@@ -32,8 +32,6 @@ from gitboot.bmc.override import (
     OverrideRecord,
     State,
     Wanted,
-    fit,
-    stands,
 )
 from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
 from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState

@@ -10,7 +10,15 @@ import pytest
 
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.media import MediumState
-from gitboot.bmc.override import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state_from_bmc_override import (
+    BootTarget,
+    Enabled,
+    OperatorCondition,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+)
 from tests.bmc_rack import MakeRack, Rack, racks
 from tests.fleets import uuid_of
 from tests.redfish.double import Machine

@@ -25,8 +25,8 @@ from gitboot.bmc.identity import (
     pin,
 )
 from gitboot.bmc.marks import Marks, Reset
-from gitboot.bmc.override import (
-    OFF,
+from gitboot.bmc.override import OFF, fit, needs_clock, next_step, refused, stands
+from gitboot.bmc.override_state_from_bmc_override import (
     AskOperator,
     BootTarget,
     Confirm,
@@ -42,11 +42,6 @@ from gitboot.bmc.override import (
     Wait,
     Wanted,
     Withdraw,
-    fit,
-    needs_clock,
-    next_step,
-    refused,
-    stands,
 )
 from gitboot.bmc.payload import Resource
 from gitboot.bmc.quirks import boot_patch

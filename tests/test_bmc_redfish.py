@@ -21,7 +21,8 @@ from sushy.exceptions import SushyError
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.marks import Marks
-from gitboot.bmc.override import OFF, BootTarget, Enabled, Observed, Override, fit, stands
+from gitboot.bmc.override import OFF, fit, stands
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import QUIRKS

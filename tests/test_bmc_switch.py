@@ -14,7 +14,7 @@ import pytest
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.marks import Marks
-from gitboot.bmc.override import (
+from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
     Observed,

@@ -13,7 +13,8 @@ import pytest
 from gitboot.bmc import quirks
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.marks import Reset
-from gitboot.bmc.override import OFF, BootTarget, Enabled, Override, fit, stands
+from gitboot.bmc.override import OFF, fit, stands
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import QUIRKS, STANDARD, Quirks
 from gitboot.bmc.redfish import BmcConnection

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.assets.sighting import Presence, Sighting
-from gitboot.bmc.override import State
+from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.disk_cache import DiskCache
 from gitboot.instance.build import looking, seen_before
 from gitboot.instance.lookout import Lookout

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from gitboot.bmc.job import Outcome, Result
-from gitboot.bmc.override import OverrideRecord, State
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
 from gitboot.instance.overrides import events_of
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootPlan, Cause, Phase

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.media import Medium, MediumState
-from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows

@@ -25,7 +25,7 @@ from click.testing import CliRunner
 
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.marks import Marks
-from gitboot.bmc.override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.cli import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.instance.bookkeeping import write

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.access import pair_of
-from gitboot.bmc.override import State
+from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.diff.identities import LostIdentity
 from gitboot.ledger import (
     events,

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override import OperatorCondition
+from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.cli import cli
 from gitboot.cli.configuration import Setting
 from gitboot.errors import GitbootError

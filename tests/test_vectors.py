@@ -27,7 +27,16 @@ import pytest
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.apply import bring_about
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted, fit
+from gitboot.bmc.override import fit
+from gitboot.bmc.override_state_from_bmc_override import (
+    BootTarget,
+    Enabled,
+    Observed,
+    Override,
+    OverrideRecord,
+    State,
+    Wanted,
+)
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection

@@ -14,8 +14,16 @@ from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.media import EJECTION, insertion
 from gitboot.bmc.override import (
     OFF,
-    AskOperator,
     Change,
+    needs_clock,
+    needs_firmware_uri,
+    needs_slots,
+    next_step,
+    overtaken,
+    refused,
+)
+from gitboot.bmc.override_state_from_bmc_override import (
+    AskOperator,
     Confirm,
     Eject,
     Enabled,
@@ -29,12 +37,6 @@ from gitboot.bmc.override import (
     Wait,
     Wanted,
     Withdraw,
-    needs_clock,
-    needs_firmware_uri,
-    needs_slots,
-    next_step,
-    overtaken,
-    refused,
 )
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.switch import SwitchRecord

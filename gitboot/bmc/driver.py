@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.bmc.media import MediaSlot
-from gitboot.bmc.override import Observed, Override
+from gitboot.bmc.override_state_from_bmc_override import Observed, Override
 from gitboot.bmc.power import ResetType
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gitboot.bmc.override import Observed
+from gitboot.bmc.override_state_from_bmc_override import Observed
 from gitboot.bmc.payload import Patch, Resource, starts_only_signed
 from gitboot.bmc.quirks import FirmwareUri, row_of
 from gitboot.errors import BmcRejected

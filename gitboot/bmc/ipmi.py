@@ -20,7 +20,8 @@ from uuid import UUID
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override import BootTarget, Enabled, Observed, Override, has_changed, stands
+from gitboot.bmc.override import has_changed, stands
+from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.transport import AddressRefused, Reach
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain

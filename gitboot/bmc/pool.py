@@ -19,7 +19,7 @@ from gitboot.bmc.apply import bring_about
 from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.passwords import CredentialDirectory, Entrusted
 from gitboot.bmc.switch import SwitchRecord

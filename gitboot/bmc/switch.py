@@ -20,15 +20,8 @@ from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
 from gitboot.bmc.marks import Marks, Reset
-from gitboot.bmc.override import (
-    Enabled,
-    Observed,
-    OperatorCondition,
-    OverrideRecord,
-    State,
-    marks_beside,
-    stands,
-)
+from gitboot.bmc.override import marks_beside, stands
+from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OperatorCondition, OverrideRecord, State
 from gitboot.bmc.power import ResetType
 
 _TO_BE_SHOWN: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from gitboot.bmc.identity import Identified
 from gitboot.bmc.job import Job, Outcome
-from gitboot.bmc.override import Observed, OperatorCondition, OverrideRecord, uri_to_keep
+from gitboot.bmc.override import uri_to_keep
+from gitboot.bmc.override_state_from_bmc_override import Observed, OperatorCondition, OverrideRecord
 from gitboot.bmc.switch import (
     AskForReset,
     DoubtSwitch,

@@ -34,7 +34,7 @@ from gitboot.terminal import style
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.bmc.override import OverrideRecord
+    from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
     from gitboot.instance.build import Look
     from gitboot.instance.inspect import Inspection
     from gitboot.load.machines import Machine

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from gitboot.assets.sighting import Sighting
 from gitboot.assets.verifying import ReadResults
-from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.passwords import is_covered, read_credentials
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from gitboot.assets.sighting import Presence, Sighting, is_withheld
-from gitboot.bmc.override import OperatorCondition
+from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Attempt, accepted_message, held_message, refused_message
 from gitboot.instance.beginning import doubt_of

@@ -8,7 +8,8 @@ from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from gitboot.bmc.marks import Reset
-from gitboot.bmc.override import Enabled, Observed, OverrideRecord, State, marks_beside, stands
+from gitboot.bmc.override import marks_beside, stands
+from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OverrideRecord, State
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import DISK_BOOT, fetches, offer_of

@@ -14,7 +14,8 @@ from gitboot.bmc.access import pair_of
 from gitboot.bmc.apply import look, method_of, would_send
 from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
-from gitboot.bmc.override import (
+from gitboot.bmc.override import left_to_dhcp, next_step, uri_to_keep
+from gitboot.bmc.override_state_from_bmc_override import (
     AskOperator,
     Confirm,
     Eject,
@@ -30,9 +31,6 @@ from gitboot.bmc.override import (
     Wait,
     Wanted,
     Withdraw,
-    left_to_dhcp,
-    next_step,
-    uri_to_keep,
 )
 from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.pool import Connections

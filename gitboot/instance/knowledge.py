@@ -10,7 +10,7 @@ from functools import partial
 from gitboot.assets.sighting import Presence, Sighting, is_withheld
 from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
-from gitboot.bmc.override import OverrideRecord
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.diff.identities import LostIdentity
 from gitboot.ledger.entries import Approval, Facts, Pending, Request

@@ -10,7 +10,8 @@ from typing import Final
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.bmc.identity import Pinned
-from gitboot.bmc.override import OverrideRecord, Withdrawal
+from gitboot.bmc.override import Withdrawal
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.diff.identities import LostIdentity
 from gitboot.errors import Orders

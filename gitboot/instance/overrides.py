@@ -12,7 +12,8 @@ from zlib import crc32
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.identity import CannotTell, shared
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import (
+from gitboot.bmc.override import left_to_dhcp
+from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
     OperatorCondition,
@@ -20,7 +21,6 @@ from gitboot.bmc.override import (
     OverrideRecord,
     State,
     Wanted,
-    left_to_dhcp,
 )
 from gitboot.bmc.sharing import Sharing
 from gitboot.bmc.switch import SwitchRecord, SwitchState

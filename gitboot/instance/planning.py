@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.assets.sighting import Sighting, is_withheld
-from gitboot.bmc.override import State
+from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.knowledge import Knowledge

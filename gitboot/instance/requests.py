@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.bmc.identity import accept, is_another_system
 from gitboot.bmc.marks import NO_MARKS
-from gitboot.bmc.override import OFF, OverrideRecord, State
+from gitboot.bmc.override import OFF
+from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
 from gitboot.bmc.switch import SwitchState
 from gitboot.errors import StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override import State
+from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.bmc.switch import Manner, SwitchRecord, SwitchState
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Ask, Schedule

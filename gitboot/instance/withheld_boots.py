@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gitboot.bmc.override import State
+from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.diff.withheld import withheld_boots
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.media import Medium, MediumState
-from gitboot.bmc.override import Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state_from_bmc_override import Enabled, Override, OverrideRecord, State
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.canonical import canonical
