@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.crew import Crew, Task
-from gitboot.bmc.pace import FIRST, NO_SIGN, Sign
+from gitboot.bmc.pace import FIRST
+from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 
 PATIENCE_S = 300
 FAST = Sign(waited_s=0.3)

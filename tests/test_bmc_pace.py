@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from gitboot.bmc.pace import FIRST, LEAST, NO_SIGN, Pace, Sign
+from gitboot.bmc.pace import FIRST, LEAST, Pace
+from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 
 LOST = Sign(is_lost=True)
 

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+from gitboot.bmc.redfish.transport_from_bmc_pace import Sign
+
 FIRST: Final = 16  # nothing is known of the site yet
 LEAST: Final = 4
 _STEP: Final = 8  # by how much it grows once it is known what was too much
@@ -13,17 +15,6 @@ _SLOWER: Final = 2  # than it was: the way there is full, or this machine
 _UNNOTICED_S: Final = 0.1  # a BMC that answers at once may take so much longer
 _LOST: Final = 0.1  # of those that answered the last time
 _FORGETTING: Final = 1.1  # how fast it was is believed less with each round: a way may become longer for good
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sign:
-    """What one BMC tells of the way to it."""
-
-    waited_s: float | None = None  # until its last answer began; None: it gave none
-    is_lost: bool = False  # it gave none, and did the time before
-
-
-NO_SIGN: Final = Sign()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

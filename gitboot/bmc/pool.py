@@ -20,8 +20,8 @@ from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
-from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.passwords import CredentialDirectory, Entrusted
+from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 from gitboot.bmc.switch import SwitchRecord
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess

@@ -26,7 +26,7 @@ from requests.exceptions import RequestException, TooManyRedirects
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
-from gitboot.bmc.pace import Sign
+from gitboot.bmc.redfish.transport_from_bmc_pace import Sign
 from gitboot.http_client import (
     LimitedConnection,
     LimitedTlsConnection,

@@ -32,8 +32,8 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wanted,
     Withdraw,
 )
-from gitboot.bmc.pace import NO_SIGN, Sign
 from gitboot.bmc.pool import Connections
+from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 from gitboot.bmc.switch import (
     AskForReset,
     DoubtSwitch,
