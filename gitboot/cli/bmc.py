@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.choosing import meant_by, selector_option
+from gitboot.cli.choosing import meant_by
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import (
@@ -26,6 +26,7 @@ from gitboot.cli.inputs import (
     reason_option,
     state_option,
 )
+from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.cli.power import power
 from gitboot.cli.scanning import scan
 from gitboot.phrases import count, some

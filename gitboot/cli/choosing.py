@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from gitboot.instance.build import Look
     from gitboot.plan import Decision
 
-selector_option = click.option(
-    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
-)
 yes_option = click.option(
     "--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal."
 )

@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-from gitboot.cli.choosing import selector_option
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.inputs import (
     InstantType,
@@ -20,6 +19,7 @@ from gitboot.cli.inputs import (
     output_option,
     this_second,
 )
+from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.cli.planning import (
     Planned,
     held_back,

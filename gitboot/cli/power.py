@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gitboot.cli.bar import progress
-from gitboot.cli.choosing import go_on, meant_by, selector_option, yes_option
+from gitboot.cli.choosing import go_on, meant_by, yes_option
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import (
@@ -23,6 +23,7 @@ from gitboot.cli.inputs import (
     reason_option,
     state_option,
 )
+from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.phrases import count, some
 from gitboot.terminal import style
 
