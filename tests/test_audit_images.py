@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
+from gitboot import jsonio_from_cli_inputs
 from gitboot.audit.images import Images, images
-from gitboot.cli import inputs
 from gitboot.facts import facts
 from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import Record
@@ -153,7 +153,7 @@ def test_an_image_names_the_streams_that_have_it() -> None:
 
 
 def test_facts_are_versioned_json() -> None:
-    said = json.loads(inputs.document(**facts(found(*fleet_with(stream(0), pinned="web05")))))
+    said = json.loads(jsonio_from_cli_inputs.document(**facts(found(*fleet_with(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
     assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"

@@ -10,10 +10,11 @@ import click
 from gitboot.cli.artifacts_download import download
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, fleet_options, output_option
+from gitboot.cli.inputs import OutputOption, fleet_argument, fleet_options, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:

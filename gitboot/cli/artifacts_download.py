@@ -12,10 +12,11 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option
+from gitboot.cli.inputs import OutputOption, fleet_argument, now, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.vouching import not_vouched_for
 from gitboot.errors import AssetError, UsageError
+from gitboot.jsonio_from_cli_inputs import document
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gitboot.cli.inputs import OutputOption, at_option, document, now, output_option
+from gitboot.cli.inputs import OutputOption, at_option, now, output_option
 from gitboot.errors import UsageError
+from gitboot.jsonio_from_cli_inputs import document
 
 if TYPE_CHECKING:
     from gitboot.render.state import PublishedServer, Turn

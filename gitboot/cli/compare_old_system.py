@@ -19,7 +19,8 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import FiniteRange, OutputOption, document, fleet_argument, output_option, this_second
+from gitboot.cli.inputs import FiniteRange, OutputOption, fleet_argument, output_option, this_second
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.migration.former import SHAPES
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ import click
 from gitboot.cli.configuration import config_of
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, document, now, output_option, reject_old_variables
+from gitboot.cli.inputs import OutputOption, credentials_option, now, output_option, reject_old_variables
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
-from gitboot.cli.inputs import OutputOption, document, output_option, path_option
+from gitboot.cli.inputs import OutputOption, output_option, path_option
 from gitboot.errors import UsageError
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -227,14 +226,6 @@ def now() -> datetime:
 def this_second() -> datetime:
     """The same for what is read in a repository, and shown with its instant."""
     return now().replace(microsecond=0)
-
-
-def document(**items: Any) -> str:
-    """What a command says, as JSON: with its version, sorted, to be read by people too."""
-    from gitboot.facts import facts
-    from gitboot.model.envelope import API_VERSION
-
-    return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)
 
 
 def evaluation_options(command: Command) -> Command:

@@ -16,10 +16,11 @@ from gitboot.assets.verifying import ReadResults, look_at_all
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import document, now
+from gitboot.cli.inputs import now
 from gitboot.cli.table import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.facts import facts
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.plan import BootFile

@@ -10,15 +10,7 @@ from typing import Any
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import (
-    InstantType,
-    OutputOption,
-    at_option,
-    document,
-    fleet_argument,
-    output_option,
-    this_second,
-)
+from gitboot.cli.inputs import InstantType, OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.cli.planning import (
     Planned,
@@ -30,6 +22,7 @@ from gitboot.cli.planning import (
     tell_held_back,
 )
 from gitboot.errors import UsageError
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import Decision, Record
 from gitboot.text import printable_lines

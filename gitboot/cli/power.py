@@ -14,16 +14,9 @@ from gitboot.cli.bar import progress
 from gitboot.cli.choosing import go_on, meant_by, yes_option
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import (
-    OutputOption,
-    credentials_option,
-    document,
-    now,
-    output_option,
-    reason_option,
-    state_option,
-)
+from gitboot.cli.inputs import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, some
 from gitboot.terminal import style
 

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.inputs import OutputOption, document, output_option
+from gitboot.cli.inputs import OutputOption, output_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.status.instance_status import Event
 
 if TYPE_CHECKING:

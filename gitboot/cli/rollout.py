@@ -13,10 +13,11 @@ import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, now, output_option, path_option
+from gitboot.cli.inputs import OutputOption, now, output_option, path_option
 from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, did_you_mean
 
 if TYPE_CHECKING:

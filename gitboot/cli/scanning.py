@@ -12,9 +12,10 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, document, output_option, rev_option
+from gitboot.cli.inputs import OutputOption, credentials_option, output_option, rev_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count
 
 if TYPE_CHECKING:

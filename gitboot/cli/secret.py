@@ -11,10 +11,11 @@ import click
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, fleet_argument, now, output_option, said, state_option
+from gitboot.cli.inputs import OutputOption, fleet_argument, now, output_option, said, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}

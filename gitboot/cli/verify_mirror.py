@@ -14,7 +14,8 @@ import click
 
 from gitboot.cli.bar import growing
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, document, output_option
+from gitboot.cli.inputs import OutputOption, output_option
+from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
