@@ -16,7 +16,8 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.inputs import OutputOption, at_option, output_option, path_argument, this_second
-from gitboot.cli.problems import FORMATS, prefix_of
+from gitboot.cli.options_from_cli_problems import prefix_of
+from gitboot.cli.problems import FORMATS
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
 from gitboot.text import shell_words

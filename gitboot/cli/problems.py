@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from gitboot.jsonio_from_cli_inputs import document
@@ -66,8 +65,3 @@ FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
     "sarif": _annotated(sarif),
     "junit": _annotated(junit),
 }
-
-
-def prefix_of(path: Path) -> str:
-    """What stands before a problem's path so that it leads from here to the file."""
-    return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
