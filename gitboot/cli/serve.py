@@ -8,7 +8,6 @@ import signal
 import socket
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,6 +18,7 @@ import click
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of, credential_files
 from gitboot.cli.access import arguments_of as access_arguments
 from gitboot.cli.configuration import config_option, handed_settings
+from gitboot.cli.endpoint_options_from_cli_serve import _clock, keys_in, make_spool, operators_socket
 from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
 from gitboot.cli.inputs import accept_filesystem_option, reject_old_variables, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
@@ -183,18 +183,6 @@ def _warn(message: str) -> None:
     tell(Event(at=_clock(), type="StateMayBeLost", message=message, warning=True))
 
 
-def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
-    """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
-    if file is None:
-        return None
-    from gitboot.age import Keys  # few give one
-
-    keys = Keys(file)
-    if not may_be_wrong:
-        keys.check()
-    return keys
-
-
 def worker_command(
     output: Path,
     spool: Path | None,
@@ -215,26 +203,6 @@ def worker_command(
             arguments += [name, str(path.absolute())]
     arguments += access_arguments(access)
     return python("gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else []))
-
-
-def operators_socket(access: AccessSettings) -> socket.socket | None:
-    """What listens for operators alone, where that is wanted."""
-    from gitboot.serve.server import listen_at, url_of
-
-    if access.operators_listen is None:
-        return None
-    operators = listen_at(access.operators_listen)
-    url = url_of(access.operators_listen, operators, "https" if access.operators_tls is not None else "http")
-    tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
-    return operators
-
-
-def make_spool(spool: Path) -> None:
-    """Make a spool where it is missing."""
-    try:
-        spool.mkdir(mode=0o750, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
 
 
 def _work(
@@ -331,7 +299,3 @@ _TOO_MANY_IDLE: Final = (
     "clients keep more connections open without asking than idle-connections in the file of --config allows: the "
     "oldest are closed, and counted in gitboot_idle_connections_closed_total"
 )
-
-
-def _clock() -> datetime:
-    return datetime.now(UTC)
