@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.override_state_from_bmc_override import State
-from gitboot.diff.identities import LostIdentity
+from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.ledger import (
     events,
     evidence,

@@ -13,7 +13,7 @@ from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
 from gitboot.diff.effects import Effect, effects
 from gitboot.diff.extent import Area, Extent, Label
-from gitboot.diff.identities import Described, GainedIdentity, LostIdentity, gained, installing, lost, of_others
+from gitboot.diff.identities import Described, GainedIdentity, gained, installing, lost, of_others
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
@@ -23,6 +23,7 @@ from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger,
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
+from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id

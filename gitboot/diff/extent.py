@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gitboot.canonical import digest
-from gitboot.diff.identities import GainedIdentity, Inheritance, LostIdentity
+from gitboot.diff.identities import GainedIdentity, Inheritance
+from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.model.scalars.artifacts import Digest
 
 Label = tuple[str, str]  # site, fra1

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gitboot.diff.reinstalls import Reinstall, Why
+from gitboot.fleet.identities_from_diff_identities import LostIdentity, Mark
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
@@ -14,21 +15,6 @@ from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_
 from gitboot.model.server import Lifecycle
 from gitboot.plan import Decision
 from gitboot.resolve.hosts import Host
-
-Mark = tuple[str, str]  # an identity: what it is, as in `Why`, and its value
-
-
-class LostIdentity(NamedTuple):
-    """An identity that a machine had in one commit, and that its document lacks in the next."""
-
-    kind: str
-    value: str
-    uuid: SystemUuid  # of the machine
-    netboots: bool = False  # whether it booted a system without installing it: its record does not show such a system
-
-    @property
-    def mark(self) -> Mark:
-        return self.kind, self.value
 
 
 class GainedIdentity(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Final, NamedTuple, Protocol
 from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
-from gitboot.diff.identities import LostIdentity
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.facts import facts as as_facts
+from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gitboot.diff.identities import Described, GainedIdentity, Inheritance, LostIdentity, gained, lost_by_machine
+from gitboot.diff.identities import Described, GainedIdentity, Inheritance, gained, lost_by_machine
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.instance.knowledge import Knowledge
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.attempts import last_given

@@ -12,7 +12,7 @@ from gitboot.bmc.access import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
-from gitboot.diff.identities import LostIdentity
+from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.ledger.entries import Approval, Facts, Pending, Request
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
