@@ -30,11 +30,12 @@ from yaml.events import (
 )
 from yaml.reader import ReaderError
 
+from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.model.scalar_from_document import Path, Step
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024
 MAX_DEPTH = 64  # of lists and mappings within each other
@@ -56,8 +57,6 @@ class Spot(NamedTuple):
 
 # A scalar is None if it is plain and empty, `null` or `~`; an exact `str` if it is plain; else `Quoted`.
 Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
-Step: TypeAlias = str | int
-Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
 
 
 class Place(NamedTuple):

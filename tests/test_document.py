@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from yaml._yaml import get_version
 
 from gitboot import document
-from gitboot.document import Path, Place, Quoted, Value, locate, parse, rewritten
+from gitboot.document import Place, Quoted, Value, locate, parse, rewritten
+from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import Code
 from tests.cases import for_each
 

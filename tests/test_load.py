@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.document import Path
 from gitboot.errors import InvalidRepository
 from gitboot.load.blobs import ParseCache, parse_blob
 from gitboot.load.references import references
 from gitboot.load.resources import KINDS, Id
 from gitboot.load.snapshot import BlobId, Irregular, Oversized, Snapshot
 from gitboot.load.whole import load
+from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import parse_file_path, parse_name
 from gitboot.problems.problem import Problem
 from tests.cases import for_each

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from gitboot.document import Path, locate, parse, value_lines
+from gitboot.document import locate, parse, value_lines
 from gitboot.load.resources import Id
+from gitboot.model.scalar_from_document import Path
 from gitboot.resolve.source_locations import SourceTexts, moved_documents, pointer, source_locations
 from tests.cases import for_each
 from tests.fleets import SEED, policy, repository, server

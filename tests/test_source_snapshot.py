@@ -19,8 +19,8 @@ import pytest
 from gitboot import source
 from gitboot.cli import evaluator_process
 from gitboot.cli.evaluator_process import evaluation_limits
-from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import InvalidRepository, SourceError, UsageError
+from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.load.snapshot import Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.source import tree

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from gitboot.document import Path
 from gitboot.load.blobs import is_lfs_pointer, too_large
 from gitboot.load.draft import Draft
 from gitboot.load.identities import Identity, identities, place_of
@@ -19,6 +18,7 @@ from gitboot.load.resources import Id
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
+from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import AGE
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import Server

@@ -6,7 +6,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from gitboot.document import Path
 from gitboot.load.blobs import ParsedBlob
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
@@ -18,6 +17,7 @@ from gitboot.model.envelope import API_VERSION
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.scalar_from_document import Path
 from gitboot.model.server import Server
 from gitboot.model.structure import read
 from gitboot.problems.codes import Code

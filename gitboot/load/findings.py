@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from gitboot.document import Path
 from gitboot.load.problems import dotted
 from gitboot.load.schemas import schema_at
+from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from gitboot.document import Path, Place
+from gitboot.document import Place
+from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.text import printable

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from gitboot.document import Path, Place, locate
+from gitboot.document import Place, locate
 from gitboot.load.problems import problem_at
 from gitboot.load.resources import Origin
 from gitboot.load.snapshot import BlobId
+from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import Code
 from gitboot.problems.first import MAX_KEPT
 from gitboot.problems.problem import Problem

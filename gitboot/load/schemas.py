@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gitboot.document import Path
 from gitboot.load.resources import KINDS
+from gitboot.model.scalar_from_document import Path
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

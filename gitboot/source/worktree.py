@@ -11,8 +11,8 @@ from typing import Final
 
 import pygit2
 
-from gitboot.document import MAX_FILE_BYTES
 from gitboot.errors import SourceError
+from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 
 WORKTREE: Final = Revision("WORKTREE")

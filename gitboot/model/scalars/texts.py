@@ -8,7 +8,7 @@ from gitboot.problems.codes import Code
 from gitboot.text import printable
 
 if TYPE_CHECKING:
-    from gitboot.document import Path
+    from gitboot.model.scalar_from_document import Path
 
 
 class Malformed(ValueError):
