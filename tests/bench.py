@@ -11,8 +11,9 @@ from typing import Any, Self
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.controller.instance.settings_from_instance_build import Clock
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.build import Clock, Outside, assembled, pool_of
+from gitboot.instance.build import Outside, assembled, pool_of
 from gitboot.instance.following import ListedTarget
 from gitboot.instance.inbox import Bmcs
 from gitboot.instance.knowledge import Knowledge

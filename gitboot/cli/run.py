@@ -571,7 +571,7 @@ def _once(settings: Settings) -> Exit:
 
 def _dry_run(settings: Settings) -> Exit:
     """Say what reconciling once would do."""
-    from gitboot.instance.build import tried_out
+    from gitboot.controller.instance.environment_checks_from_instance_build import tried_out
     from gitboot.instance.loop import Loop
 
     def told(event: Event) -> None:

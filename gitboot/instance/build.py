@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -11,24 +10,25 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any
 
 from gitboot.assets.sighting import Sighting
 from gitboot.assets.verifying import ReadResults
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
-from gitboot.bmc.passwords import is_covered, read_credentials
+from gitboot.bmc.passwords import is_covered
 from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.switch import SwitchRecord
-from gitboot.disk_cache import DiskCache
-from gitboot.errors import (
-    ArtifactMissing,
-    BranchNotNamed,
-    DamagedLedger,
-    HostUnreachable,
-    LedgerError,
-    SourceError,
-    UsageError,
+from gitboot.controller.instance.git_source import (
+    _KEYS,
+    BranchInLedger,
+    fetched_apart,
+    look_for_repository,
+    source_of,
+    trust_of,
 )
+from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
+from gitboot.disk_cache import DiskCache
+from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
@@ -52,12 +52,12 @@ from gitboot.instance.reconcile import Outlet, Reconciler
 from gitboot.instance.requests import BEGIN, REFUSED, HeldChanges
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
-from gitboot.instance.settings import BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
+from gitboot.instance.settings import BmcSettings, CheckAssets, Settings
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
-from gitboot.ledger import events, facts, requests
+from gitboot.ledger import facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
 from gitboot.ledger.fetches import RecordedFetches
@@ -70,33 +70,22 @@ from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
-from gitboot.observe.spool import IDENTITY
 from gitboot.observe.stopped import Words, folders
 from gitboot.plan import BootFile, Record
 from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
-from gitboot.publish.look import Looked
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.modes import OPEN
 from gitboot.publish.recorded import records_in
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve.records import ahead
 from gitboot.serve.tree import status_file
-from gitboot.source.bringing import CLONE
-from gitboot.source.clone import BranchRecord, FollowedBranch, Source, accepted_snapshot, detached, tag_on
-from gitboot.source.fetcher import FetchProcess
-from gitboot.source.keys import SignatureKeys
-from gitboot.source.remote import Password, Remote, SshKey
-from gitboot.source.repository import has_repository
-from gitboot.source.signatures import Signatures
-from gitboot.source.upstream import Upstream
+from gitboot.source.clone import Source, accepted_snapshot
 from gitboot.status.instance_status import Condition, Event, Status
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.targets.follower import Followers
 from gitboot.timekeeping import Uptime
 
-Tell = Callable[[Event], None]
-Clock = Callable[[], datetime]
 MakeBmcs = Callable[
     [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs
 ]
@@ -423,93 +412,6 @@ def _warned(tell: Tell, clock: Clock, message: str) -> None:
 
 
 @contextmanager
-def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple[Instance, Source, Looked]]:
-    """An instance over a copy of the state, with a target and BMCs that are only looked at."""
-    look_for_repository(settings)
-    with ExitStack() as stack:
-        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
-        if state.has_ledger(settings.state):
-            in_use = state.running(settings.state) is not None
-            copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=in_use)
-        store, read = stack.enter_context(opened_ledger(copy / state.LEDGER, tell, clock))
-        has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
-        keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
-        with store.writing() as tx:
-            facts.lapse(tx)  # it is not in the copy's clone
-        about = facts.read(store)
-        cache = stack.enter_context(state.open_cache(settings.state, lambda _: None, writes=False))
-        looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
-        source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))
-        evaluation = Evaluation(copy, allowance=settings.allowance, waits=True, site=settings.site)
-        stack.callback(evaluation.close)
-        outside = Outside(
-            source=source,
-            evaluation=evaluation,
-            target=looked,
-            artifacts=stack.enter_context(looking(settings, store, cache, lambda: None)),
-            observes=settings.observes,
-            keys=keys,
-            trust=trust_of(settings.trust, source, copy / _KEYS),
-        )
-        settings = replace(settings, spool=_named_as(settings.spool_folder, copy / "spool"))
-        instance = stack.enter_context(
-            assembled(settings, store, outside, tell=tell, clock=clock, dry_run=True, read=read)
-        )
-        yield instance, source, looked
-
-
-def look_for_repository(settings: Settings) -> None:
-    """Raise `UsageError` if a first start lacks what only a person can name.
-
-    That is a repository on this host, Git credentials that can be read, or a branch if HEAD is detached. A later start
-    goes on with the accepted commit, and the condition SourceReady shows what is wrong.
-    """
-    remote = remote_of(settings.git)
-    with suppress(PermissionError):  # which is said where it is read
-        if (settings.state / CLONE).exists():
-            return
-        read_git_credentials(settings.git)
-        local = remote.local
-        if local is None:
-            return
-        if has_repository(local):
-            _check_branch(settings, remote)
-            return
-        raise UsageError(f"there is no Git repository at {local}: nothing was made; look how it is spelt")
-
-
-def _check_branch(settings: Settings, remote: Remote) -> None:
-    """Raise `BranchNotNamed` if a new ledger is to follow a repository on this host whose HEAD is detached."""
-    has_ledger = settings.ledger is not None or state.has_ledger(settings.state)
-    if remote.reference is not None or has_ledger:
-        return
-    head = None
-    with suppress(SourceError, UsageError):  # the fetch reports it
-        head = Upstream(remote, settings.state).read_head()
-    if head is not None and head.branch is None:
-        raise BranchNotNamed(detached(remote))
-
-
-@contextmanager
-def fetched_apart(settings: Settings, state: Path, record: BranchRecord) -> Iterator[Source]:
-    """What the settings follow, fetched by a process of its own, which ends with the block."""
-    fetcher = FetchProcess(settings.git.fetch_mebibytes)
-    try:
-        yield source_of(settings, state, fetcher, record)
-    finally:
-        fetcher.close()
-
-
-def _named_as(spool: Path | None, empty: Path) -> Path | None:
-    """An empty spool that is called as another is: what lies there is for the instance itself."""
-    if spool is None or not (spool / IDENTITY).exists():
-        return None
-    empty.mkdir()
-    shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
-    return empty
-
-
-@contextmanager
 def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store, Knowledge | None]]:
     """The ledger at ``path``, and what it knows; where it is damaged, a new one, which is in doubt.
 
@@ -652,86 +554,6 @@ def witness_of(settings: Settings) -> Path | None:
             if own not in {path.stat().st_dev for path in others if path.exists()}:
                 return _mark_in_spool(settings)
     return None
-
-
-class BranchInLedger:
-    """The branch that an instance follows, in its ledger."""
-
-    def __init__(self, store: Store, tell: Tell, clock: Clock) -> None:
-        self._store, self._tell, self._clock = store, tell, clock
-
-    def read(self) -> FollowedBranch | None:
-        about = facts.read(self._store)
-        return FollowedBranch(about.branch, about.is_default_branch) if about.branch is not None else None
-
-    def accepted(self) -> str | None:
-        about = facts.read(self._store)
-        return about.accepted or about.lapsed
-
-    def write(self, followed: FollowedBranch) -> None:
-        message = f"the instance follows {followed.reference} from now on, until --rev names something else"
-        event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
-        with self._store.writing() as tx:
-            facts.follow(tx, followed.reference, is_default=followed.is_default)
-            events.write(tx, [event])
-        self._tell(event)
-
-
-def source_of(
-    settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
-) -> Source:
-    """Return what the settings follow, which is fetched into the state directory ``state``."""
-    remote, read = remote_of(settings.git), partial(read_git_credentials, settings.git)
-    return Source(remote, state, fetcher, read_credentials=read, record=record)
-
-
-def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
-    """Return the credentials for the fleet's repository as their files are now. Raises `UsageError`."""
-    if settings.ssh is not None:
-        key, known_hosts = settings.ssh
-        return SshKey(private_key=key, known_hosts=known_hosts)  # which the fetch reads
-    if settings.credentials is None:
-        return None
-    try:
-        found = read_credentials(settings.credentials.parent, settings.credentials.name)
-    except UsageError as error:
-        raise UsageError(f"--git-credentials: {error}") from None
-    return Password(user=found.username, password=found.password)
-
-
-def remote_of(settings: GitSettings) -> Remote:
-    """Return where commits are fetched from. Raises `UsageError` if the URL and the kind of credentials do not fit.
-
-    The credentials are of the kind that the URL needs, but have no password: each fetch reads that.
-    """
-    credentials: Password | SshKey | None = None
-    if settings.ssh is not None:
-        key, known_hosts = settings.ssh
-        credentials = SshKey(private_key=key, known_hosts=known_hosts)
-    elif settings.credentials is not None:
-        credentials = Password(password="")
-    return Remote(
-        url=settings.repository,
-        reference=settings.reference,
-        subpath=settings.subpath,
-        credentials=credentials,
-        ca_bundle=settings.ca_bundle,
-        timeout_s=settings.timeout_s,
-        max_bytes=settings.max_bytes,
-    )
-
-
-def trust_of(settings: TrustSettings, source: Source, folder: Path) -> Authority:
-    """Whose word counts; raises `UsageError` where keys cannot be read, now at the start."""
-    signatures = None
-    if settings.keys.any:
-        keys = SignatureKeys(settings.keys, folder)
-        keys.mark()
-        signatures = Signatures(source.clone, keys, settings.verify, partial(tag_on, source))
-    return Authority(signatures=signatures, reinstalls_need=settings.reinstalls_need)
-
-
-_KEYS: Final = "keys"  # in STATE: what gpg needs, made anew at each start
 
 
 def _told_how_far(left: state.LeftStatus, tell: Tell, clock: Clock, underway: Underway | None) -> None:

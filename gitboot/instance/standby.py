@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from gitboot.background_threads import BackgroundThread
+from gitboot.controller.instance.git_source import look_for_repository, source_of
 from gitboot.decoders import decoder
 from gitboot.disk_cache import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import directory as state
-from gitboot.instance.build import look_for_repository, named_ledger, source_of
+from gitboot.instance.build import named_ledger
 from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
