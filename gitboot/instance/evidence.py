@@ -10,6 +10,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from gitboot.bmc.marks import Reset
 from gitboot.bmc.override import marks_beside, stands
 from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OverrideRecord, State
+from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.offers import DISK_BOOT, fetches, offer_of
@@ -38,15 +39,6 @@ from gitboot.resolve.instant import wanted_release
 from gitboot.status.instance_status import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fetch:
-    """What was fetched, and what the ledger says of it."""
-
-    observation: Observation  # with the digest of the plan whose entry was sent
-    offer: Offer
-    noted: bool  # whether it was noted before: a spool that is read once more
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

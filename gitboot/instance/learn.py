@@ -13,11 +13,12 @@ from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override import Withdrawal
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.switch import SwitchRecord
+from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.instance import evidence, provisioning, requests, trust
-from gitboot.instance.evidence import Fetch, Reading
+from gitboot.instance.evidence import Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
 from gitboot.instance.requests import HeldChanges
