@@ -14,9 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
 from gitboot.instance.build import Outside, assembled
 from gitboot.instance.inbox import Inbox
-from gitboot.instance.overrides import media_of
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
 from gitboot.errors import InvalidRepository
-from gitboot.instance.overrides import media_of, wanted_by
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.plan import Decision, InstallAttempt, Record, Seen
 from gitboot.render.keyed import NO_KEYS, TokenKeys

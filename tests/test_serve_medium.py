@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.instance.overrides import media_of
+from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
 from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.keyed import TokenKeys

@@ -43,11 +43,12 @@ from gitboot.bmc.switch import (
     marks_that_move,
     next_switch,
 )
+from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import media_of, shared_values, wanted_by
+from gitboot.instance.overrides import shared_values
 from gitboot.instance.planning import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
