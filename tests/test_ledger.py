@@ -27,8 +27,9 @@ from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Ov
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
-from gitboot.ledger.entries import Approval, Pending, Suspension
+from gitboot.ledger.entries import Approval, Suspension
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store
 from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine

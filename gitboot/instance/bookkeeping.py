@@ -24,7 +24,8 @@ from gitboot.ledger import (
     secret_fetches,
     switches,
 )
-from gitboot.ledger.entries import Facts, Pending
+from gitboot.ledger.entries import Facts
+from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.intents import that_use_up

@@ -28,7 +28,7 @@ from gitboot.instance.provisioning import (
     record_taken_back,
 )
 from gitboot.instance.secret_fetches import begin_installation, note_fetch
-from gitboot.ledger.entries import Pending
+from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.intents import with_outcomes

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from gitboot.bmc.marks import Marks
 from gitboot.errors import Orders
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, WithheldBoot
+from gitboot.plan import WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 
@@ -47,15 +45,6 @@ class Approval(NamedTuple):
     def by(self) -> str:
         """Who approved, how and why, in words."""
         return f"{self.who}, with gitboot approve: {self.reason}"
-
-
-class Pending(NamedTuple):
-    """An observation that is still to be judged by its machine's BMC."""
-
-    id: int
-    observation: Observation
-    offer: Offer  # the boot that was fetched
-    marks: Marks | None = None  # what the BMC showed first after it
 
 
 class Heartbeat(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from gitboot.ledger import rows
-from gitboot.ledger.entries import Pending
+from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.instants import format_instant

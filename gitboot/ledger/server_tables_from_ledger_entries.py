@@ -1,0 +1,18 @@
+"""gitboot.ledger.server_tables_from_ledger_entries."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gitboot.bmc.marks import Marks
+from gitboot.observe.observation import Observation
+from gitboot.plan import Offer
+
+
+class Pending(NamedTuple):
+    """An observation that is still to be judged by its machine's BMC."""
+
+    id: int
+    observation: Observation
+    offer: Offer  # the boot that was fetched
+    marks: Marks | None = None  # what the BMC showed first after it
