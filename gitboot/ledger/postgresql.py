@@ -22,7 +22,7 @@ from gitboot.ledger.lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.leaving import NOBODY, check_is_used, left
 from gitboot.ledger.manyrows import PostgresRows, marked, storable
 from gitboot.ledger.naming import PostgresAddress
-from gitboot.ledger.sqlite import too_new
+from gitboot.ledger.schema_from_ledger_sqlite import too_new
 from gitboot.ledger.tables import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
 from gitboot.phrases import in_one_line
 
@@ -31,13 +31,7 @@ try:
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import TransactionStatus
 
-    from gitboot.ledger.deadline_connection import (
-        ANSWER_S,
-        LEISURE_S,
-        LOCK_S,
-        TRANSACTION_S,
-        LimitedConnection,
-    )
+    from gitboot.ledger.deadline_connection import ANSWER_S, LEISURE_S, LOCK_S, TRANSACTION_S, LimitedConnection
 except ImportError:
     raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
 
