@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gitboot.importers.sources import warewulf as warewulf_module
 from gitboot.migration import bss, cobbler, ironic, leased, manifests, matchbox, netbox, stanzas
 from gitboot.migration.estate import Estate
 from gitboot.migration.foreign import Texts
@@ -33,7 +34,7 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
     "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
     "xcat": OldSystem(stanzas.xcat, "`lsdef -t node -z`"),
-    "warewulf": OldSystem(stanzas.warewulf, "nodes.conf of Warewulf 4"),
+    "warewulf": OldSystem(warewulf_module.warewulf, "nodes.conf of Warewulf 4"),
     "dnsmasq": OldSystem(leased.dnsmasq, "dhcp-host lines: MAC, name, address only"),
     "isc": OldSystem(leased.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
     "kea": OldSystem(leased.kea, "reservations: MAC, name, address only"),
