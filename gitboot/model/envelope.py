@@ -1,11 +1,7 @@
 """What every document has: apiVersion, kind, metadata."""
 
-from typing import Final
-
 from gitboot.model.fields import AnyText, LabelKey, LabelValue, NameField
 from gitboot.model.structure import Field, Struct, structure
-
-API_VERSION: Final = "gitboot.dev/v1alpha1"
 
 
 @structure
