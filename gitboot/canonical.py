@@ -6,7 +6,7 @@ from functools import cache
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 
 if TYPE_CHECKING:
     from msgspec.json import Encoder

@@ -12,7 +12,7 @@ from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.plan import BootFile
 
 

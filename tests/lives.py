@@ -20,10 +20,10 @@ from gitboot.instance.inbox import Inbox
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence, facts, requests
 from gitboot.ledger.opening import copy_ledger
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Offer, Phase

@@ -11,7 +11,7 @@ import pytest
 from gitboot import jsonio_from_cli_inputs
 from gitboot.audit.images import Images, images
 from gitboot.facts import facts
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.plan import Record
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide

@@ -13,6 +13,7 @@ from gitboot.diff.effects import Effect, When
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.unknown import BecomesUnknown, Since
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.whole import load
 from gitboot.model.policy import (
     DiskBoot,
@@ -25,7 +26,6 @@ from gitboot.model.policy import (
     Taint,
     TaintEffect,
 )
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import Boot, BootFiles, Decision
 from gitboot.resolve.decide import decide

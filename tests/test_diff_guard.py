@@ -10,8 +10,8 @@ from pydantic import TypeAdapter
 from gitboot.authorship import Message
 from gitboot.diff.changes import compare
 from gitboot.diff.guard import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Guards
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.resolve.decide import decide
 from tests.cases import for_each
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of

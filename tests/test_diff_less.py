@@ -16,10 +16,10 @@ from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.less import is_less
 from gitboot.diff.reinstalls import Reinstall, Why, reinstalls
 from gitboot.diff.risks import Risk
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower, PolicyWait
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.plan import (

@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.imagekeys import ImageKeys, SignatureKind
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.openpgp import Distrusted
 from tests.signers import Minisign, Person, by_gpg, gpg_people
 from tests.sigstores import Sigstore

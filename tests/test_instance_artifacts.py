@@ -16,9 +16,9 @@ from gitboot.disk_cache import DiskCache
 from gitboot.instance.build import looking, seen_before
 from gitboot.instance.lookout import Lookout
 from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import BootFile, BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench

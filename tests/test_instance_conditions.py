@@ -20,10 +20,10 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule
 from gitboot.instance.planning import ImageFile, Plans
 from gitboot.instance.standing import Fetched, Standing, TargetState
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load.resources import Id
 from gitboot.load.snapshot import Revision
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootFile
 from gitboot.problems.codes import Code

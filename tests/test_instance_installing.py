@@ -12,8 +12,8 @@ import pytest
 
 from gitboot.instance.installing import attempted, started, taken_back
 from gitboot.instance.offers import offer_of
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import events
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Seen

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render.paths import DATA, IGNITION

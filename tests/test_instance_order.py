@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.plan import BootPlan, Cause, Phase, Record

@@ -14,9 +14,9 @@ from gitboot.errors import LedgerError
 from gitboot.instance.knowledge import Learning
 from gitboot.instance.provisioning import note_consumed
 from gitboot.instance.requests import BEGIN
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootPlan, Cause, InstallAttempt, Phase, Record, Run, Seen
 from gitboot.resolve.records import record_facts

@@ -11,8 +11,8 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.instance.knowledge import Knowledge, Learning
 from gitboot.instance.secret_fetches import begin_installation, confirm_fetches, note_fetch
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.entries import Facts
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase

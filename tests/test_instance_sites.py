@@ -30,9 +30,9 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import looked_at
 from gitboot.instance.requests import RECORDS
 from gitboot.instance.standing import Fetched
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import machines, requests
 from gitboot.load.whole import load
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.plan import Cause, Phase
 from gitboot.resolve.decide import decide

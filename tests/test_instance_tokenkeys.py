@@ -18,7 +18,7 @@ from gitboot.age import encrypt
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from gitboot.instance.tokenkeys import HEARD, token_keys
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Cause, Phase, provisioned_token

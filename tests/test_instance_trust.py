@@ -19,9 +19,9 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import KEPT, Batch, learn
 from gitboot.instance.standing import Fetched
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts, requests
 from gitboot.ledger.entries import Facts
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import Phase, Record

@@ -33,6 +33,7 @@ from gitboot.instance.inbox import Inbox
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.noted_clears import NotedWithdrawals
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import events, evidence, facts, overrides, records
 from gitboot.ledger import lease as lease_module
 from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
@@ -41,7 +42,6 @@ from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
 from gitboot.ledger.opening import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import NotTaken, Unrecordable

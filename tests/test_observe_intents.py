@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.given import GivenBoots, how_given
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation, Outcome

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import rows
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import (
     MOST_ADDRESSES,

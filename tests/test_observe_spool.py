@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe import spool
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation

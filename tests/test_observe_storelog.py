@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
 from tests.cases import for_each

@@ -13,7 +13,7 @@ import pytest
 
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.oci.credentials import RegistryCredentials
 from gitboot.oci.reference import AllowedRegistry, OciReference
 from gitboot.oci.registry import Registries

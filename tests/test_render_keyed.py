@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, Role, kind_of, token_in

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.fetches import RecordedFetches, SharedFetches
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import PostgresAddress, address_beside
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.postgresql import connected
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity, line_of

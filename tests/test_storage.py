@@ -24,9 +24,9 @@ from gitboot.cli.exit import Exit
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.instance.inbox import Inbox
 from gitboot.instance.standing import Fetched
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts, overrides, records
 from gitboot.ledger.opening import copy_ledger, open_ledger
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take

@@ -21,7 +21,7 @@ from gitboot.jsonio_from_cli_inputs import document
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher
     from gitboot.assets.mirroring import MirroredArtifact
-    from gitboot.model.scalars.artifacts import Digest
+    from gitboot.jsonio_from_model_scalars_artifacts import Digest
     from gitboot.plan import BootFile
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from gitboot.canonical import digest
 from gitboot.diff.identities import GainedIdentity, Inheritance
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 
 Label = tuple[str, str]  # site, fra1
 

@@ -12,8 +12,8 @@ from typing import ClassVar, Final
 from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.identities import Inheritance
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Guards
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.phrases import did_you_mean
 
 SMALL: Final = 10  # servers: in smaller groups a percentage says nothing

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import Boot, Decision
 from gitboot.resolve.decisions import Decisions
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from gitboot.canonical import digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 

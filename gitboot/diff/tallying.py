@@ -11,9 +11,9 @@ from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.risks import Risk, risks
 from gitboot.diff.shared import changes_ledger, shared_change, unknown_change
 from gitboot.diff.touched import GROUPING
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, machine
 from gitboot.load.repository import FleetRepository
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.server import Server
 from gitboot.plan import Decision
 from gitboot.resolve.decisions import Decisions

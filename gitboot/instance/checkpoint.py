@@ -33,11 +33,11 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.planning import ImageFile, Plans, about
 from gitboot.instance.standing import Standing, TargetState
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import BootFile, BootPlan, Decision, InstallAttempt, InstallProgress, Record, Run
 from gitboot.publish.resuming import ALL, PARTS, Inventory

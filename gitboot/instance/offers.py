@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run, Seen
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of

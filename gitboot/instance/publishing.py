@@ -15,11 +15,11 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offer_of, offers_of
 from gitboot.instance.planning import Plans, changed_by
 from gitboot.instance.standing import LimitedFiles, TargetState
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.plan import Boot, BootPlan, Record

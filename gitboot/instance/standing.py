@@ -14,9 +14,9 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.planning import Plans
 from gitboot.instance.stops import is_named
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.refused import NotGiven, UnnamedProxy
 from gitboot.plan import InstallAttempt, Run

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import rows
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer

@@ -17,8 +17,8 @@ from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
 from gitboot.facts import facts
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, Machine
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation

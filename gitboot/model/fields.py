@@ -6,10 +6,10 @@ import re
 from datetime import datetime
 from typing import Annotated, Any
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.artifacts import (
     SHA256,
     ArtifactUrl,
-    Digest,
     parse_artifact_url,
     parse_base_url,
     parse_bmc_address,

@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 from urllib.parse import unquote
 
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe.agents import has_identity, is_check, is_machine, is_tool, may_be_system, parse_query
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.observe.storelog import LoggedRequest, of_cloudfront, of_cloudfront_json, of_s3

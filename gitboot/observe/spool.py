@@ -24,7 +24,7 @@ from typing import Final, NamedTuple, TypeVar
 from gitboot.background_threads import BackgroundThread
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.instants import format_instant
 from gitboot.observe import batches
 from gitboot.observe.observation import Observation, Outcome, instant_of

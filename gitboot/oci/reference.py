@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gitboot.errors import RegistryRefused, UsageError
-from gitboot.model.scalars.artifacts import OCI, Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.model.scalars.artifacts import OCI
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

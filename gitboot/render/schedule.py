@@ -9,9 +9,9 @@ from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
 from gitboot.plan import Boot, BootFile, BootPlan, Cause, Decision, InstallProgress, Phase, Record

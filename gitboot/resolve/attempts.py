@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, Run, boot_key, token
 

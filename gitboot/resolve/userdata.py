@@ -10,8 +10,8 @@ from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
 from gitboot.canonical import digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.image import UserDataFormat
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.plan import UserDataFiles
 from gitboot.problems.codes import Code

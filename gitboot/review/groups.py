@@ -15,9 +15,9 @@ from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.reinstalls import Reinstall
 from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.plan import Decision
 from gitboot.resolve.decisions import Decisions
 from gitboot.review.causes import Causes, is_own

@@ -10,9 +10,9 @@ from typing import Final
 
 from gitboot.canonical import digest
 from gitboot.diff.changes import ServerChange
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars.artifacts import Digest
 from gitboot.phrases import count, more
 from gitboot.plan import Boot, BootPlan, Cause, Decision, Phase
 from gitboot.render import grub, ipxe

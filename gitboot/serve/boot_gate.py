@@ -18,7 +18,7 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from gitboot.age import Keys, Unopened
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.authorship import Signer
 from gitboot.facts import facts
-from gitboot.model.scalars.artifacts import Digest
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.instants import format_instant
 from gitboot.problems.problem import Problem
 

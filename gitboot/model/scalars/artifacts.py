@@ -6,11 +6,11 @@ import re
 from typing import Final, NewType
 from urllib.parse import urlsplit
 
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.problems.codes import Code
 from gitboot.text import shell_words
 
-Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
 ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://… or oci://…@sha256:…
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
