@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Final
 
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
 _KEY: Final = "facts"

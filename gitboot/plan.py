@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.canonical import digest
 from gitboot.facts import LEFT_OUT, named
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import (
@@ -26,7 +27,6 @@ from gitboot.model.policy import (
     PolicyWait,
     Taint,
 )
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 

@@ -18,12 +18,12 @@ import yaml
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.resources import KINDS, Resource
 from gitboot.model import scalars
 from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.image import Artifact, Artifacts, Signature
 from gitboot.model.policy import BootProfileSpec, Window
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
 from gitboot.model.structure import Scalar, alias_of

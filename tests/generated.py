@@ -19,10 +19,10 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.blobs import ParseCache
 from gitboot.load.whole import load
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import BootPlan, Decision, Record, Run
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File

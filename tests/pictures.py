@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.undescribed import UnknownMachines, inventoried, render_unknown
 from gitboot.plan import Record
 from gitboot.publish.directory import Directory

@@ -26,9 +26,9 @@ from pygit2 import LIBGIT2_VERSION
 from gitboot import __version__, errors, plan
 from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.schema import KINDS
 from gitboot.plan import Record

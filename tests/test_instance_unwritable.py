@@ -24,9 +24,9 @@ from gitboot.instance.directory import CACHE, WITHDRAWALS, read_status
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.loop import Loop
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import evidence, overrides
 from gitboot.ledger.store import Store
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe import stopped
 from gitboot.stoppage import Stoppage

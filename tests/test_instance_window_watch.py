@@ -23,8 +23,8 @@ from gitboot.instance import checkpoint, planning
 from gitboot.instance.directory import CACHE
 from gitboot.instance.loop import Loop
 from gitboot.instance.standing import Fetched
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
-from gitboot.model.scalars.instants import format_instant
 from gitboot.progress import Told, counted
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk

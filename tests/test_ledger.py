@@ -27,6 +27,7 @@ from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Ov
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
 from gitboot.ledger.entries import Approval, Suspension
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
@@ -34,7 +35,6 @@ from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store
 from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Failure, InstallAttempt, Offer, Phase, Record, Run, Seen, UnknownServe

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.document import Quoted
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.image import parse_user_data_format
 from gitboot.model.scalars.artifacts import parse_artifact_url, parse_base_url, parse_digest
-from gitboot.model.scalars.instants import format_instant, parse_instant
+from gitboot.model.scalars.instants import parse_instant
 from gitboot.model.scalars.machines import (
     SystemUuid,
     parse_interface_address,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from gitboot import mirror_program
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.stopped import say
 from gitboot.plan import Record, Run
 from gitboot.render.paths import Role, kind_of

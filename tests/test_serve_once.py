@@ -21,7 +21,7 @@ from click.testing import CliRunner
 from gitboot.cli import cli
 from gitboot.files import write_whole
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.spool import Spool, forget, forgotten_next, take

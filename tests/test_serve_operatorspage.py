@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.publish.directory import Directory

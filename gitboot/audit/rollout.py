@@ -9,11 +9,11 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.audit.images import followers
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.load.snapshot import Revision
 from gitboot.model.image import Rollout
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
 from gitboot.plan import Decision, InstallStep, Record

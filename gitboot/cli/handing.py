@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.cli.instance import decision_of
 from gitboot.errors import UsageError
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.spool import take

@@ -23,7 +23,7 @@ from gitboot.cli.planning import (
 )
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.plan import Decision, Record
 from gitboot.text import printable_lines
 

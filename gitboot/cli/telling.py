@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.processes import LOG_FORMAT
 from gitboot.status.instance_status import Event
 from gitboot.terminal import control, escaped_lines, style, unstyled

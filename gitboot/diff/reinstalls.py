@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.policy import NetworkBoot, OverrideMode, PolicyWait
-from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
 

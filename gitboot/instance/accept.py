@@ -20,10 +20,10 @@ from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merg
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.instance.withheld_boots import joined, offering, withheld_by
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Withheld
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.load.snapshot import Revision
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code

@@ -57,6 +57,7 @@ from gitboot.instance.spools import SharedSpool
 from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import facts, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
@@ -66,7 +67,6 @@ from gitboot.ledger.naming import address_beside, is_named, note_address
 from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load.snapshot import Revision
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in

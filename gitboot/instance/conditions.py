@@ -19,8 +19,8 @@ from gitboot.instance.planning import ImageFile, Plans
 from gitboot.instance.standing import Standing
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.instance.trust import behind, unkept
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.fleet import NOBODY
-from gitboot.model.scalars.instants import format_instant
 from gitboot.observe import refused
 from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more, some

@@ -17,8 +17,8 @@ from gitboot.canonical import laid_out
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import UsageError
 from gitboot.facts import facts
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.naming import is_named
-from gitboot.model.scalars.instants import format_instant
 from gitboot.progress import Underway
 from gitboot.status.instance_status import Condition, Status
 

@@ -53,9 +53,9 @@ from gitboot.instance.planning import about
 from gitboot.instance.stops import stop_of
 from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.instance.withheld_boots import offering
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Decision, InstallStep, Phase, Record
 from gitboot.remedies import remedy

@@ -19,8 +19,8 @@ from gitboot.errors import OperatorError, SourceError, TryAgain
 from gitboot.instance.laps import Stage
 from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
-from gitboot.model.scalars.instants import format_instant
 from gitboot.signal_queue import SignalQueue
 from gitboot.source.clone import Source
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Event, Telling, ThreadFailure

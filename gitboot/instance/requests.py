@@ -20,8 +20,8 @@ from gitboot.instance.provisioning import check_trusted, set_records
 from gitboot.instance.secret_fetches import confirm_fetches
 from gitboot.instance.switching import settle_switches
 from gitboot.instance.trust import accept_clock
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Approval, Request, Suspension
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.phrases import count
 from gitboot.plan import Record

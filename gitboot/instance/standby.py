@@ -30,11 +30,11 @@ from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.instance.window_watch import WindowWatch
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.load.snapshot import Revision
-from gitboot.model.scalars.instants import format_instant
 from gitboot.processes import spawn
 from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source.clone import Source

@@ -9,8 +9,8 @@ from datetime import datetime
 from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Learning
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import Boot, BootPlan, Cause, Decision, MaintenanceDecision, Phase, PolicyDecision, Record
 from gitboot.render.schedule import About

@@ -8,9 +8,9 @@ from statistics import median
 from typing import Final
 
 from gitboot.instance.knowledge import Learning
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
-from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import InstallAttempt, Record, UnknownServe
 from gitboot.timekeeping import Keeping, Uptime
 

@@ -7,10 +7,10 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.store import Store, Transaction, open_database
-from gitboot.model.scalars.instants import format_instant
 from gitboot.status.instance_status import Event
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import rows
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer
 

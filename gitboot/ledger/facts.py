@@ -10,10 +10,10 @@ from typing import Any, Final
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.errors import Orders
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import rows
 from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.plan import BootFile, WithheldBoot
 from gitboot.stoppage import Stoppage

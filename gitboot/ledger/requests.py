@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import rows
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, Transaction
-from gitboot.model.scalars.instants import format_instant
 
 
 def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, Any]) -> int:

@@ -18,8 +18,8 @@ from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
 from gitboot.facts import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess, Machine
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import AddressFetches, InstallationFetches, SecretFetches

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.scalars.instants import format_instant
 from gitboot.observe.batches import writer_of
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.remedies import remedy
 from gitboot.status.instance_status import STALE_S
 

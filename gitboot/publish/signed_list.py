@@ -23,7 +23,7 @@ import msgspec
 from gitboot.canonical import canonical
 from gitboot.decoders import convert
 from gitboot.errors import PublishError
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import is_staged, staged
 from gitboot.publish.list_keys import ListKeys

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gitboot.errors import PublishError
-from gitboot.model.scalars.instants import format_instant, parse_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.model.scalars.instants import parse_instant
 from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.durable import split
 from gitboot.publish.folders import InTheWay

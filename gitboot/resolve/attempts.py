@@ -6,8 +6,8 @@ import re
 from typing import Final
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.policy import NetworkBoot
-from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, Run, boot_key, token
 
 

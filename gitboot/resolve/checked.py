@@ -7,11 +7,11 @@ from datetime import datetime
 from itertools import combinations
 from typing import Final
 
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.identities import identities
 from gitboot.load.resources import Id
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.numbers import version_key
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.graces import SERVED_GRACE
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.plan import (
     EVIDENCE_OF_A_BEGINNING,

@@ -9,10 +9,10 @@ from itertools import chain
 from typing import Any
 
 from gitboot.canonical import canonical
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.model.fleet import Fleet
-from gitboot.model.scalars.instants import format_instant
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.plan import Decision

@@ -15,6 +15,7 @@ from gitboot.diff.guard import Trip, Verdict, trailer
 from gitboot.diff.images import ImageChange
 from gitboot.diff.risks import Risk
 from gitboot.facts import facts
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.review import (
     AccessFacts,
     AreaFacts,
@@ -38,7 +39,6 @@ from gitboot.model.review import (
     TripFacts,
     UnheededFacts,
 )
-from gitboot.model.scalars.instants import format_instant
 from gitboot.problems.problem import Problem
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group, Outlier

@@ -20,8 +20,8 @@ from gitboot.diff.resets import resets
 from gitboot.diff.risks import Risk
 from gitboot.diff.shared import SharedChange
 from gitboot.diff.unknown import BecomesUnknown, Since
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
-from gitboot.model.scalars.instants import format_instant
 from gitboot.phrases import count, more, some
 from gitboot.review.groups import ChangeCause, Group, Outlier
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.files import ABSENT
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.status_age import with_age
 from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.authorship import Signer
 from gitboot.facts import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.model.scalars.instants import format_instant
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.problems.problem import Problem
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.errors import HostUnreachable
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.mirror_program import (
     DAMAGED,
     MAX_TARGETS_BYTES,
@@ -33,7 +34,6 @@ from gitboot.mirror_program import (
     read_list,
     versions_around,
 )
-from gitboot.model.scalars.instants import format_instant
 from gitboot.publish.manifest import digest_of
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
 

@@ -28,8 +28,3 @@ def parse_instant(value: object) -> datetime:
         return datetime.fromisoformat(found.upper()).astimezone(UTC)
     except (ValueError, OverflowError) as error:
         raise Malformed(Code.INSTANT, f"there is no instant {shown(found)} ({error})", hint) from error
-
-
-def format_instant(at: datetime) -> str:
-    """RFC 3339 in UTC; fractions of a second only where there are any."""
-    return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"

@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any
 
 from gitboot.canonical import canonical
+from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import Machine
-from gitboot.model.scalars.instants import format_instant
 from gitboot.plan import BootPlan, Cause
 from gitboot.render.page import DATA, SCRIPT, script_of, shard_of
 from gitboot.render.tree import File
