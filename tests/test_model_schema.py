@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from gitboot.document import parse
 from gitboot.load.blobs import parse_blob
 from gitboot.load.resources import KINDS
-from gitboot.model.schema import main
+from gitboot.review.formats.json_from_model_schema import main
 from tests.cases import for_each
 from tests.documents import Document, documents
 from tests.fleets import document

@@ -113,7 +113,7 @@ def _text(path: Path) -> str:
 
 @cache
 def _schemas() -> dict[str, str]:
-    from gitboot.model.schema import schemas
+    from gitboot.review.formats.json_from_model_schema import schemas
 
     return {f"{SCHEMAS}/{name}": text for name, text in schemas().items()}
 

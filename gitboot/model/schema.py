@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
 from pydantic import TypeAdapter
@@ -15,7 +11,6 @@ from pydantic import TypeAdapter
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
-from gitboot.model.review import DiffFacts
 from gitboot.model.server import Server
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -73,15 +68,6 @@ def _bare(node: Any) -> Any:
     return node
 
 
-@cache
-def schemas() -> Mapping[str, str]:
-    """Every schema as the text of its file, by file name: of what is written, and of what `gitboot diff` says."""
-    made = {f"{kind.__name__}.json": schema(kind) for kind in KINDS}
-    made["any.json"] = any_document()
-    made["diff.schema.json"] = {"$schema": _DIALECT, **TypeAdapter(DiffFacts).json_schema()}
-    return {name: json.dumps(made[name], indent=2, sort_keys=True) + "\n" for name in sorted(made)}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SchemaField:
     """A field of a kind, for people to read."""
@@ -137,27 +123,3 @@ def _type(root: dict[str, Any], node: dict[str, Any]) -> str:
             kind = shape.get("type", "text")
             names.append("text" if isinstance(kind, list) or kind == "string" else kind)
     return " or ".join(dict.fromkeys(names))
-
-
-def main(arguments: list[str]) -> int:
-    """``DIR`` writes the schemas there; ``--check DIR`` says which differ."""
-    directory = Path(arguments[-1])
-    if "--check" in arguments:
-        differ = [name for name, text in schemas().items() if _read(directory / name) != text]
-        extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
-        for name in differ + extra:
-            hint = f"python -m gitboot.model.schema {directory}"
-            sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
-        return 1 if differ or extra else 0
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in schemas().items():
-        (directory / name).write_text(text)
-    return 0
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text() if path.exists() else None
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
