@@ -13,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.plan import BootFile
+from gitboot.resolve.server_decision_from_plan import BootFile
 
 
 def digest_of(content: bytes) -> Digest:

@@ -35,13 +35,13 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.refused import first_of
 from gitboot.observe.reports import read_reports
 from gitboot.oci.layers import chosen, files, parse_manifest
-from gitboot.plan import Record
 from gitboot.problems.problem import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.render import state, terms
 from gitboot.render.schedule import server_state
 from gitboot.resolve.decide import decide
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.targets import holding
 from gitboot.template import TemplateSet
 from gitboot.template.budget import MAX_BYTES

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.undescribed import UnknownMachines, inventoried, render_unknown
-from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.render.parts import PAGE
 from gitboot.render.schedule import RenderedState
+from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.browser import Browser, browser
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.serving import Fleet, planned, site

@@ -23,7 +23,6 @@ from gitboot.model.fleet import Provisioning
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
-from gitboot.plan import Record
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.manifest import STATUS
@@ -35,6 +34,7 @@ from gitboot.render.schedule import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock

@@ -34,9 +34,9 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.spool import Spool, aside
 from gitboot.observe.stopped import Words, folders, say, take_back
-from gitboot.plan import Record
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock

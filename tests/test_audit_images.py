@@ -12,9 +12,9 @@ from gitboot import jsonio_from_cli_inputs
 from gitboot.audit.images import Images, images
 from gitboot.facts import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.plan import Record
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide
+from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
 
 NOON = at("20T12:00")

@@ -23,7 +23,7 @@ import pytest
 import yaml
 from pygit2 import LIBGIT2_VERSION
 
-from gitboot import __version__, errors, plan
+from gitboot import __version__, errors
 from gitboot.cli import cli, main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.jsonio_from_model_scalars_instants import format_instant
@@ -31,8 +31,9 @@ from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.schema import KINDS
-from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
+from gitboot.resolve import provisioning_record_from_plan
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import exported
 from tests import plain
 from tests.cases import for_each
@@ -599,7 +600,11 @@ def test_e17_plan_says_that_a_maintenance_was_already_made(gitboot: Run, tmp_pat
     fleet = tmp_path / "fleet"
     fleet.mkdir()
     write_fleet(fleet, maintenance("m", "20T22:00 21T04:00", "networkBoot: Once, priority: 5"))
-    runs = {"m": plan.Run(1, datetime(2026, 11, 20, 22, 10, tzinfo=UTC), datetime(2026, 11, 21, 4, tzinfo=UTC))}
+    runs = {
+        "m": provisioning_record_from_plan.Run(
+            1, datetime(2026, 11, 20, 22, 10, tzinfo=UTC), datetime(2026, 11, 21, 4, tzinfo=UTC)
+        )
+    }
     file = tmp_path / "records.json"
     file.write_bytes(exported({parse_uuid(uuid_of("web01")): Record(provision=1, runs=runs)}))
     during = gitboot("plan", fleet, "--records", file, "--at", "2026-11-20T23:00:00Z", "-o", "json")
@@ -725,7 +730,9 @@ def test_finding_r4_a_timeline_shows_an_installation_until_its_boot_no_longer_co
     gitboot: Run, fleet: Path, tmp_path: Path
 ) -> None:
     fetched = datetime(2026, 11, 20, 11, 50, tzinfo=UTC)
-    attempt = plan.InstallAttempt(key="provision/1", number=1, boots=(plan.Seen(fetched, "boot.ipxe", "10.0.0.7"),))
+    attempt = provisioning_record_from_plan.InstallAttempt(
+        key="provision/1", number=1, boots=(provisioning_record_from_plan.Seen(fetched, "boot.ipxe", "10.0.0.7"),)
+    )
     record = Record(provision=1, evidence="Fetched", provisioned_at=fetched, attempts=(attempt,))
     (tmp_path / "records.json").write_bytes(exported({parse_uuid(uuid_of("web01")): record}))
     arguments = ("plan", fleet, "--timeline", "web01", "--at", NOON, "--records", tmp_path / "records.json")

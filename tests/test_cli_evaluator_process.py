@@ -26,7 +26,7 @@ from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.frames import encode, framed
 from gitboot.instance import directory
-from gitboot.plan import Record
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from tests.fleets import SEED, server, uuid_of
 from tests.instance import alive, eventually

@@ -27,8 +27,8 @@ from gitboot.model.policy import (
     TaintEffect,
 )
 from gitboot.model.server import Architecture, Firmware, Lifecycle
-from gitboot.plan import Boot, BootFiles, Decision
 from gitboot.resolve.decide import decide
+from gitboot.resolve.server_decision_from_plan import Boot, BootFiles, Decision
 from tests.cases import for_each
 from tests.fleets import (
     at,

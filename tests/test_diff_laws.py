@@ -15,7 +15,6 @@ from gitboot.diff.guard import Limits, judge
 from gitboot.diff.risks import Risk
 from gitboot.load.repository import FleetRepository
 from gitboot.load.whole import load
-from gitboot.plan import Record
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.schedule import server_state
 from gitboot.render.state import state_path
@@ -24,6 +23,7 @@ from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import plan
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.causes import Causes
 from gitboot.review.groups import groups
 from tests.fleets import snapshot

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from gitboot.load.whole import load
-from gitboot.plan import Record
 from gitboot.render.copies import copy_files
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import fallback, plan
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.source.snapshot import open_snapshot
 from gitboot.stoppage import Halt
 from tests.cases import for_each

@@ -29,7 +29,6 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import identity
-from gitboot.plan import Record
 from gitboot.publish import directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.index import shard_path
@@ -38,6 +37,7 @@ from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
 from gitboot.publish.tree import Tree
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts, shard_of
 from gitboot.source.clone import Source
 from tests.doubles import note_fetch

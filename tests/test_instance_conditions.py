@@ -25,10 +25,10 @@ from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load.resources import Id
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import BootFile
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
+from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.instance_status import Condition, Following, SignedListState, Status, ThreadFailure
 from gitboot.stoppage import Stoppage
 from tests.cases import for_each

@@ -15,9 +15,9 @@ from gitboot.migration.foreign import uuid_of as uuid_of_import
 from gitboot.migration.known import uuids_of
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, lookup_uuids, swapped
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
-from gitboot.plan import Record
 from gitboot.publish.recorded import read_records
 from gitboot.render.paths import asked_for
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import exported
 from tests import instance as instance_module
 from tests.cases import for_each

@@ -12,8 +12,9 @@ import pytest
 from gitboot.instance.requests import BEGIN
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.plan import BootPlan, Cause, Phase, Record
+from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.resolve.attempts import step_of
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts, record_of
 from tests.bench import Bench, beginning
 from tests.fleets import SEED, maintenance, policy, server, uuid_of

@@ -19,10 +19,11 @@ from gitboot.instance.planning import Plans, changed_by, left_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Decision, InstallAttempt, Record, Seen
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.schedule import ServerState, rendered
 from gitboot.resolve.attempts import attempt_of, provision_reason
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.stoppage import Halt
 from tests.generated import GeneratedFleet, fleets
 from tests.searching import examples

@@ -13,9 +13,9 @@ from gitboot.instance.learn import Batch, learn
 from gitboot.instance.planning import Plans, changed_by, replanned
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger.entries import Facts, Request
-from gitboot.plan import WithheldBoot
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.schedule import rendered
+from gitboot.resolve.server_decision_from_plan import WithheldBoot
 from tests.doubles import Commits
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of
 

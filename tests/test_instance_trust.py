@@ -24,7 +24,8 @@ from gitboot.ledger import facts, requests
 from gitboot.ledger.entries import Facts
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
-from gitboot.plan import Phase, Record
+from gitboot.plan import Phase
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.serve.tree import PublishedTree
 from gitboot.timekeeping import Keeping, Uptime, keeping_of

@@ -22,7 +22,7 @@ from gitboot.instance.directory import LEDGER
 from gitboot.ledger import records
 from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Record
+from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import at, uuid_of
 from tests.inprocess import in_process
 from tests.instance import Repository

@@ -47,7 +47,8 @@ from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of
-from gitboot.plan import BootFile, Record, Run
+from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.instance_status import Event
 from tests.fleets import at
 from tests.instance import eventually

@@ -44,7 +44,7 @@ from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, argume
 from gitboot.ledger.store import Transaction
 from gitboot.ledger.tables import POSTGRESQL_MIGRATIONS, VERSION
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Record
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.status.instance_status import Event
 from tests.cases import for_each
 from tests.fleets import uuid_of

@@ -8,11 +8,11 @@ import pytest
 
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import parse_mac
-from gitboot.plan import Record
 from gitboot.render import paths
 from gitboot.render.formats import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of
 from gitboot.resolve.instant import plan
+from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import at, decided, fleet, image, maintenance, policy, profile, server
 
 NOON: Final = at("20T12:00")

@@ -12,9 +12,9 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gitboot.plan import Record
 from gitboot.render.schedule import RenderedState, server_state
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.serve.limits import Bodies
 from gitboot.serve.reply import TOO_LARGE
 from tests import plain

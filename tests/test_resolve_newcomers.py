@@ -14,11 +14,13 @@ from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.load.loaded import load_revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Cause, Decision, InstallAttempt, MaintenanceDecision, Phase, Record, Run, Seen
+from gitboot.plan import Cause, Phase
 from gitboot.resolve.instant import plan, run_reason
 from gitboot.resolve.newcomers import Known, newcomer
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.records import adopted, carried, exported, imported, ran
+from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import (

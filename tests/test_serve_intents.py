@@ -18,7 +18,7 @@ import pytest
 from gitboot.ledger.postgresql import connected
 from gitboot.observe.observation import Outcome
 from gitboot.observe.spool import line_of, take
-from gitboot.plan import Record
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.serve.app import _has_received
 from gitboot.serve.connection import RECEIVED
 from tests import plain

@@ -11,9 +11,9 @@ from typing import Final
 import pytest
 
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
-from gitboot.plan import Record
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.keyed import TokenKeys
+from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import fleet, image, policy, profile, server
 from tests.git_servers import program
 from tests.serving import BEFORE, Fleet, Site, get, planned, site

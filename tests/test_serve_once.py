@@ -25,13 +25,13 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.spool import Spool, forget, forgotten_next, take
-from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.problems.codes import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
 from gitboot.render.state import state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve.decide import decide
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.serve.recorder import Recording
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.instance_status import Condition, Status

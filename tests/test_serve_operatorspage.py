@@ -16,12 +16,12 @@ import pytest
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, render_unknown
-from gitboot.plan import InstallAttempt, Record, Seen
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.parts import PAGE as FOLDER
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.serve.api import MOST, PAGE
 from tests import plain
 from tests.browser import Browser, browser, browsers

@@ -30,8 +30,8 @@ from gitboot.ledger.opening import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
-from gitboot.plan import Record
 from gitboot.publish.directory import Directory
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
 from tests.cases import for_each
 from tests.failing_disk import FailingDisk, failing_disk

@@ -53,13 +53,15 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Decision, Phase, Record, Run
+from gitboot.plan import BootPlan, Phase
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.instant import plan
+from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.records import exported, imported
+from gitboot.resolve.server_decision_from_plan import Decision
 from tests.cases import for_each
 from tests.fleets import (
     at,

@@ -21,8 +21,8 @@ from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT
 from gitboot.assets.fetching import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.files import check_output_folder, output_folder
-from gitboot.plan import BootFile
 from gitboot.resolve.bootfiles import MIRRORED_NAMES
+from gitboot.resolve.server_decision_from_plan import BootFile
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _PART: Final = ".part"  # of hidden files, which no endpoint serves

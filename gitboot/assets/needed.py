@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gitboot.plan import Boot, BootFile
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Boot, BootFile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

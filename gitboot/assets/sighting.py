@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gitboot.plan import BootFile
+from gitboot.resolve.server_decision_from_plan import BootFile
 
 
 class Presence(StrEnum):

@@ -15,7 +15,7 @@ from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, judge, jud
 from gitboot.decoders import decoder
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.frames import encode
-from gitboot.plan import BootFile
+from gitboot.resolve.server_decision_from_plan import BootFile
 
 
 class Cache(Protocol):

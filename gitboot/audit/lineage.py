@@ -18,7 +18,7 @@ from gitboot.frames import encode
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import more
-from gitboot.plan import Decision
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.source.commits import CommitSummary
 from gitboot.source.history import Step
 

@@ -16,9 +16,10 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
-from gitboot.plan import Decision, InstallStep, Record
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
+from gitboot.resolve.server_decision_from_plan import Decision
 
 OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
 # The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher
     from gitboot.assets.mirroring import MirroredArtifact
     from gitboot.jsonio_from_model_scalars_artifacts import Digest
-    from gitboot.plan import BootFile
+    from gitboot.resolve.server_decision_from_plan import BootFile
 
 
 @click.command()

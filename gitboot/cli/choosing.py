@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from gitboot.instance.build import Look
-    from gitboot.plan import Decision
+    from gitboot.resolve.server_decision_from_plan import Decision
 
 yes_option = click.option(
     "--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal."

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from gitboot.load.repository import FleetRepository
     from gitboot.migration.contrast import Contrast
     from gitboot.migration.former import Asker, OldBoot
-    from gitboot.plan import Decision
     from gitboot.resolve.decisions import Decisions
+    from gitboot.resolve.server_decision_from_plan import Decision
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
 _LARGEST: Final = 1 << 32  # of one file that machines boot

@@ -14,10 +14,11 @@ from gitboot.audit.rollout import AppliedRollout, Proof
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Decision, Record
 from gitboot.publish.recorded import read_records
 from gitboot.render.parts import RECORDS
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_of
+from gitboot.resolve.server_decision_from_plan import Decision
 
 if TYPE_CHECKING:
     from gitboot.http_client import HttpClient, WebAnswer

@@ -27,7 +27,7 @@ from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import did_you_mean
-from gitboot.plan import Decision
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.text import shell_words
 
 __all__ = ["Look", "chosen", "decision_of", "looked_at", "machines_of", "request"]

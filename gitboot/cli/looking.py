@@ -23,8 +23,8 @@ from gitboot.facts import facts
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
-from gitboot.plan import BootFile
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.resolve.sites import sites_of
 from gitboot.terminal import style
 

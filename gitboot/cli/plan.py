@@ -24,7 +24,8 @@ from gitboot.cli.planning import (
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.plan import Decision, Record
+from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.text import printable_lines
 
 

@@ -20,7 +20,7 @@ from gitboot.text import shell_words
 if TYPE_CHECKING:
     from gitboot.instance.build import Look
     from gitboot.model.scalars.machines import SystemUuid
-    from gitboot.plan import Record
+    from gitboot.resolve.provisioning_record_from_plan import Record
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 _STANDINGS: Final = (
@@ -174,7 +174,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     """
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
-    from gitboot.plan import Record
+    from gitboot.resolve.provisioning_record_from_plan import Record
     from gitboot.resolve.records import adopted, last_word, record_facts
 
     at = now()

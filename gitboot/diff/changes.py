@@ -30,8 +30,8 @@ from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Decision
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.sites import sites
 
 

@@ -24,8 +24,8 @@ from gitboot.load.resources import Id
 from gitboot.model.image import BootImage
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Boot, Decision
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 # Arguments that only choose where the kernel prints, and how much.
 # Source: https://docs.kernel.org/admin-guide/kernel-parameters.html

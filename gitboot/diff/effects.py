@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gitboot.diff.reinstalls import Reinstall, asks_at_once
 from gitboot.diff.risks import Risk
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import Decision, PolicyDecision
+from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision
 
 
 class When(StrEnum):

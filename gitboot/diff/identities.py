@@ -13,8 +13,8 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid, byte_orders, lookup_uuids
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Decision
 from gitboot.resolve.hosts import Host
+from gitboot.resolve.server_decision_from_plan import Decision
 
 
 class GainedIdentity(NamedTuple):

@@ -10,8 +10,8 @@ from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
-from gitboot.plan import Boot, Decision
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

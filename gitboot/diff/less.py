@@ -19,7 +19,7 @@ from typing import Final
 from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
 from gitboot.model.policy import DiskBoot, OverrideMode
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Decision
+from gitboot.resolve.server_decision_from_plan import Decision
 
 
 def is_less(old: Decision, new: Decision) -> bool:

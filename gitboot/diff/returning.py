@@ -6,9 +6,10 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Decision, Record
 from gitboot.resolve.attempts import is_provisioned
 from gitboot.resolve.instant import has_run
+from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import Decision
 
 
 def returning(

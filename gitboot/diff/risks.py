@@ -9,7 +9,7 @@ from typing import Any, Final
 from gitboot.diff.reinstalls import Reinstall, Why, wants_install
 from gitboot.diff.resets import resets
 from gitboot.model.server import Lifecycle
-from gitboot.plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 
 
 class Risk(StrEnum):

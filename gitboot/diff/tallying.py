@@ -15,8 +15,8 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, machine
 from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
-from gitboot.plan import Decision
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Decision
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 

@@ -7,8 +7,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import Decision
 from gitboot.resolve.newcomers import NEW_UP_TO
+from gitboot.resolve.server_decision_from_plan import Decision
 
 
 class Since(StrEnum):

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Final
 
 from gitboot.diff.demands import Demand, EachTime, NotProvisioned, NotRun, When, instants, spans
-from gitboot.plan import Boot, Decision, WithheldBoot
+from gitboot.resolve.server_decision_from_plan import Boot, Decision, WithheldBoot
 
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)  # the first of `instants`
 

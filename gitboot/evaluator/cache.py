@@ -14,11 +14,11 @@ from gitboot.evaluator import protocol
 from gitboot.frames import encode
 from gitboot.load.resources import Id
 from gitboot.model.server import Server
-from gitboot.plan import Decision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.found import DecisionFinding
 from gitboot.resolve.hosts import Host
+from gitboot.resolve.server_decision_from_plan import Decision
 
 if TYPE_CHECKING:  # an instance only reads results: it neither loads files nor decides
     from gitboot.load.loaded import LoadedFile

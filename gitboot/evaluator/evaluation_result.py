@@ -13,10 +13,10 @@ from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Decision, WithheldBoot
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions
 from gitboot.resolve.source_locations import SourceLocations

@@ -24,13 +24,13 @@ from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, Decision
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.skew import MinimumVersion
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation
 from gitboot.resolve.written import Written

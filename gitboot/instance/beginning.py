@@ -14,9 +14,10 @@ from gitboot.ledger.entries import Facts
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
-from gitboot.plan import Decision, Record
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import adopted, ahead, first_records
+from gitboot.resolve.server_decision_from_plan import Decision
 
 
 class Beginning(StrEnum):

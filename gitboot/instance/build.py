@@ -71,14 +71,15 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words, folders
-from gitboot.plan import BootFile, Record
 from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.modes import OPEN
 from gitboot.publish.recorded import records_in
 from gitboot.render.keyed import NO_KEYS, TokenKeys
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import ahead
+from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.serve.tree import status_file
 from gitboot.source.clone import Source, accepted_snapshot
 from gitboot.status.instance_status import Condition, Event, Status

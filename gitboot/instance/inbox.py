@@ -31,7 +31,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.reports import Report, read_reports
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words
-from gitboot.plan import BootFile
+from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.stoppage import SoleClaim, Stoppage
 from gitboot.timekeeping import Uptime
 

@@ -19,7 +19,8 @@ from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.secret_fetches import InstallationFetches
-from gitboot.plan import BootFile, Decision, Record
+from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import BootFile, Decision
 from gitboot.status.instance_status import Event
 from gitboot.stoppage import SoleClaim
 

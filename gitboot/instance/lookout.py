@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from gitboot.assets.sighting import Presence, Sighting, is_withheld, since_before
 from gitboot.assets.verifying import ReadResults, look_at
 from gitboot.background_threads import BackgroundThread
-from gitboot.plan import BootFile
+from gitboot.resolve.server_decision_from_plan import BootFile
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher

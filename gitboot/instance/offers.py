@@ -11,12 +11,14 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import WAITING, Boot, BootPlan, Decision, Offer, Phase, Record, Run, Seen
+from gitboot.plan import WAITING, BootPlan, Offer, Phase
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.instant import is_made
+from gitboot.resolve.provisioning_record_from_plan import Record, Run, Seen
 from gitboot.resolve.records import ran
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 
 def fetches(boot: Boot) -> bool:

@@ -24,9 +24,9 @@ from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.switching import PowerAsk
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Record
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.schedule import ServerState
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.status.instance_status import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override

@@ -8,9 +8,10 @@ from gitboot.instance.offers import fetches
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot, OverrideMode
-from gitboot.plan import Boot, Decision, Record
 from gitboot.resolve.attempts import is_provisioned
 from gitboot.resolve.instant import has_run
+from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 
 def goes_unseen(

@@ -30,11 +30,21 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.phrases import some
-from gitboot.plan import Decision, Failure, InstallAttempt, InstallStep, Offer, Phase, Record, Run, Seen, UnknownServe
+from gitboot.plan import Offer, Phase
 from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.newcomers import Known, newcomer
+from gitboot.resolve.provisioning_record_from_plan import (
+    Failure,
+    InstallAttempt,
+    InstallStep,
+    Record,
+    Run,
+    Seen,
+    UnknownServe,
+)
 from gitboot.resolve.records import adopted, attempt_facts, carried, last_shown
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.status.instance_status import Event
 from gitboot.text import shell_words
 

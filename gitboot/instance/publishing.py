@@ -22,7 +22,7 @@ from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootPlan, Record
+from gitboot.plan import BootPlan
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
@@ -33,6 +33,8 @@ from gitboot.render.schedule import RenderedState, ServerState, halted, limited_
 from gitboot.render.terms import Terms, render
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import Boot
 from gitboot.status.instance_status import Event
 from gitboot.stoppage import Halt
 

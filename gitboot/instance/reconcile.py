@@ -50,10 +50,10 @@ from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import BootFile
 from gitboot.progress import Told, Work
 from gitboot.remedies import remedy
 from gitboot.render.terms import terms_of
+from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.instance_status import Condition, Endpoints, Event, Status, Telling, ThreadFailure
 from gitboot.stoppage import Halt, Stoppage
 from gitboot.timekeeping import Keeping

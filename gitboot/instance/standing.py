@@ -19,11 +19,11 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.refused import NotGiven, UnnamedProxy
-from gitboot.plan import InstallAttempt, Run
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Run
 from gitboot.status.instance_status import (
     Condition,
     Endpoints,

@@ -7,8 +7,8 @@ from datetime import datetime
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.plan import Boot, Decision
 from gitboot.resolve.instant import plan
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.stoppage import Halt
 
 

@@ -11,7 +11,7 @@ from gitboot.instance.knowledge import Learning
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
-from gitboot.plan import InstallAttempt, Record, UnknownServe
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, UnknownServe
 from gitboot.timekeeping import Keeping, Uptime
 
 _BEAT_EVERY: Final = timedelta(minutes=10)

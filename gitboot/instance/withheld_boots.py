@@ -16,8 +16,9 @@ from gitboot.load.merged import merged
 from gitboot.load.snapshot import Revision
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Decision, PolicyDecision, Record, WithheldBoot
 from gitboot.resolve.attempts import is_overwritten, is_provisioned, overtaken_attempt, provision_reason
+from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision, WithheldBoot
 
 
 def withheld_by(accepted: Commit, newer: Sequence[Commit], newest: Revision) -> Withheld | None:

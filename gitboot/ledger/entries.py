@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gitboot.errors import Orders
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import WithheldBoot
+from gitboot.resolve.server_decision_from_plan import WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 

@@ -15,7 +15,7 @@ from gitboot.ledger import rows
 from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
-from gitboot.plan import BootFile, WithheldBoot
+from gitboot.resolve.server_decision_from_plan import BootFile, WithheldBoot
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Uptime
 

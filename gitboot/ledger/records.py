@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from gitboot.ledger import rows
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Record, Run
+from gitboot.resolve.provisioning_record_from_plan import Record, Run
 
 
 def read(store: Store) -> dict[SystemUuid, Record]:

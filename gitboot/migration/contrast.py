@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from gitboot.migration.foreign import is_secret
 from gitboot.migration.former import LEADS, OldBoot
-from gitboot.plan import Boot, BootFile
+from gitboot.resolve.server_decision_from_plan import Boot, BootFile
 
 
 class Likeness(StrEnum):

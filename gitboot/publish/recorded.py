@@ -9,8 +9,8 @@ from pathlib import Path
 from gitboot.errors import UsageError
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_uuid
-from gitboot.plan import Record
 from gitboot.render.parts import RECORDS
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import imported
 
 

@@ -9,13 +9,14 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootFile, BootPlan, Decision
+from gitboot.plan import BootPlan
 from gitboot.quote import grub_arguments, grub_text, grub_word
 from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
 
 _ATTEMPTS: Final = "1 2 3 4 5"
 _PAUSE_S: Final = 5

@@ -7,13 +7,14 @@ from typing import Final
 
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootPlan, Decision
+from gitboot.plan import BootPlan
 from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import disk, paths
 from gitboot.render.header import heading
 from gitboot.render.paths import ContentType, PathKind
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 _ATTEMPTS: Final = 5
 _PAUSE_S: Final = 5

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.plan import BootPlan, Decision, InstallProgress
+from gitboot.plan import BootPlan, InstallProgress
+from gitboot.resolve.server_decision_from_plan import Decision
 
 
 def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.plan import BootPlan, Decision
+from gitboot.plan import BootPlan
 from gitboot.render import paths
 from gitboot.render.tree import File
+from gitboot.resolve.server_decision_from_plan import Decision
 
 _EMPTY: Final = File(b"")
 

@@ -10,13 +10,14 @@ from urllib.parse import urlsplit
 
 from gitboot.model.scalars.machines import MacAddress
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, BootFile, BootPlan, Decision
+from gitboot.plan import BootPlan
 from gitboot.quote import command_line, ipxe_text
 from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Record
 from gitboot.render.parts import RECORDS, PartFiles
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import exported, shard_of
 
 Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty

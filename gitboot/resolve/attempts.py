@@ -8,7 +8,8 @@ from typing import Final
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import Decision, InstallAttempt, InstallStep, PolicyDecision, Record, Run, boot_key, token
+from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, InstallStep, Record, Run, boot_key
+from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision, token
 
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:

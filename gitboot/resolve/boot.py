@@ -12,7 +12,6 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.resources import Id
 from gitboot.model.policy import UserData
 from gitboot.model.scalars.texts import Malformed
-from gitboot.plan import Boot, UserDataFiles
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
 from gitboot.resolve.bootfiles import boot_files
@@ -21,6 +20,7 @@ from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.secrets import secret_texts
+from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
 from gitboot.resolve.source import BootSource, Unbootable
 from gitboot.template import TemplateSet
 from gitboot.template.faults import TemplateFault

@@ -16,12 +16,12 @@ from gitboot.model.scalars.numbers import version_key
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.phrases import some
-from gitboot.plan import Boot, MaintenanceDecision, provisioned_token
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
 from gitboot.resolve.found import DecisionFinding
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
+from gitboot.resolve.server_decision_from_plan import Boot, MaintenanceDecision, provisioned_token
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:

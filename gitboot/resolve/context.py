@@ -12,9 +12,9 @@ from gitboot.load.resources import Resource
 from gitboot.model.policy import Taint
 from gitboot.model.server import Server
 from gitboot.model.structure import written
-from gitboot.plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.secrets import secret_urls
+from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles, provisioned_token
 from gitboot.resolve.source import BootSource
 
 

@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 from gitboot.load.resources import Id
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import Boot, Decision, MaintenanceDecision
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import FleetTerms
 from gitboot.resolve.found import DecisionFinding, Field
 from gitboot.resolve.instant import harmless_boot
+from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision
 
 
 def check_copies(fleet: FleetTerms, decision: Decision) -> Iterator[DecisionFinding]:

@@ -15,7 +15,7 @@ from gitboot.load.resources import Id
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
 from gitboot.model.policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.server import Architecture, Firmware
-from gitboot.plan import Boot, CopyTerms, Decision, MaintenanceDecision, Phase, PolicyDecision
+from gitboot.plan import Phase
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import longest
 from gitboot.problems.first import first
@@ -47,6 +47,7 @@ from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unb
 from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
+from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.resolve.source import BootSource, Unbootable
 
 

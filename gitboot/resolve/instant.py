@@ -13,25 +13,7 @@ from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.plan import (
-    EVIDENCE_OF_A_BEGINNING,
-    Boot,
-    BootFile,
-    BootOverride,
-    BootPlan,
-    Cause,
-    Decision,
-    InstallStep,
-    MaintenanceDecision,
-    OverrideTarget,
-    Phase,
-    PolicyDecision,
-    Record,
-    Run,
-    UserDataFiles,
-    WithheldBoot,
-    token,
-)
+from gitboot.plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Phase
 from gitboot.resolve.attempts import (
     due_boot,
     is_covered,
@@ -42,6 +24,18 @@ from gitboot.resolve.attempts import (
     provision_reason,
     token_of,
     wanted_key,
+)
+from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record, Run
+from gitboot.resolve.server_decision_from_plan import (
+    Boot,
+    BootFile,
+    Decision,
+    MaintenanceDecision,
+    OverrideTarget,
+    PolicyDecision,
+    UserDataFiles,
+    WithheldBoot,
+    token,
 )
 from gitboot.stoppage import Halt
 

@@ -13,9 +13,9 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gitboot.plan import Boot
 from gitboot.problems.problem import Severity
 from gitboot.resolve.secretrules import RULES, LeakRule, SecretSpan
+from gitboot.resolve.server_decision_from_plan import Boot
 
 
 class Leak(NamedTuple):

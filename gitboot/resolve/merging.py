@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gitboot.load.resources import Id
-from gitboot.plan import Boot, UserDataFiles
 from gitboot.resolve import arguments, userdata
+from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
 from gitboot.resolve.source import BootSource
 
 ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]  # by the resource that they are written in

@@ -16,8 +16,9 @@ from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.scalars.artifacts import parse_digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.texts import Malformed, shown, text
-from gitboot.plan import Decision, Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.instant import has_run
+from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.server_decision_from_plan import Decision
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from gitboot.load.sealed import sealed
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import provisioned_token
 from gitboot.problems.codes import Code
+from gitboot.resolve.server_decision_from_plan import provisioned_token
 from gitboot.resolve.source import BootSource, Unbootable
 
 _WITH_AN_END: Final = (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE, NetworkBoot.NEVER)

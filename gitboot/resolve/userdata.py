@@ -13,8 +13,8 @@ from gitboot.canonical import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars.texts import Malformed, shown
-from gitboot.plan import UserDataFiles
 from gitboot.problems.codes import Code
+from gitboot.resolve.server_decision_from_plan import UserDataFiles
 
 # The file that a format's systems expect; a bundle's main file for the NoCloud formats.
 _FILE_NAME: Final = {

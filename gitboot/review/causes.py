@@ -13,8 +13,8 @@ from gitboot.diff.shared import SharedChange
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.model.server import Architecture
-from gitboot.plan import Boot, Decision
 from gitboot.resolve.choice import Pool, pools
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 _UNSEEN = frozenset({"annotations", "bmc"})  # of a Server: no decision looks at them, but a template may
 

@@ -18,8 +18,8 @@ from gitboot.diff.unknown import BecomesUnknown
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
-from gitboot.plan import Decision
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.causes import Causes, is_own
 from gitboot.review.hidden import decision_to_show
 from gitboot.review.rendered import RenderedChanges, RenderedDiff

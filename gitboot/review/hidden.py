@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from gitboot.plan import Boot, Decision
 from gitboot.resolve.leaks import leaks, secrets
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 _ARGUMENT: Final = "kernel argument "
 

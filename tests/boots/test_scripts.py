@@ -12,10 +12,10 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from gitboot.load.whole import load
-from gitboot.plan import Record
 from gitboot.render.tree import File
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.source.snapshot import open_snapshot
 from tests import generated
 from tests.boots.interpreter import Run, run
