@@ -14,7 +14,7 @@ from gitboot.publish.amend import Parts
 from gitboot.publish.changes import TreeChanges
 from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
-from gitboot.publish.index import Shard, render_shard
+from gitboot.publish.first_publication_from_publish_changing import rendered
 from gitboot.publish.tree import PENDING, Tree, batch_path
 from gitboot.render.paths import Stage, is_content, publication_stage
 
@@ -73,11 +73,6 @@ def discard(disk: Disk, paths: Collection[str]) -> None:
     """Remove what was staged for these paths."""
     for path in sorted(paths):
         disk.remove(staged(path))
-
-
-def rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
-    """The files of shards; None: it has none any more."""
-    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
 def _replace(disk: Disk, contents: Mapping[str, bytes | None]) -> None:

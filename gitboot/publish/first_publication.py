@@ -28,9 +28,9 @@ from gitboot.progress import Told, counted
 from gitboot.publish import durable
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import SHARED, Publication
-from gitboot.publish.changing import rendered
 from gitboot.publish.disk import NEW, NO_LINK, Disk
 from gitboot.publish.durable import refused, split
+from gitboot.publish.first_publication_from_publish_changing import rendered
 from gitboot.publish.index import index_of
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, listing_in
