@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gitboot.publish.disk import Disk
 from gitboot.publish.index import INDEX, Shard, changed, index_of, is_of_index, parse_shard, shard_path
+from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.tree import damaged
 
-Pair = tuple[str, str]  # an identity and the server that it may mean
 Shards = dict[str, Shard]  # by path
 
 

@@ -12,7 +12,7 @@ from gitboot.errors import PublishError
 from gitboot.publish.disk import Disk
 from gitboot.publish.index import Shard, is_of_index, parse_shard, shard_path
 from gitboot.publish.manifest import SHARED, digest_of
-from gitboot.publish.reindex import Pair
+from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.tree import PENDING, Tree
 from gitboot.render.page import INDEX
 from gitboot.render.parts import is_of_part
