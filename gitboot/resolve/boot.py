@@ -15,8 +15,8 @@ from gitboot.model.scalars.texts import Malformed
 from gitboot.problems.codes import Code
 from gitboot.resolve import arguments, userdata
 from gitboot.resolve.bootfiles import boot_files
-from gitboot.resolve.checked import templates_of
 from gitboot.resolve.context import Context, Plain
+from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.feasible import artifacts_of, check_command_line, check_way_in
 from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments, with_user_data_arguments
 from gitboot.resolve.secrets import secret_texts

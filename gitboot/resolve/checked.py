@@ -11,7 +11,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.identities import identities
 from gitboot.load.resources import Id
 from gitboot.model.image import SkewMode
-from gitboot.model.policy import BootProfile, NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
+from gitboot.model.policy import NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars.numbers import version_key
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server
@@ -19,6 +19,7 @@ from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
+from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.found import DecisionFinding
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 from gitboot.resolve.server_decision_from_plan import Boot, MaintenanceDecision, provisioned_token
@@ -46,13 +47,6 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
 
 _MOST_IN_A_FILE: Final = 50
-
-
-def templates_of(profile: BootProfile) -> tuple[str, ...]:
-    """The files of which a profile's boot is made."""
-    spec = profile.spec
-    files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
-    return tuple(path for path in files if path is not None)
 
 
 def _of_file(path: str, secret: Secret) -> DecisionFinding:

@@ -11,7 +11,6 @@ from gitboot.load.resources import Id
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Site, UnknownProfile
 from gitboot.model.policy import BootProfile, Maintenance, Method
 from gitboot.model.server import Lifecycle, Server
-from gitboot.resolve.checked import templates_of
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, in_rollout, maintenance_image, pools
 from gitboot.resolve.copies import LOADER_OUTPUTS
 from gitboot.resolve.decision_inputs import (
@@ -22,6 +21,7 @@ from gitboot.resolve.decision_inputs import (
     SharedInputs,
     UnknownInputs,
 )
+from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.found import Field
 from gitboot.resolve.leaks import allowance
 from gitboot.resolve.selection import Selecting
