@@ -7,11 +7,11 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.load.resources import Id
-from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import FleetTerms
+from gitboot.resolve.decision_inputs_from_resolve_copies import _OF_IPXE, _WITHOUT_HTTPS
 from gitboot.resolve.found import DecisionFinding, Field
 from gitboot.resolve.instant import harmless_boot
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision
@@ -79,11 +79,3 @@ def _unable(fleet: FleetTerms, decision: Decision, boot: Boot | None, alone: Boo
         yield "UEFI HTTP boot"
     if boot is not None and alone is not None and boot.asks_by_uuid and alone.asks_by_uuid:
         yield "a system that asks for its user data by UUID"
-
-
-_OF_IPXE: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
-_WITHOUT_HTTPS: Final = (
-    ("GRUB", frozenset({Output.GRUB, Output.UUID})),
-    ("PXELINUX", frozenset({Output.PXELINUX})),
-)
-LOADER_OUTPUTS: Final = _OF_IPXE.union(*(outputs for _, outputs in _WITHOUT_HTTPS))  # that boot scripts are for

@@ -12,7 +12,6 @@ from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, S
 from gitboot.model.policy import BootProfile, Maintenance, Method
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, in_rollout, maintenance_image, pools
-from gitboot.resolve.copies import LOADER_OUTPUTS
 from gitboot.resolve.decision_inputs import (
     BootInputs,
     FleetTerms,
@@ -22,6 +21,7 @@ from gitboot.resolve.decision_inputs import (
     UnknownInputs,
 )
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
+from gitboot.resolve.decision_inputs_from_resolve_copies import LOADER_OUTPUTS
 from gitboot.resolve.found import Field
 from gitboot.resolve.leaks import allowance
 from gitboot.resolve.selection import Selecting
