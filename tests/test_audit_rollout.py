@@ -12,8 +12,8 @@ from gitboot.model.image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide
+from gitboot.resolve.install_attempts_from_resolve_records import adopted
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen
-from gitboot.resolve.records import adopted
 from tests.cases import for_each
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of
 

@@ -18,8 +18,8 @@ from gitboot.migration.fleetfiles import fleet_of
 from gitboot.migration.known import Supplement
 from gitboot.migration.systems import SYSTEMS
 from gitboot.resolve.decide import decide
+from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.instant import plan
-from gitboot.resolve.records import first_records
 from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at
 from tests.rack import typed

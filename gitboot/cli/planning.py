@@ -28,11 +28,11 @@ from gitboot.render.parts import PartFiles
 from gitboot.render.schedule import About, RenderedState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.instant import plan
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import first_records
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.source_locations import source_locations

@@ -174,8 +174,9 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     """
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
+    from gitboot.resolve.install_attempts_from_resolve_records import adopted
     from gitboot.resolve.provisioning_record_from_plan import Record
-    from gitboot.resolve.records import adopted, last_word, record_facts
+    from gitboot.resolve.records import last_word, record_facts
 
     at = now()
     with looked_at(state, at) as instance:

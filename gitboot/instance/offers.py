@@ -14,10 +14,10 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.plan import WAITING, BootPlan, Offer, Phase
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
+from gitboot.resolve.install_attempts_from_resolve_records import ran
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.provisioning_record_from_plan import Record, Run, Seen
-from gitboot.resolve.records import ran
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
 

@@ -33,7 +33,9 @@ from gitboot.phrases import some
 from gitboot.plan import Offer, Phase
 from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.install_attempts_from_resolve_records import adopted
 from gitboot.resolve.newcomers import Known, newcomer
+from gitboot.resolve.plan_at_time_from_resolve_records import carried
 from gitboot.resolve.provisioning_record_from_plan import (
     Failure,
     InstallAttempt,
@@ -43,7 +45,7 @@ from gitboot.resolve.provisioning_record_from_plan import (
     Seen,
     UnknownServe,
 )
-from gitboot.resolve.records import adopted, attempt_facts, carried, last_shown
+from gitboot.resolve.records import attempt_facts, last_shown
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.status.instance_status import Event
 from gitboot.text import shell_words
