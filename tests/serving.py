@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from gitboot.cli.planning import Planned, about_all
+from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.instance.standing import Standing
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.intents import that_use_up, with_outcomes
@@ -35,7 +36,6 @@ from gitboot.render.terms import terms_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recorder import Recording

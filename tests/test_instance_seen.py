@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.instance.seen import KeptUnknown, read_unknown
 from gitboot.model.scalars.machines import SystemUuid, parse_mac
 from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.serve.access_control import Clients
 from tests import plain
 from tests.fleets import mac_of, uuid_of
 from tests.preloaded import captured

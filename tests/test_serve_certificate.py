@@ -17,8 +17,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.serve import tls
-from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.limits import Limits
 from gitboot.serve.server import EndpointServer, listen_at

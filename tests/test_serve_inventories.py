@@ -9,10 +9,10 @@ from datetime import timedelta
 import httpx
 import pytest
 
+from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.observe.asked import UnknownAsked, unknown_left
 from gitboot.observe.components import MOST_BYTES
 from gitboot.observe.undescribed import UnknownMachine
-from gitboot.serve.access_control import Clients
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree

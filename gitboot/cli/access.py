@@ -17,7 +17,7 @@ from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
-    from gitboot.serve.access_control import Clients
+    from gitboot.endpoint.app_from_serve_access_control import Clients
     from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.tls import Certificate
 
@@ -119,7 +119,8 @@ def check(access: AccessSettings) -> None:
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
-    from gitboot.serve.access_control import LOOPBACK, Clients, Tokens
+    from gitboot.endpoint.app_from_serve_access_control import Clients
+    from gitboot.serve.access_control import LOOPBACK, Tokens
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,

@@ -31,8 +31,8 @@ from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
+    from gitboot.endpoint.app_from_serve_access_control import Clients
     from gitboot.ledger.naming import PostgresAddress
-    from gitboot.serve.access_control import Clients
     from gitboot.serve.app import Endpoint
     from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.pushes import Pushes

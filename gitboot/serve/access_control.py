@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -14,32 +13,14 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import Scope
 
 from gitboot.errors import UsageError
-from gitboot.observe.asked import UnknownAsked
-from gitboot.serve.limits import MOST_IDLE
 
 if TYPE_CHECKING:
-    from gitboot.serve.pushes import Pushes
-    from gitboot.serve.tls import Certificate
+    pass
 
 Network = IPv4Network | IPv6Network
 
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 FORWARDED: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Clients:
-    """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
-
-    trusted_proxies: Iterable[Network] = ()  # whose X-Forwarded-For states who asks
-    operators: Iterable[Network] = LOOPBACK
-    names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
-    tokens: Tokens | None = None  # that let read what operators may, from anywhere
-    operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
-    certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
-    most_idle: int = MOST_IDLE  # connections of one address that wait for their client
-    pushes: Pushes | None = None  # who hears webhooks of forges
-    asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing
 
 
 def membership(networks: Iterable[Network]) -> Callable[[str | None], bool]:

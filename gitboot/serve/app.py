@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gitboot.age import Keys
 from gitboot.assets.below import file_below
+from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.refused import WhyNot, in_general
@@ -27,7 +28,7 @@ from gitboot.render.aliases import FOR_UNKNOWN, INVENTORY
 from gitboot.render.disk import sent_to_disk
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
 from gitboot.render.state import Need
-from gitboot.serve.access_control import Clients, OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
+from gitboot.serve.access_control import OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
 from gitboot.serve.answers import Answer, Answered, Answers, Entry, Metrics
 from gitboot.serve.api import LEADS_TO_PAGE, PAGE, Api, page_routes
 from gitboot.serve.boot_gate import Asking, Giving, Guarded, Refusal, Refusals, explained, in_comment, is_sent_on
