@@ -32,7 +32,7 @@ from gitboot.render.schedule import RenderedState
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.timekeeping import Uptime
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
 from tests.fleets import at, snapshot

@@ -35,7 +35,7 @@ from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import imported
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests import fleets
 from tests.doubles import UNLIMITED
 from tests.lives_commits import Branch, Commit, Way

@@ -16,7 +16,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
 from gitboot.serve.tls import Certificate
-from gitboot.status.instance_status import Condition, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Status
 from tests.redfish.certificates import Authority
 from tests.serving import BEFORE, START, site
 

@@ -10,7 +10,8 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.cli.reconcile import outcome_of
-from gitboot.status.instance_status import Condition, Held, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Held, Status
 
 TRIGGERED = datetime(2026, 11, 20, 12, 0, 0, 500, tzinfo=UTC)
 BEFORE, AFTER = TRIGGERED.replace(microsecond=499), TRIGGERED.replace(microsecond=501)

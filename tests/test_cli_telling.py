@@ -15,7 +15,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.cli.telling import LogFormat, tell
 from gitboot.processes import spawn
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.rack import typed
 from tests.terminals import COLUMNS, shown
 

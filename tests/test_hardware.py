@@ -27,7 +27,7 @@ from gitboot.plan import BootPlan
 from gitboot.remedies import with_state
 from gitboot.render.state import parse, turn_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.status.instance_status import Condition
+from gitboot.status.conditions_from_status import Condition
 from tests.credentials import give_credentials
 from tests.doubles import note_fetch
 from tests.fleets import at

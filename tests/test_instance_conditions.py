@@ -29,7 +29,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.status.instance_status import Condition, Following, SignedListState, Status, ThreadFailure
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
 from gitboot.stoppage import Stoppage
 from tests.cases import for_each
 from tests.doubles import Commits

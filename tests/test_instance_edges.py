@@ -22,7 +22,8 @@ from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.publish.manifest import STATUS
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
-from gitboot.status.instance_status import Event, Held
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Held
 from tests.bench import Bench
 from tests.doubles import note_fetch
 from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

@@ -21,7 +21,7 @@ from gitboot.instance.reconcile import Reconciler
 from gitboot.instance.standing import Fetched
 from gitboot.load.snapshot import Revision
 from gitboot.publish.manifest import STATUS
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.fleets import SEED, maintenance
 from tests.inprocess import Parts, in_process
 from tests.instance import Repository, eventually, git

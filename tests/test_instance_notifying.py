@@ -20,7 +20,7 @@ from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import events
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.configured import configured
 from tests.fleets import SEED, at, fleet, server
 from tests.instance import Repository, eventually, running

@@ -44,7 +44,7 @@ from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.source.clone import Reader, Source
 from gitboot.source.remote import Remote
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
 from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of

@@ -16,7 +16,7 @@ from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.fleets import uuid_of
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)

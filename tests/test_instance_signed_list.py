@@ -19,7 +19,7 @@ from tuf.api.exceptions import ExpiredMetadataError
 from gitboot.cli.exit import Exit
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.signed_list import VALID
-from gitboot.status.instance_status import Condition
+from gitboot.status.conditions_from_status import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, maintenance, server
 from tests.inprocess import Parts, in_process

@@ -14,7 +14,8 @@ from gitboot.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.instance.verdicts import Verdicts, verdicts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
-from gitboot.status.instance_status import Condition, Held, Status, Telling
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Held, Status, Telling
 from tests.cases import for_each
 from tests.configured import configured
 from tests.fleets import at

@@ -21,7 +21,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.plan import BootPlan, Cause
 from gitboot.source.bringing import CLONE
-from gitboot.status.instance_status import Condition
+from gitboot.status.conditions_from_status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process
 from tests.instance import Instance, Repository, eventually, git, running

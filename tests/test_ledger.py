@@ -39,7 +39,7 @@ from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.plan import Offer, Phase
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
 from tests.postgresqls import PostgresServer

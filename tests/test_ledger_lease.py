@@ -49,7 +49,7 @@ from gitboot.observe.observation import Observation
 from gitboot.observe.spool import line_of
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.fleets import at
 from tests.instance import eventually
 from tests.postgresqls import PostgresServer, postgresql, public_folder

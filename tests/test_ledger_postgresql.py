@@ -45,7 +45,7 @@ from gitboot.ledger.store import Transaction
 from gitboot.ledger.tables import POSTGRESQL_MIGRATIONS, VERSION
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests.cases import for_each
 from tests.fleets import uuid_of
 from tests.git_servers import free_port

@@ -26,7 +26,7 @@ from gitboot.load.snapshot import BlobId
 from gitboot.progress import Underway, Work, counted
 from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from tests import api_description, plain
 from tests.serving import site as new_site
 from tests.terminals import shown

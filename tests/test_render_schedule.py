@@ -15,7 +15,8 @@ from gitboot.render.paths import is_immutable
 from gitboot.render.schedule import AHEAD, About, RenderedState, server_state
 from gitboot.render.state import Need, Turn, parse, render, turn_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.status.instance_status import Condition, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Status
 from tests.cases import for_each
 from tests.fleets import SEED, SHA, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 

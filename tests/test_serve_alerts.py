@@ -17,7 +17,7 @@ import yaml
 from prometheus_client import parser
 
 from gitboot.remedies import ANY, BMC, REMEDIES
-from gitboot.status.instance_status import Condition
+from gitboot.status.conditions_from_status import Condition
 from tests.cases import for_each
 from tests.git_servers import program
 from tests.monitored import FULL, full

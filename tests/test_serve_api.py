@@ -17,7 +17,8 @@ from gitboot.render.state import render, state_path
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
 from gitboot.serve.api import FILTERS, MOST, Api
 from gitboot.serve.tree import PublishedTree
-from gitboot.status.instance_status import Condition, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Status
 from tests import api_description, plain
 from tests.fleets import server
 from tests.serving import AFTER, ALWAYS, BEFORE, ENTRY, REPAIR, START, UUID, planned, site

@@ -34,7 +34,8 @@ from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.serve.recorder import Recording
 from gitboot.serve.tree import PublishedTree
-from gitboot.status.instance_status import Condition, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Status
 from gitboot.timekeeping import Keeping
 from tests import plain
 from tests.cases import for_each

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gitboot.cli.access import AccessSettings
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
     from gitboot.age import Keys

@@ -17,7 +17,7 @@ from gitboot.errors import GitbootError, NotYetDone
 from gitboot.facts import facts as as_facts
 from gitboot.frames import encode
 from gitboot.processes import end_with, python
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
     from gitboot.instance.settings import Settings

@@ -16,7 +16,7 @@ from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
     from gitboot.observe.asked import UnknownAsked

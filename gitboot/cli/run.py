@@ -35,7 +35,8 @@ from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.processes import raise_limits, reap_orphans
-from gitboot.status.instance_status import Event, Status
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Status
 from gitboot.timekeeping import keeping
 
 if TYPE_CHECKING:

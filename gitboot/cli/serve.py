@@ -25,7 +25,7 @@ from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.processes import end_with, python, raise_limits, reap_orphans
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.storage import check_spool
 from gitboot.timekeeping import keeping
 

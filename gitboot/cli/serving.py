@@ -20,7 +20,8 @@ from gitboot.cli.telling import tell
 from gitboot.instance.directory import LEDGER, STATUS
 from gitboot.instance.settings import Settings
 from gitboot.ledger.naming import address_beside
-from gitboot.status.instance_status import Endpoints, Event
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Endpoints
 
 if TYPE_CHECKING:
     from gitboot.serve.credential_files import CredentialFiles

@@ -19,7 +19,7 @@ import click
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.processes import LOG_FORMAT
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.terminal import control, escaped_lines, style, unstyled
 from gitboot.text import one_line
 

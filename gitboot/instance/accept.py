@@ -30,7 +30,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
-from gitboot.status.instance_status import ChangedArea, Event, Heeded, Held, PassedMerge
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
 from gitboot.stoppage import Halt
 
 

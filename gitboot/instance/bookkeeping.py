@@ -34,7 +34,7 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import token_in
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 
 def looked_around(

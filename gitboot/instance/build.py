@@ -82,7 +82,9 @@ from gitboot.resolve.records import ahead
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.serve.tree import status_file
 from gitboot.source.clone import Source, accepted_snapshot
-from gitboot.status.instance_status import Condition, Event, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Status
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.targets.follower import Followers
 from gitboot.timekeeping import Uptime

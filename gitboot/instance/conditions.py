@@ -29,15 +29,9 @@ from gitboot.problems.codes import Code
 from gitboot.remedies import remedy
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.status.instance_status import (
-    Condition,
-    Endpoints,
-    Event,
-    Following,
-    SignedListState,
-    Telling,
-    ThreadFailure,
-)
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure
 from gitboot.stoppage import Halt, SoleClaim
 from gitboot.timekeeping import Keeping
 

@@ -20,7 +20,8 @@ from gitboot.facts import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.naming import is_named
 from gitboot.progress import Underway
-from gitboot.status.instance_status import Condition, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.instance_status import Status
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it

@@ -37,7 +37,7 @@ from gitboot.plan import WAITING, Cause, Offer, Phase
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.instant import wanted_release
 from gitboot.resolve.provisioning_record_from_plan import Seen
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 Networks = Iterable[IPv4Network | IPv6Network]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from gitboot.phrases import count, some
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 _MOST_NAMED: Final = 3
 

@@ -21,7 +21,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.secret_fetches import InstallationFetches
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.stoppage import SoleClaim
 
 

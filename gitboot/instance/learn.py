@@ -29,7 +29,7 @@ from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
 from gitboot.timekeeping import Keeping, Uptime
 

@@ -23,7 +23,8 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
 from gitboot.signal_queue import SignalQueue
 from gitboot.source.clone import Source
-from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Event, Telling, ThreadFailure
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
 from gitboot.timekeeping import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once

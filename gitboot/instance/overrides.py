@@ -27,7 +27,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 ONCE_READ_EVERY: Final = timedelta(seconds=30)  # how often a BMC is read that has a one-time override
 READ_EVERY: Final = timedelta(minutes=5)  # and one whose override stays

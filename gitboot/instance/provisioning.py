@@ -47,7 +47,7 @@ from gitboot.resolve.provisioning_record_from_plan import (
 )
 from gitboot.resolve.records import attempt_facts, last_shown
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.text import shell_words
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right

@@ -35,7 +35,7 @@ from gitboot.render.tree import File, Files
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Halt
 
 

@@ -54,7 +54,9 @@ from gitboot.progress import Told, Work
 from gitboot.remedies import remedy
 from gitboot.render.terms import terms_of
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.status.instance_status import Condition, Endpoints, Event, Status, Telling, ThreadFailure
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.stoppage import Halt, Stoppage
 from gitboot.timekeeping import Keeping
 

@@ -26,7 +26,7 @@ from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.phrases import count
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import last_word, record_of
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused

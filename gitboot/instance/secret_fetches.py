@@ -21,7 +21,7 @@ from gitboot.observe.secret_fetches import (
     secret_of,
 )
 from gitboot.plan import Offer, Phase
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 
 def note_fetch(learning: Learning, offer: Offer, observation: Observation, at: datetime) -> bool:

@@ -14,7 +14,7 @@ from gitboot.errors import LockedByAnother, UsageError
 from gitboot.observe.asked import unknown_left
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
 from gitboot.serve.tree import PublishedTree, without_document
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 UNKNOWN: Final = "unknown.json"
 _LOCK: Final = "unknown.lock"

@@ -39,7 +39,9 @@ from gitboot.processes import spawn
 from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source.clone import Source
 from gitboot.source.fetcher import FetchProcess
-from gitboot.status.instance_status import Condition, Event, Status
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.events_from_status import Event
+from gitboot.status.instance_status import Status
 
 if TYPE_CHECKING:
     from gitboot.ledger.postgresql import PostgresRenewing

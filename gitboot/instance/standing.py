@@ -24,10 +24,10 @@ from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Run
+from gitboot.status.conditions_from_status import Condition
+from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import (
-    Condition,
     Endpoints,
-    Event,
     Following,
     SignedListState,
     Status,

@@ -10,7 +10,7 @@ from gitboot.errors import PublishError
 from gitboot.phrases import count
 from gitboot.progress import Told
 from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 _RETRY: Final = timedelta(seconds=5)
 

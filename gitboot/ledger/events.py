@@ -11,7 +11,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.store import Store, Transaction, open_database
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 
 def write(tx: Transaction, events: Iterable[Event]) -> None:

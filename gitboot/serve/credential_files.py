@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from gitboot.errors import UsageError
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 
 class CredentialFiles:

@@ -30,7 +30,7 @@ from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.spool import Spool, forgotten, identity, try_out
 from gitboot.render.paths import Role, kind_of
 from gitboot.serve.tree import PublishedTree
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ from gitboot.errors import UsageError
 from gitboot.serve.connection import HEAD_S, Connection
 from gitboot.serve.limits import Limits
 from gitboot.serve.tree import Signature, signature
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word
 

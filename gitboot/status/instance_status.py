@@ -12,21 +12,10 @@ from gitboot.facts import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.problems.problem import Problem
+from gitboot.status.conditions_from_status import Condition
 
 WRITTEN_EVERY_S: Final = 60.0  # an instance that runs writes its status at least so often
 STALE_S: Final = 150.0  # a status that is older than this is stale: two intervals and some more
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
-    """One thing that holds or not, as Kubernetes and Flux word conditions."""
-
-    type: str  # Ready, SourceReady, Stalled …
-    status: bool
-    reason: str  # one word in CamelCase
-    message: str
-    since: datetime  # when the status last changed
-    remedy: str | None = None  # the line that leads out of it, where it does not hold; STATE: the state directory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,14 +207,3 @@ class Status:
             "stages": dict(sorted(self.stages.items())),
             "conditions": facts(self.conditions),
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Event:
-    """Something that happened, for logs, `gitboot events` and the audit."""
-
-    at: datetime
-    type: str  # Fetched, Accepted, Refused, Published, OverrideSet … one word in CamelCase
-    message: str
-    facts: Mapping[str, Any] = field(default_factory=dict)  # JSON values
-    warning: bool = False  # whether a person should look

@@ -24,7 +24,7 @@ from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.source.repository import has_repository
 from gitboot.source.signatures import Signatures
 from gitboot.source.upstream import Upstream
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 
 def look_for_repository(settings: Settings) -> None:

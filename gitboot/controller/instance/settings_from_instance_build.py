@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from gitboot.status.instance_status import Event
+from gitboot.status.events_from_status import Event
 
 Tell = Callable[[Event], None]
 
