@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 import yaml
 
 from gitboot.cli import cli
-from gitboot.cli.init import CI, PACKAGES, ci_path
+from gitboot.cli.commands.init import CI, PACKAGES, ci_path
 from tests.repositories import ENVIRONMENT, Work
 
 BOT: dict[str, Any] = {

@@ -22,7 +22,7 @@ from gitboot.assets.placing import (
     first_grub_configuration,
     place,
 )
-from gitboot.cli.artifacts import command
+from gitboot.cli.commands.artifacts import command
 from gitboot.errors import AssetError, UsageError
 
 BASE = "http://192.0.2.1:8080/boot"

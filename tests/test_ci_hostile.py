@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gitboot.cli.init import CI, PACKAGES, packages, seed
+from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
 from gitboot.review.markdown import marker
 from tests.ci_jobs import (
     BOT,

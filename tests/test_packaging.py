@@ -92,7 +92,7 @@ def test_a_configuration_sets_what_there_is(name: str, folder: str) -> None:
     assert found and found <= {option.removeprefix("--") for option in options(name)}
 
 
-@pytest.mark.parametrize("path", ["gitboot/cli/requirements.txt", "packaging/python/build.txt"])
+@pytest.mark.parametrize("path", ["gitboot/cli/commands/requirements.txt", "packaging/python/build.txt"])
 def test_each_library_that_is_packed_is_named_with_its_digests(path: str) -> None:
     """`scripts/lock` writes these files; what gitboot requires of each library is what is locked."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -13,7 +13,7 @@ from typing import Final, cast
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli.status import command, newest
+from gitboot.cli.commands.status import command, newest
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.client import _Conversation
 from gitboot.evaluator.process import _Answering

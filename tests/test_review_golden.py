@@ -17,7 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from gitboot.authorship import Message
-from gitboot.cli.review_text import as_text
+from gitboot.cli.commands.review_text import as_text
 from gitboot.review.as_json import as_json
 from gitboot.review.markdown import as_markdown
 from gitboot.review.review import Review, ReviewOutcome

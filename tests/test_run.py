@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.run import _LONGEST_END_S
+from gitboot.cli.commands.run import _LONGEST_END_S
 from tests import plain
 from tests.configured import configured
 from tests.credentials import give_credentials

@@ -17,7 +17,7 @@ from gitboot.phrases import did_you_mean
 from gitboot.terminal import guard_output, why_lost
 
 # By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
-# command's name, with underscores for dashes, and is imported when the command runs.
+# command's name, with underscores for dashes, if `_HOMES` has no other; it is imported when the command runs.
 _GROUPS: Final[dict[str, dict[str, str]]] = {
     "Write a fleet": {
         "init": "Write a small fleet to start from.",
@@ -65,6 +65,23 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
     },
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
+_HOMES: Final = {  # commands that share a module, or whose module has another name
+    "allow-installs": "allow_installs:allow_installs_command",
+    "approve": "approve:approve_command",
+    "boot-script": "boot_script:boot_script_command",
+    "comment": "comment:comment_command",
+    "events": "events:events_command",
+    "import": "import_:command",
+    "new": "new_server:new_command",
+    "prepare": "prepare_tree:prepare_subcommand",
+    "reconcile": "operator_requests:reconcile_command",
+    "records": "provisioning_records:records_command",
+    "render": "render:render_command",
+    "resume": "resume:resume_command",
+    "stop-installs": "stop_installs:stop_installs_command",
+    "suspend": "suspend:suspend_command",
+    "unknown-machines": "unknown_machines:unknown_machines_command",
+}
 _REPLACED: Final = {  # what earlier versions had, and what to type now
     "assets": "gitboot artifacts",
     "entry": "gitboot boot-script",
@@ -105,7 +122,8 @@ class _Commands(click.Group):
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS and name not in _OWN:
             return None
-        command: click.Command = import_module(f"gitboot.cli.{name.replace('-', '_')}").command
+        module, _, attribute = _HOMES.get(name, f"{name.replace('-', '_')}:command").partition(":")
+        command: click.Command = getattr(import_module(f"gitboot.cli.commands.{module}"), attribute)
         return command
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:

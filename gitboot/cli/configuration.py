@@ -86,7 +86,7 @@ def config_of(other: str | None) -> Callable[[Command], Command]:
         if path is None:
             return None
         keys = keys_of(context.command)
-        known = {**(keys_of(import_module(f"gitboot.cli.{other}").command) if other else {}), **keys}
+        known = {**(keys_of(import_module(f"gitboot.cli.commands.{other}").command) if other else {}), **keys}
         import tomllib  # few give one
 
         try:

@@ -127,7 +127,7 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
     from gitboot.source.snapshot import folder_around
 
     prefix = prefix_of(path)
-    from gitboot.cli.review_text import as_text
+    from gitboot.cli.commands.review_text import as_text
     from gitboot.review.annotations import as_problems
     from gitboot.review.as_json import as_json
     from gitboot.review.markdown import as_markdown

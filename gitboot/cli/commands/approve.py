@@ -24,7 +24,7 @@ from gitboot.diff.guard import Guard
     "several times.",
 )
 @reason_option
-def command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
+def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: str) -> None:
     """Acknowledge what holds the newest commit; DIGEST is of all that it changes, as
     `gitboot status` shows it.
 

@@ -15,7 +15,7 @@ from gitboot.cli.inputs import now, state_option
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
 @evaluator_command
-def command(state: Path) -> None:
+def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
     from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of, told_to

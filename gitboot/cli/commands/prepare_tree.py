@@ -34,7 +34,7 @@ _NICE: Final = 10  # whatever else the host does goes first
 @click.option("--looks/--looks-not", default=True, help="Whether the instance looks at artifacts.")
 @click.option("--parent", type=int, required=True, help="The process that started this, and holds STATE.")
 @allowance_options
-def command(
+def prepare_subcommand(
     output: Path,
     state: Path,
     spool: Path | None,

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.access import AccessSettings, access_of, access_options, check
+from gitboot.cli.commands.prepare_tree import prepare_command
+from gitboot.cli.commands.serving import serving, spool_of, watched
 from gitboot.cli.configuration import Setting, config_option
 from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import emptied
@@ -28,8 +30,6 @@ from gitboot.cli.inputs import (
     reject_old_variables,
     secret_keys_option,
 )
-from gitboot.cli.prepare import prepare_command
-from gitboot.cli.serving import serving, spool_of, watched
 from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options

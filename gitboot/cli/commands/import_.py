@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from gitboot.cli.init import CI, SCHEMAS, seed
+from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
 from gitboot.files import read_output_file, remove_output_file, write_output_file
 from gitboot.migration.systems import SYSTEMS

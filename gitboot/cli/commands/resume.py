@@ -11,7 +11,7 @@ from gitboot.cli.inputs import state_option
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
 @state_option
-def command(state: Path) -> None:
+def resume_command(state: Path) -> None:
     """Let the instance on STATE accept commits and set overrides again."""
     from gitboot.cli.instance import request
     from gitboot.instance.requests import RESUME

@@ -32,7 +32,7 @@ _LOOK_S: Final = 0.1
     show_default=True,
     help="Seconds to wait for the outcome. With 0, the command only triggers the fetch.",
 )
-def command(state: Path, timeout_s: int) -> None:
+def reconcile_command(state: Path, timeout_s: int) -> None:
     """Let the instance on STATE fetch and reconcile now, and report the outcome.
 
     The exit code is 6 if the fetch failed, and 3 if the newest commit is rejected: it is invalid, no trusted key signed
@@ -103,7 +103,7 @@ def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, st
 
 def _status(state: Path) -> Mapping[str, Any]:
     """Return the newest status of the instance; empty if it has not written one yet."""
-    from gitboot.cli.status import newest
+    from gitboot.cli.commands.status import newest
     from gitboot.cli.words import output_of
     from gitboot.errors import UsageError
     from gitboot.instance.directory import read_status

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @state_option
 @click.option("--forget", is_flag=True, help="Begin the list anew, after a flood, say.")
 @output_option("text", "json")
-def command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> None:
+def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOption, ...]) -> None:
     """Show which machines asked for a boot and are described by no document, the last that asked first.
 
     All of it is their own word, and decides nothing; below a machine stands what an image has found in it and sent. An

@@ -18,7 +18,7 @@ from gitboot.stoppage import Stoppage
 @state_option
 @reason_option
 @click.option("--all-boots", "everything", is_flag=True, help="Stop all other boots from the network as well.")
-def command(state: Path, reason: str, everything: bool) -> None:
+def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     """Withhold install boots at once, until `gitboot allow-installs`.
 
     An install boot writes a disk. A machine boots what its policy always boots if that writes no disk, else its disk.

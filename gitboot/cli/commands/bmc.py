@@ -15,12 +15,12 @@ import click
 
 from gitboot.cli.bar import progress
 from gitboot.cli.choosing import meant_by
+from gitboot.cli.commands.bmc_power import power
+from gitboot.cli.commands.bmc_scan import scan
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
-from gitboot.cli.power import power
-from gitboot.cli.scanning import scan
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, some
 from gitboot.processes import raise_limits

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @state_option
 @click.option("--server", metavar="NAME", help="Only what happened to this server.")
 @output_option("json", "text")
-def command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
+def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
     from gitboot.instance.directory import LEDGER, has_ledger, never_ran
     from gitboot.ledger.opening import open_ledger

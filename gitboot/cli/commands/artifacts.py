@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gitboot.cli.artifacts_download import download
+from gitboot.cli.commands.artifacts_download import download
+from gitboot.cli.commands.vouching import signatures
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, fleet_argument, fleet_options, output_option
 from gitboot.cli.registries import opened_registries, registry_options
-from gitboot.cli.vouching import signatures
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
@@ -205,7 +205,7 @@ def verify(
     """
     from gitboot.assets.needed import at_sources
     from gitboot.assets.verifying import ReadResults
-    from gitboot.cli.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
+    from gitboot.cli.commands.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
 
     decisions, found = named_in(path, rev, sites)
     found = at_sources(found) if sources else found

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @at_option
 @output_option("text", "json")
-def command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
+def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what each loader of the server NAME finds at its lookups, as it is published.
 
     It reads the tree, so nothing is spent: a boot that is made once is still there for the machine. Whether an

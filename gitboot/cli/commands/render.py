@@ -27,7 +27,7 @@ from gitboot.phrases import some
 @at_option
 @records_option
 @evaluator_command
-def command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
+def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
     """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
 
     OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those

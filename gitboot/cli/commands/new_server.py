@@ -24,11 +24,11 @@ _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
 
 @click.group(context_settings=_SETTINGS)
-def command() -> None:
+def new_command() -> None:
     """Write the document of a new server."""
 
 
-@command.command("server", context_settings=_SETTINGS)
+@new_command.command("server", context_settings=_SETTINGS)
 @click.argument("name")
 @path_option
 @click.option(
@@ -147,7 +147,7 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
 
 def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import addresses
-    from gitboot.cli.scanning import scanned
+    from gitboot.cli.commands.bmc_scan import scanned
     from gitboot.migration.newserver import NewServer
 
     answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)

@@ -70,8 +70,8 @@ def signatures(
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
     from gitboot.assets.vouching import SignatureCheck
+    from gitboot.cli.commands.looking import fetchers_of
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.cli.looking import fetchers_of
     from gitboot.imagekeys import ImageKeys
     from gitboot.problems.problem import Severity
 

@@ -43,7 +43,7 @@ def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
     help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
 )
 @token_over_http_option
-def command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
+def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
     """Post FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
 
     gitboot makes the comment once, and replaces its text after that. It finds the comment by the first line of FILE,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.bar import progress
+from gitboot.cli.commands.vouching import not_vouched_for
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import OutputOption, fleet_argument, now, output_option
 from gitboot.cli.registries import opened_registries, registry_options
-from gitboot.cli.vouching import not_vouched_for
 from gitboot.errors import AssetError, UsageError
 from gitboot.jsonio_from_cli_inputs import document
 
@@ -75,7 +75,7 @@ def download(
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
     from gitboot.assets.mirroring import Mirroring, mirrored_path, prune
-    from gitboot.cli.looking import fetchers_of, named_in
+    from gitboot.cli.commands.looking import fetchers_of, named_in
     from gitboot.model.fleet import Output
 
     decisions, found = named_in(path, rev, sites)

@@ -32,14 +32,14 @@ _MOST_NAMED: Final = 20  # in a line that is to be typed
 
 
 @click.group(context_settings=_SETTINGS)
-def command() -> None:
+def records_command() -> None:
     """Show and correct what is recorded as installed.
 
     The commands read the state directory of an instance. The instance may be running or not.
     """
 
 
-@command.command("show", context_settings=_SETTINGS)
+@records_command.command("show", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @selector_option
 @state_option
@@ -67,7 +67,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
             output.write(_as_text(items, doubt[1] if doubt is not None else None, site))
 
 
-@command.command("begin", context_settings=_SETTINGS)
+@records_command.command("begin", context_settings=_SETTINGS)
 @click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
 @click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
@@ -140,7 +140,7 @@ def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
         go_on(yes=yes)
 
 
-@command.command("confirm-clock", context_settings=_SETTINGS)
+@records_command.command("confirm-clock", context_settings=_SETTINGS)
 @state_option
 @reason_option
 def confirm_clock(state: Path, reason: str) -> None:
@@ -155,7 +155,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     click.echo(request(state, CLOCK, {"reason": reason}))
 
 
-@command.command("set", context_settings=_SETTINGS)
+@records_command.command("set", context_settings=_SETTINGS)
 @click.argument("servers", nargs=-1)
 @click.argument("what", type=click.Choice(["provisioned", "pending"]))
 @selector_option
@@ -194,7 +194,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
-@command.command("import", context_settings=_SETTINGS)
+@records_command.command("import", context_settings=_SETTINGS)
 @click.argument("file", type=click.Path(path_type=Path))
 @state_option
 @reason_option
@@ -223,7 +223,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     click.echo(request(state, RECORDS, {"items": items, "reason": reason}))
 
 
-@command.command("hand-over", context_settings=_SETTINGS)
+@records_command.command("hand-over", context_settings=_SETTINGS)
 @click.argument("server")
 @state_option
 @evaluator_command
@@ -236,7 +236,7 @@ def hand_over(server: str, state: Path) -> None:
     had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
     Nothing is changed by printing it, once or again.
     """
-    from gitboot.cli.handing import released
+    from gitboot.cli.commands.handing import released
     from gitboot.cli.instance import looked_at
 
     at = now()
@@ -245,7 +245,7 @@ def hand_over(server: str, state: Path) -> None:
     click.echo(document(**given))
 
 
-@command.command("take-over", context_settings=_SETTINGS)
+@records_command.command("take-over", context_settings=_SETTINGS)
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @state_option
 @reason_option
@@ -258,7 +258,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
     been booted since it was let go.
     """
-    from gitboot.cli.handing import called_here, read_hand_over, taken
+    from gitboot.cli.commands.handing import called_here, read_hand_over, taken
     from gitboot.cli.instance import looked_at, request
     from gitboot.instance.requests import RECORDS
     from gitboot.resolve.records import record_facts

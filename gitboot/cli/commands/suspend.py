@@ -14,7 +14,7 @@ from gitboot.cli.inputs import InstantType, now, reason_option, state_option
 @state_option
 @reason_option
 @click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
-def command(state: Path, reason: str, until: datetime) -> None:
+def suspend_command(state: Path, reason: str, until: datetime) -> None:
     """Let the instance on STATE accept no new commit and set nothing, until an instant or `gitboot resume`.
 
     Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
