@@ -14,10 +14,10 @@ from typing import Any
 import click
 
 from gitboot.bmc.quirks import QUIRKS
-from gitboot.cli import cli
 from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration import Setting, key_of, keys_of, variables_of
 from gitboot.cli.exit import Exit
+from gitboot.cli.main import cli
 from gitboot.model.schema import KINDS, schema, schema_fields
 from gitboot.problems.codes import Code
 from gitboot.serve.catalogue import families

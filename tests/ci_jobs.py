@@ -19,8 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from gitboot.cli import cli
 from gitboot.cli.commands.init import CI, PACKAGES, ci_path
+from gitboot.cli.main import cli
 from tests.repositories import ENVIRONMENT, Work
 
 BOT: dict[str, Any] = {

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from gitboot import __version__
-from gitboot.cli import cli
 from gitboot.cli.commands.init import CI, PACKAGES, seed
+from gitboot.cli.main import cli
 from gitboot.load.whole import load
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.records import exported

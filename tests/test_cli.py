@@ -24,8 +24,9 @@ import yaml
 from pygit2 import LIBGIT2_VERSION
 
 from gitboot import __version__, errors
-from gitboot.cli import cli, main
+from gitboot.cli import main
 from gitboot.cli.exit import Exit, exit_of
+from gitboot.cli.main import cli
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import facts
 from gitboot.ledger.opening import open_ledger

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.review.markdown import commit_marker, marker
 from tests.ci_jobs import CommentHost, comment_host

@@ -21,7 +21,7 @@ import pytest
 
 from gitboot import bounds, disk_cache
 from gitboot.age import make_key
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.frames import encode, framed

@@ -14,8 +14,8 @@ from typing import Final
 import click
 import pytest
 
-from gitboot.cli import cli
 from gitboot.cli.configuration import Setting, keys_of
+from gitboot.cli.main import cli
 from tests.fleets import SEED
 from tests.git_servers import program
 from tests.instance import Repository

@@ -20,8 +20,8 @@ import click
 import pytest
 import yaml
 
-from gitboot.cli import cli
 from gitboot.cli.configuration import Setting
+from gitboot.cli.main import cli
 from gitboot.load.blobs import parse_blob
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.build import Outside, assembled

@@ -19,9 +19,9 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.cli import cli
 from gitboot.cli.commands.handing import read_hand_over, taken
 from gitboot.cli.exit import Exit
+from gitboot.cli.main import cli
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told

@@ -17,7 +17,7 @@ from typing import Final
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.instance.directory import LEDGER
 from gitboot.ledger import records
 from gitboot.ledger.opening import open_ledger

@@ -26,7 +26,7 @@ from click.testing import CliRunner
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.marks import Marks
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.instance.bookkeeping import write
 from gitboot.instance.inbox import Inbox

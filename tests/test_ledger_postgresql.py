@@ -19,8 +19,8 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from gitboot.cli import cli
 from gitboot.cli.exit import Exit, exit_of
+from gitboot.cli.main import cli
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.instance.directory import has_ledger
 from gitboot.ledger import (

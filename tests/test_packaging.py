@@ -17,7 +17,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from gitboot import __version__
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from tests.git_servers import program
 
 ROOT: Final = Path(__file__).parent.parent

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli import cli
+from gitboot.cli.main import cli
 from gitboot.instance.directory import LeftStatus
 from gitboot.plan import Cause
 from gitboot.publish.tree import verify

@@ -15,7 +15,7 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from gitboot.cli import cli
+    from gitboot.cli.main import cli
 
     kind = get_completion_class(shell)
     if kind is not None:  # as each of the choices is

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from gitboot import __version__
-from gitboot.cli import cli
 from gitboot.cli.exit import Exit
+from gitboot.cli.main import cli
 from tests.git_servers import free_port, program
 from tests.instance import eventually
 from tests.packages.debian import Debian, fresh, unpacked
