@@ -42,8 +42,8 @@ from gitboot.render import state, terms
 from gitboot.render.schedule import server_state
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.templates import TemplateSet
 from gitboot.targets import holding
-from gitboot.template import TemplateSet
 from gitboot.template.budget import MAX_BYTES
 from gitboot.template.faults import TemplateFault
 from gitboot.timekeeping import Uptime

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gitboot import template
+from gitboot.resolve import templates
 from gitboot.template import rendering
 
 _MOST = 1024
@@ -15,5 +15,5 @@ _MOST = 1024
 
 def compile_once() -> None:
     """Remember in this process what a template's source was compiled to."""
-    template.compiled = lru_cache(_MOST)(rendering.compiled)  # type: ignore[attr-defined]
-    template.names_in = lru_cache(_MOST)(rendering.names_in)  # type: ignore[attr-defined]
+    templates.compiled = lru_cache(_MOST)(rendering.compiled)  # type: ignore[attr-defined]
+    templates.names_in = lru_cache(_MOST)(rendering.names_in)  # type: ignore[attr-defined]

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from gitboot.problems.codes import Code
 from gitboot.quote import command_line, grub_arguments, ipxe_arguments
-from gitboot.template import TemplateSet, filters
+from gitboot.resolve.templates import TemplateSet
+from gitboot.template import filters
 from gitboot.template.budget import MAX_BYTES, MAX_STEPS
 from gitboot.template.faults import TemplateFault
 from tests.cases import for_each

@@ -22,7 +22,7 @@ from gitboot.resolve.merging import ArgumentLists, argument_lists, own_arguments
 from gitboot.resolve.secrets import secret_texts
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
 from gitboot.resolve.source import BootSource, Unbootable
-from gitboot.template import TemplateSet
+from gitboot.resolve.templates import TemplateSet
 from gitboot.template.faults import TemplateFault
 
 
