@@ -14,7 +14,7 @@ from typing import IO, Final
 
 import msgspec
 
-from gitboot.processes import end_with, python, spawn
+from gitboot.child_processes import end_with, python, spawn
 from gitboot.terminal import guard_output
 
 OUT_OF_MEMORY: Final = 12  # the exit status of a child that had to have more than it may; errno(3), ENOMEM

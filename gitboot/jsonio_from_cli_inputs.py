@@ -8,7 +8,7 @@ from typing import Any
 
 def document(**items: Any) -> str:
     """What a command says, as JSON: with its version, sorted, to be read by people too."""
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
     from gitboot.jsonio_from_model_envelope import API_VERSION
 
     return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)

@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from gitboot.authorship import Signer
+from gitboot.child_processes import Ended, ask
 from gitboot.errors import SourceError, UsageError
-from gitboot.processes import Ended, ask
 
 
 class Distrusted(Exception):

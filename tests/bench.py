@@ -33,7 +33,7 @@ from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.status.events_from_status import Event
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced
 from tests.fleets import at, snapshot
 from tests.serving import rendered_states

@@ -43,10 +43,10 @@ from gitboot.render.schedule import server_state
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.templates import TemplateSet
+from gitboot.system_clock import Uptime
 from gitboot.targets import holding
 from gitboot.template.budget import MAX_BYTES
 from gitboot.template.faults import TemplateFault
-from gitboot.timekeeping import Uptime
 from tests.fleets import SEED
 from tests.serving import BEFORE, FLEET, Site, connect, read_all
 

@@ -20,7 +20,7 @@ from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
 from gitboot.source.clone import Reader, Source
 from gitboot.status.events_from_status import Event
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 from tests.doubles import UNGUARDED
 from tests.evaluated import Here, Slow
 

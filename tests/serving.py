@@ -42,7 +42,7 @@ from gitboot.serve.recorder import Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Halt
-from gitboot.timekeeping import Keeping, Uptime
+from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 

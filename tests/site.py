@@ -44,11 +44,11 @@ from gitboot.serve.recorder import ForwardedRecording, Recorder, Recording
 from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Stoppage
+from gitboot.system_clock import Uptime
 from gitboot.targets.claim import Claim
 from gitboot.targets.folder import TargetFolder
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.store_target import StoreTarget
-from gitboot.timekeeping import Uptime
 from tests.copy_script import CopyScript
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED

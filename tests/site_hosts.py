@@ -20,7 +20,7 @@ from gitboot.ledger.fetches import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.serve.spool_forwarder import Forwarder
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 from tests.fleets import uuid_of
 from tests.inprocess import Parts
 from tests.instance import ledger_in

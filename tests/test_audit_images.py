@@ -10,7 +10,7 @@ import pytest
 
 from gitboot import jsonio_from_cli_inputs
 from gitboot.audit.images import Images, images
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide

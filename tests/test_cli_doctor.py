@@ -16,7 +16,7 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.instance.examining import Health, of_git, of_output, of_state, of_the_clock
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 from tests.fleets import uuid_of
 from tests.rack import Rack, typed
 
@@ -51,7 +51,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gitboot.timekeeping.keeping", lambda: Keeping.SYNCHRONISED)
+    monkeypatch.setattr("gitboot.system_clock.keeping", lambda: Keeping.SYNCHRONISED)
 
 
 def found(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:

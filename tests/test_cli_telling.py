@@ -12,9 +12,9 @@ from typing import Final
 import click
 import pytest
 
+from gitboot.child_processes import spawn
 from gitboot.cli.exit import Exit
 from gitboot.cli.telling import LogFormat, tell
-from gitboot.processes import spawn
 from gitboot.status.events_from_status import Event
 from tests.rack import typed
 from tests.terminals import COLUMNS, shown

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gitboot.facts import LEFT_OUT, facts, named
+from gitboot.jsonio import LEFT_OUT, facts, named
 from tests.cases import for_each
 
 

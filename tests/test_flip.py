@@ -16,7 +16,7 @@ from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process

@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
+from gitboot.child_processes import python
 from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
 from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.directory import CACHE, PREPARING
 from gitboot.instance.prepared_tree import Prepared, StandbyPlace, prepare
-from gitboot.processes import python
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree import LOCK, OWN, PENDING, verify

@@ -28,7 +28,7 @@ from gitboot.plan import Phase
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.serve.tree import PublishedTree
-from gitboot.timekeeping import Keeping, Uptime, keeping_of
+from gitboot.system_clock import Keeping, Uptime, keeping_of
 from tests.bench import NOON, Bench
 from tests.cases import for_each
 from tests.fleets import SEED, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

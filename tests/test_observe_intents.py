@@ -16,7 +16,7 @@ from gitboot.observe.given import GivenBoots, how_given
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.spool import SpoolFile, line_of, parse
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 from tests.cases import for_each
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gitboot.quote import (
+from gitboot.quoting import (
     MAX_COMMAND_LINE,
     MAX_IPXE_WORDS,
     Unquotable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.resolve.decide import decide
 from gitboot.resolve.explain import Explanation, explain
 from gitboot.resolve.instant import plan

@@ -29,7 +29,7 @@ from gitboot.serve.recorder import ForwardedRecording, Recording
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.serve.tree import PublishedTree
-from gitboot.timekeeping import Keeping, Uptime
+from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet
 from tests.instance import eventually

@@ -36,7 +36,7 @@ from gitboot.serve.recorder import Recording
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 from tests import plain
 from tests.cases import for_each
 from tests.failing_disk import fill, small_disk

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import UsageError
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.source.blame import Blame, open_blame
 from tests.repositories import Work
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from gitboot.child_processes import Ended, ask
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
-from gitboot.processes import Ended, ask
 from gitboot.targets import rsync as rsync_module
 from gitboot.targets.address import RsyncAddress, parse_target
 from gitboot.targets.file_store import FileStore

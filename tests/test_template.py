@@ -20,7 +20,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gitboot.problems.codes import Code
-from gitboot.quote import command_line, grub_arguments, ipxe_arguments
+from gitboot.quoting import command_line, grub_arguments, ipxe_arguments
 from gitboot.resolve.templates import TemplateSet
 from gitboot.template import filters
 from gitboot.template.budget import MAX_BYTES, MAX_STEPS

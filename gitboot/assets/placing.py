@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 
 from gitboot import __version__
 from gitboot.errors import AssetError, UsageError
-from gitboot.facts import LEFT_OUT, facts, named
 from gitboot.files import read_output_file, write_output_file
-from gitboot.quote import grub_text, grub_word
+from gitboot.jsonio import LEFT_OUT, facts, named
+from gitboot.quoting import grub_text, grub_word
 from gitboot.render.grub import NICS
 from gitboot.render.paths import PXELINUX_CORE
 

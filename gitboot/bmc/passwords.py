@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.access import AUTHORITY, FILE, Credentials, Trust, read_trust
+from gitboot.child_processes import output_of
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess
-from gitboot.processes import output_of
 
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)  # this process's own: a fingerprint is of no use outside
 _READ_AGAIN_S: Final = 1.0  # also where a file is another and does not show it: times of files are coarse

@@ -160,8 +160,8 @@ def open_cache(state: Path | None) -> DiskCache:
 def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
     """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
+    from gitboot.child_processes import end_with
     from gitboot.evaluator.remote_cache import RemoteCache
-    from gitboot.processes import end_with
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()

@@ -14,12 +14,12 @@ from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.facts import facts as as_facts
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.instance.withheld_boots import joined, offering, withheld_by
+from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Withheld
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves

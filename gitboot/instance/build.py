@@ -86,8 +86,8 @@ from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status
 from gitboot.storage import check_output, check_spool, check_state
+from gitboot.system_clock import Uptime
 from gitboot.targets.follower import Followers
-from gitboot.timekeeping import Uptime
 
 MakeBmcs = Callable[
     [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs

@@ -33,7 +33,7 @@ from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure
 from gitboot.stoppage import Halt, SoleClaim
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 
 _BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {

@@ -16,7 +16,7 @@ from gitboot import files
 from gitboot.canonical import laid_out
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import UsageError
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.naming import is_named
 from gitboot.progress import Underway

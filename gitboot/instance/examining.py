@@ -23,8 +23,8 @@ from gitboot.remedies import remedy
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve.decisions import Decisions
 from gitboot.storage import check_output, check_state
+from gitboot.system_clock import Keeping
 from gitboot.text import shell_words
-from gitboot.timekeeping import Keeping
 
 _FEW: Final = 0.1  # of a file system: less that is free is worth a word
 _FILES: Final = 6  # of the tree, for a server

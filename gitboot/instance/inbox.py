@@ -33,7 +33,7 @@ from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.stoppage import SoleClaim, Stoppage
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 
 _logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from gitboot.observe.observation import Observation
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
-from gitboot.timekeeping import Keeping, Uptime
+from gitboot.system_clock import Keeping, Uptime
 
 KEPT: Final = timedelta(days=90)  # how long it is remembered what was offered and fetched
 

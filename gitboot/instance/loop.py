@@ -25,7 +25,7 @@ from gitboot.signal_queue import SignalQueue
 from gitboot.source.clone import Source
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 
 _JITTER: Final = 0.1  # of the poll, so that many instances do not ask one server at once
 SLOW_S: Final = 120.0  # for which a fetch may be under way, before `SourceReady` shows it

@@ -58,7 +58,7 @@ from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.stoppage import Halt, Stoppage
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 
 LEDGER_RETRY: Final = timedelta(seconds=5)
 _QUICK_START: Final = timedelta(seconds=2)  # an instance that publishes its first plan so soon reads no server states

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from gitboot.background_threads import BackgroundThread
+from gitboot.child_processes import spawn
 from gitboot.controller.instance.git_source import look_for_repository, source_of
 from gitboot.decoders import decoder
 from gitboot.disk_cache import this_program
@@ -35,7 +36,6 @@ from gitboot.ledger.lease import Holder
 from gitboot.ledger.naming import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.load.snapshot import Revision
-from gitboot.processes import spawn
 from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source.clone import Source
 from gitboot.source.fetcher import FetchProcess

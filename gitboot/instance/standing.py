@@ -36,7 +36,7 @@ from gitboot.status.instance_status import (
     WithheldServer,
 )
 from gitboot.stoppage import Halt
-from gitboot.timekeeping import Keeping
+from gitboot.system_clock import Keeping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, UnknownServe
-from gitboot.timekeeping import Keeping, Uptime
+from gitboot.system_clock import Keeping, Uptime
 
 _BEAT_EVERY: Final = timedelta(minutes=10)
 _MOST_BEHIND: Final = timedelta(minutes=2)

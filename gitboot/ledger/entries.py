@@ -11,7 +11,7 @@ from gitboot.errors import Orders
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision_from_plan import WithheldBoot
 from gitboot.stoppage import Stoppage
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 
 
 class Request(NamedTuple):

@@ -17,7 +17,7 @@ from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision_from_plan import BootFile, WithheldBoot
 from gitboot.stoppage import Stoppage
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 
 
 def read(store: Store) -> Facts:

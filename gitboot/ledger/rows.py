@@ -16,7 +16,7 @@ from gitboot.bmc.power import ResetType
 from gitboot.bmc.switch import SwitchRecord, SwitchState
 from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess, Machine

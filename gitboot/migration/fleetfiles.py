@@ -28,7 +28,7 @@ from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code
-from gitboot.quote import Unquotable, ipxe_arguments
+from gitboot.quoting import Unquotable, ipxe_arguments
 from gitboot.resolve.arguments import merged
 from gitboot.text import printable
 

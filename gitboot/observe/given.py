@@ -16,7 +16,7 @@ from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import files, parse, whole_lines
 from gitboot.render.paths import Role, kind_of
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 
 
 class Given(NamedTuple):

@@ -6,7 +6,7 @@ import time
 from functools import cache
 from pathlib import Path
 
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 
 
 def uptime() -> Uptime:

@@ -9,8 +9,8 @@ from typing import Final
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.render.paths import FAILED, PROVISIONED, Role, means
+from gitboot.system_clock import Uptime
 from gitboot.text import printable
-from gitboot.timekeeping import Uptime
 
 MOST_LOG_BYTES: Final = 4096  # of an installer's log
 _MOST_LINES: Final = 20

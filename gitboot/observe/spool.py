@@ -28,7 +28,7 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe import batches
 from gitboot.observe.observation import Observation, Outcome, instant_of
-from gitboot.timekeeping import Uptime
+from gitboot.system_clock import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _RESTART_S: Final = 0.1  # after its thread died: no boot is served until it records again

@@ -10,7 +10,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.plan import BootPlan
-from gitboot.quote import grub_arguments, grub_text, grub_word
+from gitboot.quoting import grub_arguments, grub_text, grub_word
 from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType

@@ -8,7 +8,7 @@ from typing import Final
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.plan import BootPlan
-from gitboot.quote import ipxe_arguments, ipxe_text, ipxe_url
+from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import disk, paths
 from gitboot.render.header import heading
 from gitboot.render.paths import ContentType, PathKind

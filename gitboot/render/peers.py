@@ -9,7 +9,7 @@ from gitboot.canonical import canonical
 from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.plan import BootPlan
-from gitboot.quote import ipxe_url
+from gitboot.quoting import ipxe_url
 from gitboot.render import paths
 from gitboot.render.ipxe import WHO
 from gitboot.render.paths import BUNDLED, ContentType

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from gitboot.model.scalars.machines import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.plan import BootPlan
-from gitboot.quote import command_line, ipxe_text
+from gitboot.quoting import command_line, ipxe_text
 from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType

@@ -11,7 +11,7 @@ from gitboot.model.image import Artifact, Artifacts, ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.server import Firmware
 from gitboot.problems.codes import Code
-from gitboot.quote import Unquotable, grub_arguments, ipxe_arguments
+from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
 from gitboot.resolve import userdata
 from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles

@@ -14,7 +14,7 @@ from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Trip, Verdict, trailer
 from gitboot.diff.images import ImageChange
 from gitboot.diff.risks import Risk
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.review import (
     AccessFacts,

@@ -13,7 +13,7 @@ from gitboot.files import write_whole
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.kernel import uptime
 from gitboot.status.instance_status import STALE_S
-from gitboot.timekeeping import Keeping, Uptime
+from gitboot.system_clock import Keeping, Uptime
 
 _logger = logging.getLogger(__name__)
 _MOST_OFF: Final = timedelta(seconds=30)

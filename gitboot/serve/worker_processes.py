@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.processes import spawn
+from gitboot.child_processes import spawn
 from gitboot.status.instance_status import Endpoints
 
 _logger = logging.getLogger(__name__)

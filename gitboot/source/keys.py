@@ -16,9 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from gitboot.authorship import Signer
+from gitboot.child_processes import Ended
 from gitboot.errors import UsageError
 from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
-from gitboot.processes import Ended
 from gitboot.source.signed import Signed
 from gitboot.text import one_line
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from gitboot.authorship import Signer
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.problems.problem import Problem

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
-from gitboot.processes import Ended, ask
 from gitboot.targets.address import RsyncAddress
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,

@@ -10,7 +10,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.utils import missing
 
 from gitboot.problems.codes import Code
-from gitboot.quote import Unquotable
+from gitboot.quoting import Unquotable
 from gitboot.template.faults import TemplateFault, failed, key_of, out_of_bounds, suggested
 from gitboot.template.filters import FILTERS
 from gitboot.template.values import NotDefined, kind_of

@@ -13,7 +13,7 @@ from jinja2.filters import FILTERS as JINJA_FILTERS
 from jinja2.runtime import Undefined
 from jinja2.tests import TESTS as JINJA_TESTS
 
-from gitboot.quote import command_line, grub_arguments, grub_word, ipxe_arguments, ipxe_word, kernel_argument
+from gitboot.quoting import command_line, grub_arguments, grub_word, ipxe_arguments, ipxe_word, kernel_argument
 from gitboot.template.budget import BudgetedContext, priced, priced_in_context
 from gitboot.template.faults import failed
 from gitboot.template.values import Missing, as_text, elements_of

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from gitboot.child_processes import raise_limits
 from gitboot.cli.bar import progress
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.commands.bmc_power import power
@@ -23,7 +24,6 @@ from gitboot.cli.inputs import OutputOption, credentials_option, now, output_opt
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, some
-from gitboot.processes import raise_limits
 from gitboot.terminal import style
 from gitboot.text import shell_words
 

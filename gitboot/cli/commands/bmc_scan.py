@@ -167,7 +167,7 @@ def _write(
 
 
 def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path]) -> str:
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
 
     items = [
         {

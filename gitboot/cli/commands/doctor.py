@@ -67,7 +67,7 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     from gitboot.instance.acting import acting_here, check_acts
     from gitboot.instance.directory import has_ledger, running
     from gitboot.source.repository import features
-    from gitboot.timekeeping import keeping
+    from gitboot.system_clock import keeping
 
     yield from examining.of_git(features(), LIBGIT2_VERSION)
     yield from examining.of_the_clock(keeping())

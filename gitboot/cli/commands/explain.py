@@ -73,7 +73,7 @@ def command(
     if subject in _KINDS:
         _explain_kind(subject, field, outputs)
         return
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
     from gitboot.resolve.explain import explain
     from gitboot.resolve.instant import plan
     from gitboot.source.blame import open_blame
@@ -104,7 +104,7 @@ def _commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None
     """Which commit wrote a field; None where it is written nowhere, or the fleet is in no Git repository."""
     if blame is None or reason.path is None or reason.line is None:
         return None
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
 
     commit = blame.line(reason.path, reason.line)
     if commit is None:

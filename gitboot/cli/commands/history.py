@@ -76,7 +76,7 @@ def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
 
 def _entry(entry: Changed | Skipped) -> dict[str, Any]:
     from gitboot.audit.lineage import Changed
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
 
     commit = facts(entry.commit)
     if isinstance(entry, Changed):

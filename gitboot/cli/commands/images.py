@@ -39,7 +39,7 @@ def command(
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
     from gitboot.audit.images import images
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)

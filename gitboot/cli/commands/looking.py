@@ -19,7 +19,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.inputs import now
 from gitboot.cli.table import table, wrapped
 from gitboot.errors import UsageError
-from gitboot.facts import facts
+from gitboot.jsonio import facts
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean

@@ -132,7 +132,7 @@ def advance_stream(
     """
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.informant import informant_at
-    from gitboot.facts import facts
+    from gitboot.jsonio import facts
     from gitboot.source.proposing import check_branch
     from gitboot.source.snapshot import folder_around
     from gitboot.source.worktree import WORKTREE

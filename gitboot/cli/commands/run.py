@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.child_processes import raise_limits, reap_orphans
 from gitboot.cli.access import AccessSettings, access_of, access_options, check
 from gitboot.cli.commands.prepare_tree import prepare_command
 from gitboot.cli.commands.serving import serving, spool_of, watched
@@ -34,10 +35,9 @@ from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
-from gitboot.processes import raise_limits, reap_orphans
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status
-from gitboot.timekeeping import keeping
+from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
     from gitboot.instance.settings import ForgeSettings, Settings

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from gitboot.child_processes import end_with, python, raise_limits, reap_orphans
 from gitboot.cli.access import AccessSettings, access_of, access_options, check, clients_of, credential_files
 from gitboot.cli.access import arguments_of as access_arguments
 from gitboot.cli.configuration import config_option, handed_settings
@@ -24,10 +25,9 @@ from gitboot.cli.inputs import accept_filesystem_option, reject_old_variables, s
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
-from gitboot.processes import end_with, python, raise_limits, reap_orphans
 from gitboot.status.events_from_status import Event
 from gitboot.storage import check_spool
-from gitboot.timekeeping import keeping
+from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
     from gitboot.age import Keys
