@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import UsageError
-from gitboot.imagekeys import ImageKeys, SignatureKind
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.openpgp import Distrusted
 from tests.signers import Minisign, Person, by_gpg, gpg_people

@@ -11,8 +11,8 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.imagekeys import ImageKeys, SignatureKind
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.image import Artifact, Artifacts, BootImage, Checksums, Signature
 from gitboot.model.scalar_from_document import Path as Field

@@ -69,10 +69,10 @@ def signatures(
     Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
+    from gitboot.artifacts.signatures import ImageKeys
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.cli.commands.looking import fetchers_of
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.imagekeys import ImageKeys
     from gitboot.problems.problem import Severity
 
     fleet = load_fleet(path, rev)
@@ -98,9 +98,9 @@ def not_vouched_for(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
+    from gitboot.artifacts.signatures import ImageKeys
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.imagekeys import ImageKeys
 
     fleet = load_fleet(path, rev)
     found: set[Digest] = set()
