@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Witnessed
 from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
-from gitboot.forge import CommitVerdict, Forge, Judgement, Project, Witnessed
 from tests.cases import for_each
 from tests.forges import TOKEN, ForgeHost, forge_host
 

@@ -18,8 +18,8 @@ from gitboot.age import Keys, Unopened, encrypt, make_key
 from gitboot.bmc import passwords
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.passwords import read_credentials
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
-from gitboot.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.notices.delivery import Rereading
 from gitboot.notices.receivers import read_receiver
 from gitboot.oci.credentials import RegistryCredentials

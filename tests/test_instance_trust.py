@@ -13,8 +13,8 @@ from tempfile import mkdtemp
 
 import pytest
 
+from gitboot.controller.forge import Forge, Project
 from gitboot.diff.guard import Limits
-from gitboot.forge import Forge, Project
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import KEPT, Batch, learn
 from gitboot.instance.standing import Fetched

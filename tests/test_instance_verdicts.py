@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.exit import Exit
-from gitboot.forge import CommitVerdict, Forge, Judgement, Project
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.instance.verdicts import Verdicts, verdicts_of
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
