@@ -19,12 +19,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.age import Keys, Unopened, make_key
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.override import OFF, fit
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.cli.planning import about_all
+from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import BlobId, Revision, Snapshot

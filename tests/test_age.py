@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyrage import x25519
 
-from gitboot.age import Keys, Unopened, encrypt, make_key
+from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.load.sealed import MOST_BYTES, NotSealed, sealed
 from tests.cases import for_each

@@ -20,9 +20,9 @@ import click
 import pytest
 
 from gitboot import bounds, disk_cache
-from gitboot.age import make_key
 from gitboot.cli.main import cli
 from gitboot.disk_cache import DiskCache
+from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.frames import encode, framed
 from gitboot.instance import directory

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from gitboot.age import Keys
 from gitboot.cli.exit import Exit
 from gitboot.cli.main import cli
+from gitboot.endpoint.age_encryption import Keys
 from gitboot.load.sealed import sealed
 from gitboot.publish.list_keys import read_list_keys
 from tests.test_serve_secrets import IGNITION, documents

@@ -14,11 +14,11 @@ from typing import Any
 import pygit2
 import pytest
 
-from gitboot.age import Keys, Unopened, encrypt, make_key
 from gitboot.bmc import passwords
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.passwords import read_credentials
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
+from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.notices.delivery import Rereading
 from gitboot.notices.receivers import read_receiver

@@ -14,8 +14,8 @@ from typing import Final
 import pytest
 from pyrage.x25519 import Identity
 
-from gitboot.age import encrypt
 from gitboot.cli.exit import Exit
+from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
 from gitboot.instance.tokenkeys import HEARD, token_keys
 from gitboot.jsonio_from_model_scalars_artifacts import Digest

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from gitboot.age import encrypt, make_key
 from gitboot.diff.access import access_changes
 from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.reinstalls import Why
 from gitboot.diff.risks import Risk
+from gitboot.endpoint.age_encryption import encrypt, make_key
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
 from gitboot.review.review import Review, ReviewOutcome
 from tests.cases import for_each

@@ -16,7 +16,7 @@ from gitboot.cli.configuration import Setting
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:
-    from gitboot.age import Keys
+    from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.app_from_serve_access_control import Clients
     from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.tls import Certificate

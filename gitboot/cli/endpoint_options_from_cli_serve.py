@@ -13,14 +13,14 @@ from gitboot.errors import UsageError
 from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
-    from gitboot.age import Keys
+    from gitboot.endpoint.age_encryption import Keys
 
 
 def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
     """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
     if file is None:
         return None
-    from gitboot.age import Keys  # few give one
+    from gitboot.endpoint.age_encryption import Keys  # few give one
 
     keys = Keys(file)
     if not may_be_wrong:

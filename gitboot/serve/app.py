@@ -17,8 +17,8 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gitboot.age import Keys
 from gitboot.assets.below import file_below
+from gitboot.endpoint.age_encryption import Keys
 from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines

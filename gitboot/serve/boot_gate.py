@@ -17,7 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final, NamedTuple
 
-from gitboot.age import Keys, Unopened
+from gitboot.endpoint.age_encryption import Keys, Unopened
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid

@@ -63,7 +63,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
         return
     if root_key is not None or new_root_key is not None:
         raise UsageError("--root-key and --new-root-key need --signed-list, whose keys they are")
-    from gitboot.age import make_key
+    from gitboot.endpoint.age_encryption import make_key
 
     click.echo(make_key(file))
 
@@ -98,8 +98,8 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
 
     All of its bytes count, a line end at its end too.
     """
-    from gitboot.age import Keys
-    from gitboot.age import encrypt as encrypted
+    from gitboot.endpoint.age_encryption import Keys
+    from gitboot.endpoint.age_encryption import encrypt as encrypted
     from gitboot.load.sealed import NotSealed, sealed
 
     if to_keys is not None:
@@ -131,8 +131,8 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     Nothing of what they hold is shown. Run it before a commit is merged, and after keys have changed, where the keys
     are: neither a review nor an instance can tell without them.
     """
-    from gitboot.age import Keys, Unopened
     from gitboot.cli.evaluated_fleet import load_fleet
+    from gitboot.endpoint.age_encryption import Keys, Unopened
     from gitboot.load.sealed import sealed
     from gitboot.model.scalars.names import AGE
 

@@ -30,7 +30,7 @@ from gitboot.storage import check_spool
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
-    from gitboot.age import Keys
+    from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.app_from_serve_access_control import Clients
     from gitboot.ledger.naming import PostgresAddress
     from gitboot.serve.app import Endpoint
