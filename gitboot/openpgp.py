@@ -11,9 +11,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.authorship import Signer
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import SourceError, UsageError
+from gitboot.fleet.revision import Signer
 
 
 class Distrusted(Exception):

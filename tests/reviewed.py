@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gitboot.authorship import Message
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.ranges import side
 from gitboot.diff.changes import Changes, compare
 from gitboot.diff.guard import Limits
+from gitboot.fleet.revision import Message
 from gitboot.load.snapshot import Revision
 from gitboot.resolve.decide import decide
 from gitboot.review import review

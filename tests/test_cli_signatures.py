@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.authorship import Verify
 from gitboot.cli.inputs import this_second
 from gitboot.cli.ranges import Compared, compared
 from gitboot.errors import UsageError
+from gitboot.fleet.revision import Verify
 from gitboot.instance.settings import TrustSettings
 from gitboot.load.snapshot import Revision
 from gitboot.source.keys import TrustedKeys

@@ -7,9 +7,9 @@ from dataclasses import fields
 import pytest
 from pydantic import TypeAdapter
 
-from gitboot.authorship import Message
 from gitboot.diff.changes import compare
 from gitboot.diff.guard import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
+from gitboot.fleet.revision import Message
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Guards
 from gitboot.resolve.decide import decide

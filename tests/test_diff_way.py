@@ -7,11 +7,11 @@ from typing import NamedTuple
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.authorship import Message
 from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.guard import Guard, Limits, Verdict, judge, trailer
 from gitboot.diff.way import MAX_STEPS, Leg, Way, introduced, way
+from gitboot.fleet.revision import Message
 from tests.cases import for_each
 
 SIZE = 100

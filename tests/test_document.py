@@ -15,8 +15,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from yaml._yaml import get_version
 
-from gitboot import document
-from gitboot.document import Place, Quoted, Value, locate, parse, rewritten
+from gitboot.fleet import yaml as document
+from gitboot.fleet.yaml import Place, Quoted, Value, locate, parse, rewritten
 from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import Code
 from tests.cases import for_each
@@ -599,7 +599,7 @@ def test_any_bytes_give_documents_or_problems(data: bytes) -> None:
 # Each file in a process of its own: its name, what was found, and how the process ended.
 BOUNDED = """
 import os, resource, sys, time
-from gitboot.document import parse
+from gitboot.fleet.yaml import parse
 
 def look(path):
     with open(path, "rb") as file:
@@ -666,7 +666,7 @@ def test_hostile_files_cost_little(tmp_path: File) -> None:
 
 
 def test_without_libyaml_the_import_fails() -> None:
-    script = "import sys; sys.modules['yaml._yaml'] = None; import gitboot.document"
+    script = "import sys; sys.modules['yaml._yaml'] = None; import gitboot.fleet.yaml"
     child = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert child.returncode == 1
     assert "yaml._yaml" in child.stderr.splitlines()[-1]

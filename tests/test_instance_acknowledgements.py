@@ -18,9 +18,9 @@ from typing import Final
 
 import pytest
 
-from gitboot.authorship import ReinstallsNeed
 from gitboot.diff.guard import Limits
 from gitboot.errors import SourceError
+from gitboot.fleet.revision import ReinstallsNeed
 from gitboot.instance.directory import LEDGER
 from gitboot.instance.settings import TrustSettings
 from gitboot.ledger import acknowledgements, facts

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.document import Quoted
+from gitboot.fleet.yaml import Quoted
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.image import parse_user_data_format
 from gitboot.model.scalars.artifacts import parse_artifact_url, parse_base_url, parse_digest

@@ -14,7 +14,7 @@ import yaml
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from gitboot.document import parse
+from gitboot.fleet.yaml import parse
 from gitboot.load.blobs import parse_blob
 from gitboot.load.resources import KINDS
 from gitboot.review.formats.json_from_model_schema import main

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from gitboot.document import Quoted, parse
+from gitboot.fleet.yaml import Quoted, parse
 from gitboot.load.resources import KINDS
 from gitboot.model.scalars.machines import parse_interface_address
 from gitboot.model.scalars.texts import Malformed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gitboot.document import locate, parse, value_lines
+from gitboot.fleet.yaml import locate, parse, value_lines
 from gitboot.load.resources import Id
 from gitboot.model.scalar_from_document import Path
 from gitboot.resolve.source_locations import SourceTexts, moved_documents, pointer, source_locations

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gitboot.authorship import Message
 from gitboot.diff.guard import trailer
+from gitboot.fleet.revision import Message
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.review.annotations import as_problems

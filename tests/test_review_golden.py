@@ -16,8 +16,8 @@ import click
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from gitboot.authorship import Message
 from gitboot.cli.commands.review_text import as_text
+from gitboot.fleet.revision import Message
 from gitboot.review.as_json import as_json
 from gitboot.review.markdown import as_markdown
 from gitboot.review.review import Review, ReviewOutcome

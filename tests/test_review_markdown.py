@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gitboot.authorship import Message
+from gitboot.fleet.revision import Message
 from gitboot.resolve.server_decision_from_plan import Boot
 from gitboot.review.annotations import as_problems
 from gitboot.review.as_json import as_json

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.authorship import Message, Signer, Verify
 from gitboot.errors import SourceError, UsageError
+from gitboot.fleet.revision import Message, Signer, Verify
 from gitboot.load.snapshot import Revision
 from gitboot.problems.codes import Code
 from gitboot.source.clone import Source, tag_on

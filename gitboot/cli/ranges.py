@@ -12,13 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.authorship import Message, Signer
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.diff.changes import Changes
 from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair
+from gitboot.fleet.revision import Message, Signer
 from gitboot.instance.settings import TrustSettings
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.problems.problem import Problem

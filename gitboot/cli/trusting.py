@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.authorship import ReinstallsNeed, Verify
 from gitboot.errors import UsageError
+from gitboot.fleet.revision import ReinstallsNeed, Verify
 
 if TYPE_CHECKING:
     from gitboot.instance.settings import TrustSettings

@@ -9,9 +9,9 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final
 
-from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.identities import Inheritance
+from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Guards
 from gitboot.phrases import did_you_mean

@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from operator import is_not
 from typing import Final, NamedTuple, Protocol
 
-from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.bmc.access import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released

@@ -8,7 +8,6 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from gitboot.authorship import Message, ReinstallsNeed
 from gitboot.bmc.access import Pair, pair_of
 from gitboot.diff.extent import Extent
 from gitboot.diff.guard import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
@@ -18,6 +17,7 @@ from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.instance.inherited_identities import inheritances, without_base
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.planning import changed_by

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from gitboot.document import Place, locate, parse
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.fleet.yaml import Place, locate, parse
 from gitboot.load.documents import Broken, checked
 from gitboot.load.findings import Finding
 from gitboot.load.problems import START, problem_at

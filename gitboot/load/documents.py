@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from gitboot.document import Value
+from gitboot.fleet.yaml import Value
 from gitboot.jsonio_from_model_envelope import API_VERSION
 from gitboot.load.findings import Finding, Wording, findings
 from gitboot.load.resources import KINDS, Id, Resource

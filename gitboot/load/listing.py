@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gitboot.document import Place
+from gitboot.fleet.yaml import Place
 from gitboot.load.blobs import oversized
 from gitboot.load.ignore import MAX_BYTES, read_ignore
 from gitboot.load.patterns import Line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gitboot.document import Place
+from gitboot.fleet.yaml import Place
 from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-from gitboot.document import Place, locate
+from gitboot.fleet.yaml import Place, locate
 from gitboot.load.problems import problem_at
 from gitboot.load.resources import Origin
 from gitboot.load.snapshot import BlobId

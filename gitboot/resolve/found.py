@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from gitboot.document import Place
+from gitboot.fleet.yaml import Place
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id, Origin
 from gitboot.phrases import some

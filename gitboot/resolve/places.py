@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.document import Place
+from gitboot.fleet.yaml import Place
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.resolve.fleet_view import FleetView

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gitboot.document import document_text, lines_above, locate, value_lines
+from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
 from gitboot.load.merged import differing
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.authorship import Message, ReinstallsNeed, Signer
 from gitboot.diff.changes import Changes, compare
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.diff.reinstalls import RAISED, may_be_installed
 from gitboot.diff.risks import DANGEROUS, Risk
+from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.phrases import count

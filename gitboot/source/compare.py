@@ -11,9 +11,9 @@ from typing import Final
 
 import pygit2
 
-from gitboot.authorship import Message
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import fleet_root
+from gitboot.fleet.revision import Message
 from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem

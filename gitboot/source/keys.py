@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.authorship import Signer
 from gitboot.child_processes import Ended
 from gitboot.errors import UsageError
+from gitboot.fleet.revision import Signer
 from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.source.signed import Signed
 from gitboot.text import one_line

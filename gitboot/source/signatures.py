@@ -7,8 +7,8 @@ from typing import Final
 
 import pygit2
 
-from gitboot.authorship import Message, Signer, Verify
 from gitboot.errors import SourceError, UsageError
+from gitboot.fleet.revision import Message, Signer, Verify
 from gitboot.load.snapshot import Revision
 from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gitboot.authorship import Verify
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
@@ -20,6 +19,7 @@ from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import UsageError
+from gitboot.fleet.revision import Verify
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:

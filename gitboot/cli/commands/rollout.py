@@ -245,7 +245,7 @@ class _Fleet:
 
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
-        from gitboot.document import rewritten
+        from gitboot.fleet.yaml import rewritten
         from gitboot.load.resources import Id
         from gitboot.load.snapshot import BlobId, Revision
 
