@@ -24,7 +24,7 @@ from typing import Final
 
 import pygit2
 
-import gitboot.mirror_program
+import gitboot.publish.mirror_program
 from gitboot.publish.list_root import make_list_keys
 from tests import plain
 from tests.buckets import KEY, s3_server
@@ -168,7 +168,7 @@ class Copies:
     @contextmanager
     def _mirror_program(self) -> Iterator[None]:
         """Run the program of a mirror as its timer does: again 30 s after the last run has ended."""
-        command = [sys.executable, "-I", gitboot.mirror_program.__file__, "--from", f"{self._daemon}/output"]
+        command = [sys.executable, "-I", gitboot.publish.mirror_program.__file__, "--from", f"{self._daemon}/output"]
         command += ["--to", f"{self._folder}/program/boot", "--key", f"{self._folder}/keys/root.pub"]
         command += ["--state", f"{self._folder}/program/state"]
         over = threading.Event()

@@ -25,8 +25,8 @@ from tuf.api.metadata import (
 
 from gitboot.canonical import canonical
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.mirror_program import hashed_path
 from gitboot.publish.manifest import MANIFEST, digest_of
+from gitboot.publish.mirror_program import hashed_path
 from gitboot.render.paths import BOOT, MEDIUM, means, token_in
 
 BITS: Final = 8  # 256 bins, of which those exist that have targets

@@ -25,8 +25,8 @@ from tuf.api.exceptions import DownloadHTTPError, RepositoryError
 from tuf.api.metadata import Metadata, Root, TargetFile, Targets
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-import gitboot.mirror_program as program
-from gitboot.mirror_program import (
+import gitboot.publish.mirror_program as program
+from gitboot.publish.mirror_program import (
     FileVersion,
     ListProblem,
     Seen,

@@ -14,9 +14,9 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gitboot import mirror_program
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.stopped import say
+from gitboot.publish import mirror_program
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.schedule import RenderedState
 from gitboot.resolve.provisioning_record_from_plan import Record, Run

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli import main
-from gitboot.mirror_program import FileVersion
+from gitboot.publish.mirror_program import FileVersion
 from gitboot.render.listing import ListedFile as Listed
 from gitboot.render.listing import name_in_listing, render, shared_listing
 from gitboot.render.tree import File

@@ -13,7 +13,8 @@ from typing import Final, NamedTuple, Protocol
 
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.mirror_program import (
+from gitboot.publish.manifest import digest_of
+from gitboot.publish.mirror_program import (
     DAMAGED,
     MAX_TARGETS_BYTES,
     MISSING,
@@ -34,7 +35,6 @@ from gitboot.mirror_program import (
     read_list,
     versions_around,
 )
-from gitboot.publish.manifest import digest_of
 from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
 
 _BATCH: Final = 4096  # files that are given to threads at a time

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-import gitboot.mirror_program
+import gitboot.publish.mirror_program
 from gitboot.errors import UsageError
 
 PROGRAM: Final = "gitboot-mirror.py"
@@ -82,7 +82,7 @@ def mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
         written=_word(folder),
     )
     return {
-        PROGRAM: Path(gitboot.mirror_program.__file__).read_bytes(),
+        PROGRAM: Path(gitboot.publish.mirror_program.__file__).read_bytes(),
         KEY: keys.encode(),
         f"{_NAME}.service": service.encode(),
         f"{_NAME}.timer": _TIMER.encode(),

@@ -103,7 +103,7 @@ def command(
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
     from gitboot.errors import UsageError
-    from gitboot.mirror_program import SIGNED, TIMESTAMP
+    from gitboot.publish.mirror_program import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
     from gitboot.targets.mirror import compared, expected
     from gitboot.targets.mirrored import MirrorFault
@@ -250,7 +250,7 @@ def _folder(mirror: str) -> Path:
 def _public_keys(text: str) -> list[bytes]:
     """Return the public keys that an option names."""
     from gitboot.errors import UsageError
-    from gitboot.mirror_program import parse_keys
+    from gitboot.publish.mirror_program import parse_keys
 
     try:
         if len(text) == 64 and not Path(text).exists():
