@@ -1,7 +1,7 @@
 """Values as JSON has them: one rule for commands, the API and what lies in files.
 
 Of a dataclass or a named tuple every field, its name in camelCase; instants by RFC 3339; enums by their value. What is
-digested says its facts itself (`gitboot.plan`): there a field that is renamed must not change what was published.
+digested says its facts itself (`gitboot.resolve.server_plan`): there a field that is renamed must not change what was published.
 """
 
 from __future__ import annotations

@@ -26,12 +26,12 @@ from gitboot.ledger.opening import check
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
-from gitboot.plan import BootPlan
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import RenderedState
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
+from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.events_from_status import Event
 from gitboot.system_clock import Uptime
 from tests.doubles import UNLIMITED, Commits, Gate, Taking, Unsynced

@@ -23,7 +23,6 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.blobs import ParseCache
 from gitboot.load.whole import load
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.plan import BootPlan
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File
 from gitboot.resolve.decide import decide
@@ -32,6 +31,7 @@ from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import plan
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of
 
 Document: TypeAlias = dict[str, Any]

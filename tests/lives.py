@@ -26,7 +26,6 @@ from gitboot.ledger.opening import copy_ledger
 from gitboot.ledger.store import Store
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
-from gitboot.plan import BootPlan, Offer, Phase
 from gitboot.publish.directory import Published
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
@@ -35,6 +34,7 @@ from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import imported
+from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.events_from_status import Event
 from tests import fleets
 from tests.doubles import UNLIMITED

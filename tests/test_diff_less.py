@@ -22,7 +22,6 @@ from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower, PolicyWait
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
-from gitboot.plan import BootPlan
 from gitboot.resolve.instant import has_run, plan, wanted_release
 from gitboot.resolve.plan_at_time_from_resolve_records import carried
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
@@ -35,6 +34,7 @@ from gitboot.resolve.server_decision_from_plan import (
     OverrideTarget,
     PolicyDecision,
 )
+from gitboot.resolve.server_plan import BootPlan
 from tests.cases import for_each
 from tests.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
 from tests.reviewed import FLEET, SERVERS, Files, compared

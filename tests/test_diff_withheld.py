@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 
 from gitboot.diff.withheld import withheld_boots
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.resolve.instant import plan
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.fleets import at, decision, fleet, image, maintenance, policy, profile, server
 
 NOON = at("20T12:00")

@@ -19,8 +19,8 @@ from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.bench import Bench
 from tests.configured import configured

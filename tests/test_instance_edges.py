@@ -18,8 +18,8 @@ from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.publish.manifest import STATUS
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.events_from_status import Event

@@ -11,7 +11,7 @@ import pytest
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.ledger import evidence
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Cause
+from gitboot.resolve.server_plan import BootPlan, Cause
 from tests.bench import NOON
 from tests.fleets import mac_of, maintenance
 from tests.redfish.faults import Drop

@@ -10,10 +10,10 @@ import pytest
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explain import explain
 from gitboot.resolve.records import exported, imported
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.serve.exposition import of_status
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of

@@ -17,7 +17,7 @@ from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
 from gitboot.instance.overrides import events_of
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import BootPlan, Cause, Phase
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of

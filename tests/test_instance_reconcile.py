@@ -27,7 +27,6 @@ from gitboot.observe.given import GivenBoots
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import forgotten, identity
-from gitboot.plan import Phase
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk
 from gitboot.publish.ended_windows import EndedWindows
@@ -40,6 +39,7 @@ from gitboot.render.paths import is_content
 from gitboot.render.schedule import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
+from gitboot.resolve.server_plan import Phase
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.source.clone import Reader, Source

@@ -10,9 +10,9 @@ from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.errors import LedgerError
 from gitboot.ledger import requests
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Cause, Phase
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import last_word, record_facts
+from gitboot.resolve.server_plan import Cause, Phase
 from tests.fleets import uuid_of
 from tests.redfish.faults import Drop
 from tests.redfish.profiles import SUPERMICRO_X10

@@ -15,7 +15,7 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase
+from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from tests.fleets import uuid_of
 

@@ -34,9 +34,9 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import machines, requests
 from gitboot.load.whole import load
 from gitboot.observe.observation import Observation
-from gitboot.plan import Cause, Phase
 from gitboot.resolve.decide import decide
 from gitboot.resolve.records import record_facts
+from gitboot.resolve.server_plan import Cause, Phase
 from tests.cases import for_each
 from tests.credentials import give_credentials
 from tests.doubles import note_fetch

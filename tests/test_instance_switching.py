@@ -15,7 +15,7 @@ import pytest
 from gitboot.bmc.switch import SwitchState
 from gitboot.instance.turns import granted
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Cause
+from gitboot.resolve.server_plan import Cause
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of

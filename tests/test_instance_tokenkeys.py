@@ -21,12 +21,12 @@ from gitboot.instance.tokenkeys import HEARD, token_keys
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import Cause, Phase
 from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
 from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.server_decision_from_plan import provisioned_token
+from gitboot.resolve.server_plan import Cause, Phase
 from tests import plain
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of

@@ -24,9 +24,9 @@ from gitboot.ledger import facts, requests
 from gitboot.ledger.entries import Facts
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
-from gitboot.plan import Phase
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
+from gitboot.resolve.server_plan import Phase
 from gitboot.serve.tree import PublishedTree
 from gitboot.system_clock import Keeping, Uptime, keeping_of
 from tests.bench import NOON, Bench

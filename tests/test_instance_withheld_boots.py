@@ -19,7 +19,7 @@ from gitboot.instance.requests import APPROVE
 from gitboot.ledger import facts, requests
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
-from gitboot.plan import BootPlan, Cause
+from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.source.bringing import CLONE
 from gitboot.status.conditions_from_status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of

@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from gitboot.load.whole import load
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.plan import BootPlan, Phase
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.instant import plan, transition
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision_from_plan import Decision, OverrideTarget
+from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.fleets import SEED, image, maintenance, planned, policy, profile, snapshot
 from tests.generated import (
     FILES,

@@ -37,8 +37,8 @@ from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer, Phase
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
+from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from tests.doubles import Unsynced
 from tests.fleets import at, uuid_of
@@ -890,7 +890,7 @@ from pathlib import Path
 from gitboot.ledger import facts, overrides, records
 from gitboot.ledger.opening import open_ledger
 from gitboot.bmc.override import OFF, OverrideRecord, Marks, State
-from gitboot.plan import Record
+from gitboot.resolve.server_plan import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))
 set = OverrideRecord(reason="r", plan_digest="d", override=OFF, marks=Marks(), state=State.RECORDED, at=at)

@@ -31,8 +31,8 @@ from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import write_mark
 from gitboot.ledger.tables import MIGRATIONS, VERSION
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Cause, Phase
 from gitboot.resolve.provisioning_record_from_plan import Run
+from gitboot.resolve.server_plan import Cause, Phase
 from tests.bench import Bench
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server, uuid_of
 from tests.newledgers import by_migrations

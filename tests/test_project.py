@@ -81,7 +81,7 @@ def _room(path: Path) -> str:
     [
         pytest.param(
             ("cli.serve", "serve.app", "serve.recorder", "serve.server"),
-            {"gitboot.plan", "jinja2", "msgspec", "pydantic", "pygit2", "sushy", "yaml"},
+            {"gitboot.resolve.server_plan", "jinja2", "msgspec", "pydantic", "pygit2", "sushy", "yaml"},
             id="an endpoint",
         ),
         pytest.param(

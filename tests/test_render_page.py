@@ -13,11 +13,11 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import cli
 from gitboot.instance.directory import LeftStatus
-from gitboot.plan import Cause
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE
+from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import ChangedArea, Heeded, Status
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server
 from tests.instance import Repository, git

@@ -10,13 +10,13 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.load.loaded import load_revision
 from gitboot.load.whole import load
-from gitboot.plan import Cause, Phase
 from gitboot.resolve.choice import in_rollout
 from gitboot.resolve.decide import decide, decide_all
 from gitboot.resolve.instant import plan, transition
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run, Seen
 from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.server_decision_from_plan import UserDataFiles
+from gitboot.resolve.server_plan import Cause, Phase
 from tests.cases import for_each
 from tests.fleets import (
     SEED,

@@ -14,7 +14,6 @@ from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.load.loaded import load_revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Cause, Phase
 from gitboot.resolve.install_attempts_from_resolve_records import adopted, ran
 from gitboot.resolve.instant import plan, run_reason
 from gitboot.resolve.newcomers import Known, newcomer
@@ -23,6 +22,7 @@ from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record
 from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.records import exported, imported
 from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
+from gitboot.resolve.server_plan import Cause, Phase
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import (

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from gitboot import __version__
-from gitboot.plan import InstallState, Phase
 from gitboot.problems.problem import Problem, Severity
 from gitboot.render.state import render, state_path
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
+from gitboot.resolve.server_plan import InstallState, Phase
 from gitboot.serve.api import FILTERS, MOST, Api
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.conditions_from_status import Condition

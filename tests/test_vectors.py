@@ -53,7 +53,6 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
-from gitboot.plan import BootPlan, Phase
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve.decide import decide
@@ -62,6 +61,7 @@ from gitboot.resolve.instant import plan
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.records import exported, imported
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.cases import for_each
 from tests.fleets import (
     at,

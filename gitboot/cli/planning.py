@@ -20,7 +20,6 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
-from gitboot.plan import BootPlan, Cause
 from gitboot.publish.recorded import read_records
 from gitboot.render.formats import server_files
 from gitboot.render.page.shards import page_files
@@ -34,6 +33,7 @@ from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.source_locations import source_locations
 from gitboot.resolve.whereabouts import Explanations, fleet_facts

@@ -39,7 +39,6 @@ from gitboot.load.merged import replaced
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import BootPlan, InstallProgress
 from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
 from gitboot.render.keyed import TokenKeys
@@ -47,6 +46,7 @@ from gitboot.render.schedule import ServerState
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
+from gitboot.resolve.server_plan import BootPlan, InstallProgress
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt

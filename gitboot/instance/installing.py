@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Final
 
 from gitboot.instance.offers import is_past
-from gitboot.plan import Offer
 from gitboot.resolve.attempts import has_shown_all, image_reason, last_attempt
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen, UnknownServe
+from gitboot.resolve.server_plan import Offer
 
 _MOST_OPEN: Final = 32  # intents of one server whose outcome is unknown: a client can ask all the time
 _MORE: Final = "more"  # in place of the ids of all others: no line gives these back

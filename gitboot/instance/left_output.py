@@ -8,8 +8,8 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.planning import Plans
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import Cause
 from gitboot.render.schedule import ServerState
+from gitboot.resolve.server_plan import Cause
 
 
 def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:

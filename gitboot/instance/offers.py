@@ -11,7 +11,6 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
 from gitboot.model.policy import NetworkBoot
-from gitboot.plan import WAITING, BootPlan, Offer, Phase
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.install_attempts_from_resolve_records import ran
@@ -19,6 +18,7 @@ from gitboot.resolve.install_progress import disk_boot_token, progress_of
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.provisioning_record_from_plan import Record, Run, Seen
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase
 
 
 def fetches(boot: Boot) -> bool:

@@ -38,7 +38,6 @@ from gitboot.ledger.entries import Facts
 from gitboot.ledger.opening import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
-from gitboot.plan import Offer
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.resuming import Inventory
 from gitboot.render.parts import PartFiles
@@ -46,6 +45,7 @@ from gitboot.render.paths import token_in
 from gitboot.render.schedule import ServerState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
+from gitboot.resolve.server_plan import Offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

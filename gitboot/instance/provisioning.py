@@ -30,7 +30,6 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.phrases import some
-from gitboot.plan import Offer, Phase
 from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.install_attempts_from_resolve_records import adopted
@@ -47,6 +46,7 @@ from gitboot.resolve.provisioning_record_from_plan import (
 )
 from gitboot.resolve.records import attempt_facts, last_shown
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from gitboot.text import shell_words
 

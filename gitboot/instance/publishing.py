@@ -22,7 +22,6 @@ from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.plan import BootPlan
 from gitboot.publish.directory import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
@@ -35,6 +34,7 @@ from gitboot.render.tree import File, Files
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot
+from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Halt
 

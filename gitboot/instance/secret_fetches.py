@@ -20,7 +20,7 @@ from gitboot.observe.secret_fetches import (
     network_of,
     secret_of,
 )
-from gitboot.plan import Offer, Phase
+from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 
 

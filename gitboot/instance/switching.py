@@ -12,10 +12,10 @@ from gitboot.instance.knowledge import Learning
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render.schedule import About
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.stoppage import Halt
 
 SITE = "Site"  # maxUnavailablePer, where it names no label

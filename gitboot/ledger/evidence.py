@@ -11,7 +11,7 @@ from gitboot.ledger import rows
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer
+from gitboot.resolve.server_plan import Offer
 
 # Offers
 

@@ -23,9 +23,9 @@ from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import AddressFetches, InstallationFetches, SecretFetches
-from gitboot.plan import Offer, Phase
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
+from gitboot.resolve.server_plan import Offer, Phase
 
 
 def instant(text: str) -> datetime:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gitboot.bmc.marks import Marks
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer
+from gitboot.resolve.server_plan import Offer
 
 
 class Pending(NamedTuple):

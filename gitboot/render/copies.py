@@ -7,12 +7,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.model.policy import HttpBoot
-from gitboot.plan import BootPlan
 from gitboot.render import grub, ipxe, paths, pxelinux
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
 from gitboot.resolve.instant import harmless_boot
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 from gitboot.stoppage import Halt
 
 

@@ -8,7 +8,6 @@ from typing import Final
 
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
-from gitboot.plan import BootPlan
 from gitboot.render import (
     aliases,
     dnsmasq,
@@ -27,6 +26,7 @@ from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.plan import BootPlan
 from gitboot.quoting import grub_arguments, grub_text, grub_word
 from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
@@ -17,6 +16,7 @@ from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
+from gitboot.resolve.server_plan import BootPlan
 
 _ATTEMPTS: Final = "1 2 3 4 5"
 _PAUSE_S: Final = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gitboot.plan import BootPlan
+from gitboot.resolve.server_plan import BootPlan
 
 IDLE: Final = "may not boot from this interface"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from gitboot.canonical import canonical
 from gitboot.model.server import Architecture
-from gitboot.plan import BootPlan
 from gitboot.render import paths
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

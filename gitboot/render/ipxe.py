@@ -7,7 +7,6 @@ from typing import Final
 
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.model.server import Architecture
-from gitboot.plan import BootPlan
 from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import disk, paths
 from gitboot.render.header import heading
@@ -15,6 +14,7 @@ from gitboot.render.paths import ContentType, PathKind
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_plan import BootPlan
 
 _ATTEMPTS: Final = 5
 _PAUSE_S: Final = 5

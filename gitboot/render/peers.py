@@ -8,7 +8,6 @@ from typing import Final
 from gitboot.canonical import canonical
 from gitboot.model.image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
-from gitboot.plan import BootPlan
 from gitboot.quoting import ipxe_url
 from gitboot.render import paths
 from gitboot.render.ipxe import WHO
@@ -16,6 +15,7 @@ from gitboot.render.paths import BUNDLED, ContentType
 from gitboot.render.tree import File
 from gitboot.render.userdata import told_by
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 from gitboot.resolve.userdata import family
 
 # By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.plan import BootPlan, InstallProgress
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan, InstallProgress
 
 
 def document(decision: Decision, plan: BootPlan | None) -> dict[str, Any]:

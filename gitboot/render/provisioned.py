@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.plan import BootPlan
 from gitboot.render import paths
 from gitboot.render.tree import File
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 
 _EMPTY: Final = File(b"")
 

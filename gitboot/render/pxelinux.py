@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from gitboot.model.scalars.machines import MacAddress
 from gitboot.model.server import Architecture
-from gitboot.plan import BootPlan
 from gitboot.quoting import command_line, ipxe_text
 from gitboot.render import disk, paths
 from gitboot.render.header import IDLE, heading
@@ -18,6 +17,7 @@ from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
+from gitboot.resolve.server_plan import BootPlan
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

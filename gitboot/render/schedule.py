@@ -14,7 +14,6 @@ from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
-from gitboot.plan import BootPlan, Cause, InstallProgress, Phase
 from gitboot.render import state
 from gitboot.render.copies import asking_scripts, copy_files, may_ask_for_end
 from gitboot.render.formats import server_files, tombstones
@@ -53,6 +52,7 @@ from gitboot.resolve.instant import fallback, plan, transition, without_left
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import drift, record_facts
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
+from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt
 

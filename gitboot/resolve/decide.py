@@ -15,7 +15,6 @@ from gitboot.load.resources import Id
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
 from gitboot.model.policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.server import Architecture, Firmware
-from gitboot.plan import Phase
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import longest
 from gitboot.problems.first import first
@@ -48,6 +47,7 @@ from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_d
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
 from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.resolve.server_plan import Phase
 from gitboot.resolve.source import BootSource, Unbootable
 
 

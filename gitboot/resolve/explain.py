@@ -11,7 +11,6 @@ from gitboot.load.resources import Id
 from gitboot.model.policy import Maintenance, Method
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
-from gitboot.plan import BootPlan
 from gitboot.resolve.attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.choice import Lost, Named, Pool, Won, choose_image, choose_policy, maintenance_image
@@ -20,6 +19,7 @@ from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.places import Places, Step
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_plan import BootPlan
 from gitboot.resolve.sites import site_of
 from gitboot.resolve.source import BootSource
 

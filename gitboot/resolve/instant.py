@@ -13,7 +13,6 @@ from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.model.policy import DiskBoot, Method, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Phase
 from gitboot.resolve.attempts import (
     due_boot,
     is_covered,
@@ -37,6 +36,7 @@ from gitboot.resolve.server_decision_from_plan import (
     WithheldBoot,
     token,
 )
+from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, BootOverride, BootPlan, Cause, Phase
 from gitboot.stoppage import Halt
 
 

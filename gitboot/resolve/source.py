@@ -9,9 +9,9 @@ from gitboot.load.resources import Id
 from gitboot.model.image import BootImage
 from gitboot.model.policy import BootProfile, Maintenance
 from gitboot.model.server import Architecture, Firmware, Server
-from gitboot.plan import Phase
 from gitboot.problems.codes import Code
 from gitboot.resolve.choice import Pool
+from gitboot.resolve.server_plan import Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,11 +14,11 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
 from gitboot.phrases import count, more
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.hidden import fit_to_show, laid_out
 from gitboot.review.own_values import OwnValues, names_in, own_values
 

@@ -17,13 +17,13 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Firmware
-from gitboot.plan import BootPlan, Cause, Phase
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.schedule import ServerState
 from gitboot.resolve.attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import OverrideTarget
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gitboot.observe.observation import Observation
-from gitboot.plan import Offer
+from gitboot.resolve.server_plan import Offer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

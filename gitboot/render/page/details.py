@@ -9,9 +9,9 @@ from typing import Any
 from gitboot.canonical import canonical
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import Machine
-from gitboot.plan import BootPlan, Cause
 from gitboot.render.page import DATA, SCRIPT, script_of, shard_of
 from gitboot.render.tree import File
+from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.resolve.written import Written
 
 
