@@ -18,9 +18,9 @@ from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.frames import encode
 from gitboot.instance import build
 from gitboot.load.snapshot import Revision
-from gitboot.progress import Told, unheard
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.clone import Reader
+from gitboot.status.progress import Told, unheard
 
 
 class Here(Evaluation):

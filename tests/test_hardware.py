@@ -23,10 +23,10 @@ from gitboot.diff.guard import Limits
 from gitboot.instance.standing import Fetched
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.remedies import with_state
 from gitboot.render.state import parse, turn_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import BootPlan
+from gitboot.status.conditions import with_state
 from gitboot.status.conditions_from_status import Condition
 from tests.credentials import give_credentials
 from tests.doubles import note_fetch

@@ -33,7 +33,6 @@ from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.recorded import records_in
 from gitboot.publish.tree import verify
-from gitboot.remedies import with_state
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import is_content
 from gitboot.render.schedule import RenderedState
@@ -44,6 +43,7 @@ from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.source.clone import Reader, Source
 from gitboot.source.remote import Remote
+from gitboot.status.conditions import with_state
 from gitboot.status.events_from_status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here

@@ -25,13 +25,13 @@ from gitboot.instance.loop import Loop
 from gitboot.instance.standing import Fetched
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
-from gitboot.progress import Told, counted
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk
 from gitboot.publish.resuming import suspects
 from gitboot.publish.tree import verify
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
+from gitboot.status.progress import Told, counted
 from tests.evaluated import Here
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server
 from tests.inprocess import Parts, in_process

@@ -23,10 +23,10 @@ from gitboot.frames import Buffer, Child, encode
 from gitboot.instance.directory import LeftStatus, locked, read_status
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.load.snapshot import BlobId
-from gitboot.progress import Underway, Work, counted
 from gitboot.publish.directory import Directory
 from gitboot.render.tree import File
 from gitboot.status.events_from_status import Event
+from gitboot.status.progress import Underway, Work, counted
 from tests import api_description, plain
 from tests.serving import site as new_site
 from tests.terminals import shown

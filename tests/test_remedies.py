@@ -18,7 +18,7 @@ from gitboot.cli.main import cli
 from gitboot.errors import GitbootError
 from gitboot.instance.conditions import _UNPROVEN as UNPROVEN
 from gitboot.observe.status_age import STATUS_CURRENT
-from gitboot.remedies import ANY, BMC, REMEDIES, remedy, with_state
+from gitboot.status.conditions import ANY, BMC, REMEDIES, remedy, with_state
 from tests.cases import for_each
 
 ROOT = Path(__file__).parent.parent

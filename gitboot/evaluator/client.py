@@ -26,12 +26,12 @@ from gitboot.load.machines import Machine
 from gitboot.load.merged import merged, replaced
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.progress import Told, unheard
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written
+from gitboot.status.progress import Told, unheard
 
 
 class Evaluation:

@@ -71,7 +71,6 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words, folders
-from gitboot.progress import Underway, Work
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.modes import OPEN
@@ -85,6 +84,7 @@ from gitboot.source.clone import Source, accepted_snapshot
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status
+from gitboot.status.progress import Underway, Work
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.system_clock import Uptime
 from gitboot.targets.follower import Followers

@@ -25,10 +25,10 @@ from gitboot.observe import refused
 from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
-from gitboot.remedies import remedy
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.resolve.server_plan import Cause, InstallState
+from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure

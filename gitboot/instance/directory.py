@@ -19,9 +19,9 @@ from gitboot.errors import UsageError
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.naming import is_named
-from gitboot.progress import Underway
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
+from gitboot.status.progress import Underway
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it

@@ -19,9 +19,9 @@ from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.publish.modes import is_open
-from gitboot.remedies import remedy
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve.decisions import Decisions
+from gitboot.status.conditions import remedy
 from gitboot.storage import check_output, check_state
 from gitboot.system_clock import Keeping
 from gitboot.text import shell_words

@@ -57,13 +57,13 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.remedies import remedy
 from gitboot.render.keyed import TokenKeys
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.instant import plan
 from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase
+from gitboot.status.conditions import remedy
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:

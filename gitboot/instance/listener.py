@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from gitboot.progress import Told, Underway, Work
+from gitboot.status.progress import Told, Underway, Work
 
 FIRST_S: Final = 5.0  # what ends before that is not worth a word
 EVERY_S: Final = 10.0

@@ -17,7 +17,6 @@ from gitboot.instance.trust import left_since
 from gitboot.load.merged import differing, replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.numbers import version_key
-from gitboot.progress import Told, counted, unheard
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import About, ServerState, planned
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
@@ -26,6 +25,7 @@ from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record
 from gitboot.resolve.records import drift
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, InstallProgress, Phase
+from gitboot.status.progress import Told, counted, unheard
 from gitboot.stoppage import Halt
 
 

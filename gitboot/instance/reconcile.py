@@ -50,13 +50,13 @@ from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.progress import Told, Work
-from gitboot.remedies import remedy
 from gitboot.render.terms import terms_of
 from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
+from gitboot.status.progress import Told, Work
 from gitboot.stoppage import Halt, Stoppage
 from gitboot.system_clock import Keeping
 

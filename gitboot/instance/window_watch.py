@@ -8,9 +8,9 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import count
-from gitboot.progress import Told
 from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
 from gitboot.status.events_from_status import Event
+from gitboot.status.progress import Told
 
 _RETRY: Final = timedelta(seconds=5)
 

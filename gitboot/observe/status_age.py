@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.remedies import remedy
+from gitboot.status.conditions import remedy
 from gitboot.status.instance_status import STALE_S
 
 STATUS_CURRENT: Final = "StatusCurrent"

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from gitboot.canonical import canonical
 from gitboot.errors import PublishError
-from gitboot.progress import Told, counted, unheard
 from gitboot.publish.amend import Parts
 from gitboot.publish.changes import TreeChanges
 from gitboot.publish.disk import Disk
@@ -17,6 +16,7 @@ from gitboot.publish.durable import staged
 from gitboot.publish.first_publication_from_publish_changing import rendered
 from gitboot.publish.tree import PENDING, Tree, batch_path
 from gitboot.render.paths import Stage, is_content, publication_stage
+from gitboot.status.progress import Told, counted, unheard
 
 
 def change(

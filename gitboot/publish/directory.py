@@ -12,7 +12,6 @@ from types import TracebackType
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.progress import Told, unheard
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
 from gitboot.publish.changing import change, discard
@@ -30,6 +29,7 @@ from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
+from gitboot.status.progress import Told, unheard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,7 +24,6 @@ from typing import Final, NamedTuple
 from gitboot.errors import PublishError
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.phrases import count
-from gitboot.progress import Told, counted
 from gitboot.publish import durable
 from gitboot.publish.amend import amended
 from gitboot.publish.changes import SHARED, Publication
@@ -39,6 +38,7 @@ from gitboot.render.listing import ListedFile
 from gitboot.render.paths import is_content, is_immutable, move_order
 from gitboot.render.state import outline, state_path
 from gitboot.render.tree import Files
+from gitboot.status.progress import Told, counted
 
 FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"

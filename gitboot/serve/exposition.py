@@ -15,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from gitboot import __version__
 from gitboot.observe.refused import WhyNot
-from gitboot.remedies import BMC, REMEDIES
 from gitboot.serve import catalogue
 from gitboot.serve.access_control import Stranger
 from gitboot.serve.answers import Answered, Metrics
@@ -24,6 +23,7 @@ from gitboot.serve.limits import Limits
 from gitboot.serve.recorder import Recorder
 from gitboot.serve.tls import Certificate
 from gitboot.serve.tree import PublishedTree, shown_unknown
+from gitboot.status.conditions import BMC, REMEDIES
 
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
 

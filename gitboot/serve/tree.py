@@ -21,12 +21,12 @@ from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.publish.index import parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
-from gitboot.remedies import remedy
 from gitboot.render import terms
 from gitboot.render.paths import Kind, identity_of
 from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.serve.clocks import ComparedClock
+from gitboot.status.conditions import remedy
 from gitboot.status.instance_status import Status
 
 _logger = logging.getLogger(__name__)

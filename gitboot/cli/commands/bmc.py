@@ -368,7 +368,7 @@ def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
     """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
     from gitboot.cli.table import wrapped
-    from gitboot.remedies import with_state
+    from gitboot.status.conditions import with_state
 
     alike: dict[tuple[str, str | None], list[str]] = {}
     for one in found:
@@ -383,7 +383,7 @@ def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
 
 
 def _as_diff(found: list[Inspection], state: Path) -> str:
-    from gitboot.remedies import with_state
+    from gitboot.status.conditions import with_state
     from gitboot.text import printable
 
     lines: list[str] = []

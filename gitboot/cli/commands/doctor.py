@@ -94,7 +94,7 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
 
 def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:
     """With the directories that were given in its hint, to be copied."""
-    from gitboot.remedies import filled
+    from gitboot.status.conditions import filled
 
     given = {word: str(path) for word, path in places.items() if path is not None}
     return replace(examined, hint=examined.hint and filled(examined.hint, given))

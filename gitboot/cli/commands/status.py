@@ -152,7 +152,7 @@ def _vouched(accepted: dict[str, Any]) -> Iterator[str]:
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
     from gitboot.cli.table import table, wrapped
-    from gitboot.remedies import with_state
+    from gitboot.status.conditions import with_state
 
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))
     rows = [
