@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.assets.fetching import Fetchers, FolderFetcher, WebFetcher
+from gitboot.artifacts.availability import ReadResults, look_at, look_at_all
+from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.sighting import Presence, Sighting, unbootable_by_firmware
-from gitboot.assets.verifying import ReadResults, look_at, look_at_all
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.resolve.server_decision_from_plan import BootFile

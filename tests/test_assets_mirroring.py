@@ -129,7 +129,7 @@ def test_another_file_is_not_brought(web: ArtifactServer, tmp_path: Path, conten
 def test_a_file_whose_image_gives_no_size_is_read_to_a_limit(
     web: ArtifactServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.assets.mirroring.LARGEST_ARTIFACT", 4 << 20)
+    monkeypatch.setattr("gitboot.artifacts.local_copies.LARGEST_ARTIFACT", 4 << 20)
 
     def answer(client: Client) -> None:
         client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 10737418240\r\n\r\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from gitboot.assets.placing import (
+from gitboot.artifacts.boot_loaders import (
     LOADERS,
     MANIFEST,
     Built,

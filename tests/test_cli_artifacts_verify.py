@@ -135,9 +135,9 @@ def test_a_directory_stands_for_what_is_served_of_it(
 def test_what_was_interrupted_goes_on_from_there(
     gitboot: Typed, work: Work, web: ArtifactServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from gitboot.assets import verifying
+    from gitboot.artifacts import availability
 
-    real = verifying.look_at
+    real = availability.look_at
 
     def interrupted(fetcher: Any, file: Any, before: Any = None, **how: Any) -> Any:
         if file.url.endswith("disc.iso"):
@@ -145,7 +145,7 @@ def test_what_was_interrupted_goes_on_from_there(
         return real(fetcher, file, before, **how)
 
     with monkeypatch.context() as patched:
-        patched.setattr(verifying, "look_at", interrupted)
+        patched.setattr(availability, "look_at", interrupted)
         gitboot("artifacts", "verify", work.path, "--parallel", "1")
     before = web.asked["GET", "/assets/vmlinuz"]
     code, out, _ = gitboot("artifacts", "verify", work.path, "-o", "json")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot import http_client
-from gitboot.assets.fetching import WebFetcher
+from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.access import Credentials
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.cli.accepted import accepted_by

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.assets.placing import LOADERS as PLACED
+from gitboot.artifacts.boot_loaders import LOADERS as PLACED
 from gitboot.render.formats import shared_files
 from gitboot.render.loaders import LOADERS
 from gitboot.resolve.decisions import Decisions

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 from gitboot.artifacts.availability_from_assets_fetching import Content
-from gitboot.assets.fetching import CHUNK
+from gitboot.artifacts.fetchers import CHUNK
 from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, HostUnreachable, NotInRegistry, RegistryRefused
 from gitboot.http_client import AnswerStream

@@ -238,7 +238,7 @@ def _is_result(kind: ResultKind, value: bytes) -> bool:
     if is_result(kind, value):
         return True
     if kind == "artifact":
-        from gitboot.assets.verifying import is_read_result
+        from gitboot.artifacts.availability import is_read_result
 
         return is_read_result(value)
     from gitboot.audit.lineage import is_history_result

@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from gitboot.artifacts.availability import ReadResults
 from gitboot.assets.sighting import Sighting
-from gitboot.assets.verifying import ReadResults
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.passwords import is_covered
 from gitboot.bmc.pool import BmcPool
@@ -459,7 +459,7 @@ def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[
         yield None
         return
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher
-    from gitboot.assets.fetching import Fetchers, FirstOf, FolderFetcher, WebFetcher
+    from gitboot.artifacts.fetchers import Fetchers, FirstOf, FolderFetcher, WebFetcher
 
     web = WebFetcher()
 

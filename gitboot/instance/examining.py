@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gitboot.assets.fetching import WebFetcher
+from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.access import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError

@@ -75,7 +75,7 @@ def loaders(
     GRUB is built so that it begins with grub.cfg under the base URL. What is missing is named with its package.
     Doing it twice writes nothing.
     """
-    from gitboot.assets.placing import Placed, Placement, place
+    from gitboot.artifacts.boot_loaders import Placed, Placement, place
 
     url = _base_url_of(path, rev) if base_url is None else _parsed(base_url)
 
@@ -203,8 +203,8 @@ def verify(
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
+    from gitboot.artifacts.availability import ReadResults
     from gitboot.assets.needed import at_sources
-    from gitboot.assets.verifying import ReadResults
     from gitboot.cli.commands.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
 
     decisions, found = named_in(path, rev, sites)

@@ -20,7 +20,7 @@ from gitboot.jsonio_from_cli_inputs import document
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher
-    from gitboot.assets.mirroring import MirroredArtifact
+    from gitboot.artifacts.local_copies import MirroredArtifact
     from gitboot.jsonio_from_model_scalars_artifacts import Digest
     from gitboot.resolve.server_decision_from_plan import BootFile
 
@@ -74,7 +74,7 @@ def download(
     where this is ended, it goes on from there the next time, and doing it twice fetches nothing. Files below assets/
     are left alone. The exit code is 8 where something could not be brought, or is not what the image says.
     """
-    from gitboot.assets.mirroring import Mirroring, mirrored_path, prune
+    from gitboot.artifacts.local_copies import Mirroring, mirrored_path, prune
     from gitboot.cli.commands.looking import fetchers_of, named_in
     from gitboot.model.fleet import Output
 
@@ -109,7 +109,7 @@ def _brought(
     fetcher: Fetcher, files: Iterable[BootFile], refused: Mapping[Digest, str], out: Path, parallel: int
 ) -> list[MirroredArtifact]:
     """What became of each, by path; those that are refused are left where they are."""
-    from gitboot.assets.mirroring import MirroredArtifact, Mirroring, mirror_all, mirrored_path
+    from gitboot.artifacts.local_copies import MirroredArtifact, Mirroring, mirror_all, mirrored_path
 
     by_path = {mirrored_path(file): file for file in files}
     done = [

@@ -18,7 +18,7 @@ from threading import Event
 from typing import Final
 
 from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
-from gitboot.assets.fetching import CHUNK
+from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.files import check_output_folder, output_folder
 from gitboot.resolve.bootfiles import MIRRORED_NAMES
