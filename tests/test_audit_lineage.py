@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.audit.lineage import Changed, Lineage, Skipped
 from gitboot.disk_cache import DiskCache
+from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.load.snapshot import Revision
 from gitboot.source.history import History, open_history

@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.audit.lineage import Lineage
 from gitboot.diff.changes import compare
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told
+from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.frames import encode

@@ -241,6 +241,6 @@ def _is_result(kind: ResultKind, value: bytes) -> bool:
         from gitboot.artifacts.availability import is_read_result
 
         return is_read_result(value)
-    from gitboot.audit.lineage import is_history_result
+    from gitboot.evaluator.decision_history import is_history_result
 
     return is_history_result(kind, value)

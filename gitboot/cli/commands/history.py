@@ -18,7 +18,7 @@ from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.audit.effects import Change, ServerEffect
-    from gitboot.audit.lineage import Changed, Skipped
+    from gitboot.evaluator.decision_history import Changed, Skipped
     from gitboot.source.history import History
 
 _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
@@ -51,8 +51,8 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
 
 def _entries(history: History, server: str, number: int | None) -> list[Changed | Skipped]:
     """What the commits changed for the server, to the ``number``-th that did."""
-    from gitboot.audit.lineage import Lineage
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
+    from gitboot.evaluator.decision_history import Lineage
 
     entries: list[Changed | Skipped] = []
     with evaluation_limits() as begun:
@@ -65,7 +65,7 @@ def _entries(history: History, server: str, number: int | None) -> list[Changed 
 
 
 def _is_change(entry: Changed | Skipped) -> bool:
-    from gitboot.audit.lineage import Changed
+    from gitboot.evaluator.decision_history import Changed
 
     return isinstance(entry, Changed)
 
@@ -75,7 +75,7 @@ def _as_json(server: str, entries: Sequence[Changed | Skipped]) -> str:
 
 
 def _entry(entry: Changed | Skipped) -> dict[str, Any]:
-    from gitboot.audit.lineage import Changed
+    from gitboot.evaluator.decision_history import Changed
     from gitboot.jsonio import facts
 
     commit = facts(entry.commit)
@@ -86,7 +86,7 @@ def _entry(entry: Changed | Skipped) -> dict[str, Any]:
 
 def _as_text(entries: Sequence[Changed | Skipped]) -> str:
     """A line a commit, and one below it for each field; one for all invalid commits in a row."""
-    from gitboot.audit.lineage import Changed
+    from gitboot.evaluator.decision_history import Changed
 
     lines: list[str] = []
     for changed, group in groupby(entries, key=_is_change):
