@@ -9,12 +9,12 @@ from functools import cache
 import pytest
 
 from gitboot import jsonio_from_cli_inputs
-from gitboot.audit.images import Images, images
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.review.rollout_progress import Images, images
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of
 
 NOON = at("20T12:00")

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from gitboot.audit.images import followers
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
@@ -20,6 +19,7 @@ from gitboot.resolve.attempts import step_of
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.review.rollout_progress import followers
 
 OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
 # The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.

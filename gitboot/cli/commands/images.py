@@ -17,7 +17,7 @@ from gitboot.phrases import some
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.audit.images import Images, Joining, StreamUse
+    from gitboot.review.rollout_progress import Images, Joining, StreamUse
 
 _STEPS: Final = (10, 25, 50, 75, 100)  # of a rollout, as people raise it
 _NAMES: Final = 3  # of servers in a cell
@@ -38,8 +38,8 @@ def command(
     Then who is pinned or held, why and until when, who is below its stream's minimum version, and whom a rollout
     reaches next when its percentage is raised. --at is the instant by which deadlines and windows are judged.
     """
-    from gitboot.audit.images import images
     from gitboot.jsonio import facts
+    from gitboot.review.rollout_progress import images
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     found = images(fleet.repository, fleet.decisions, fleet.records if records is not None else None, fleet.at)
