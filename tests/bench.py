@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.instance.settings_from_instance_build import Clock
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import Outside, assembled, pool_of

@@ -10,14 +10,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Pinned, shared
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
-from gitboot.bmc.pool import BmcPool
+from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.switch import SwitchRecord, SwitchState
+from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.worker_pool import BmcPool
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.credentials import give_credentials

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.access import Credentials, Trust, as_file, origin_of, read_trust
+from gitboot.bmc.credentials import Credentials, Trust, as_file, origin_of, read_trust
 from gitboot.bmc.passwords import CredentialDirectory
-from gitboot.bmc.pool import Connections
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.bmc.transport import Reach
+from gitboot.bmc.worker_pool import Connections
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.load.machines import BmcAccess

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state_from_bmc_override import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.passwords import read_credentials
-from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.step_runner import bring_about
 from gitboot.bmc.transport import tls_context
+from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars.machines import SystemUuid
 from tests.bmc_rack import ALWAYS, ONCE, PASSWORD, SECRETS, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.step_runner import bring_about
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
 from tests.cases import for_each
 from tests.fleets import uuid_of

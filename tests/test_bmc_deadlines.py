@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.power import ResetType

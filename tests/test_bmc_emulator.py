@@ -10,10 +10,8 @@ from datetime import timedelta
 import pytest
 from werkzeug.serving import make_server
 
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.marks import NO_MARKS
 from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
@@ -23,8 +21,10 @@ from gitboot.bmc.override_state_from_bmc_override import (
     State,
     Wanted,
 )
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.step_runner import bring_about
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.redfish.double import STARTED

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override import left_to_dhcp
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override, Wanted
+from gitboot.bmc.override_steps import left_to_dhcp
+from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.switch import Manner, Switching, SwitchState
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks
 from tests.fleets import uuid_of
 from tests.redfish.double import Machine

@@ -17,12 +17,10 @@ from uuid import UUID
 
 import pytest
 
-from gitboot.bmc.access import Credentials, as_file, read_trust
-from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import Credentials, as_file, read_trust
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import OFF, fit, stands
 from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
@@ -33,8 +31,10 @@ from gitboot.bmc.override_state_from_bmc_override import (
     State,
     Wanted,
 )
+from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
-from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.bmc.step_runner import bring_about
 from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import QUIRKS, quirks_of
 from gitboot.bmc.redfish import BmcConnection

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc import login, pool
-from gitboot.bmc.access import Credentials
+from gitboot.bmc import login, worker_pool
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome, Result
-from gitboot.bmc.pool import BmcPool
 from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.worker_pool import BmcPool
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.redfish import service
 from tests.redfish.certificates import Authority
@@ -249,7 +249,7 @@ def test_what_nobody_has_used_for_a_while_is_closed(rack: Rack, monkeypatch: pyt
         read(fleet, rack)
         read(fleet, rack)
         assert open_sessions(rack) == 1
-        monkeypatch.setattr(pool, "_UNUSED_S", -1)
+        monkeypatch.setattr(worker_pool, "_UNUSED_S", -1)
         fleet.finished()
         until(lambda: open_sessions(rack) == 0)
         monkeypatch.undo()

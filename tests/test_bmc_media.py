@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.media import MediumState
+from gitboot.bmc.override_state import MediumState
 from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,

@@ -24,8 +24,6 @@ from gitboot.bmc.identity import (
     identify,
     pin,
 )
-from gitboot.bmc.marks import Marks, Reset
-from gitboot.bmc.override import OFF, fit, needs_clock, next_step, refused, stands
 from gitboot.bmc.override_state_from_bmc_override import (
     AskOperator,
     BootTarget,
@@ -43,8 +41,10 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wanted,
     Withdraw,
 )
+from gitboot.bmc.override_steps import OFF, fit, needs_clock, next_step, refused, stands
 from gitboot.bmc.payload import Resource
 from gitboot.bmc.quirks import boot_patch
+from gitboot.bmc.reboot_detection import Marks, Reset
 from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each
 from tests.redfish.double import Machine

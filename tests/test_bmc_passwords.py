@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc import passwords
-from gitboot.bmc.access import read_trust
+from gitboot.bmc.credentials import read_trust
 from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.passwords import CredentialDirectory, read_credentials
 from gitboot.errors import UsageError

@@ -18,14 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sushy.exceptions import SushyError
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.marks import Marks
-from gitboot.bmc.override import OFF, fit, stands
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import QUIRKS
+from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish import MEANING, BmcConnection
 from gitboot.bmc.transport import Reach, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost

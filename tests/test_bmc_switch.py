@@ -13,7 +13,6 @@ import pytest
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.marks import Marks
 from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
@@ -24,7 +23,7 @@ from gitboot.bmc.override_state_from_bmc_override import (
     State,
 )
 from gitboot.bmc.power import ResetType
-from gitboot.bmc.switch import (
+from gitboot.bmc.power_steps import (
     SHUTDOWN,
     AskForReset,
     DoubtSwitch,
@@ -37,6 +36,7 @@ from gitboot.bmc.switch import (
     SwitchStep,
     next_switch,
 )
+from gitboot.bmc.reboot_detection import Marks
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack
 from tests.cases import for_each
 from tests.fleets import at

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc import quirks
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.marks import Reset
-from gitboot.bmc.override import OFF, fit, stands
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
+from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.quirks import QUIRKS, STANDARD, Quirks
+from gitboot.bmc.reboot_detection import Reset
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.errors import GitbootError
 from tests.cases import for_each

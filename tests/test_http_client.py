@@ -15,7 +15,7 @@ import pytest
 
 from gitboot import http_client
 from gitboot.artifacts.fetchers import WebFetcher
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.redfish import BmcConnection
 from gitboot.cli.accepted import accepted_by
 from gitboot.cli.informant import informant_at

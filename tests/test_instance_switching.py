@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.switch import SwitchState
+from gitboot.bmc.power_steps import SwitchState
 from gitboot.instance.turns import granted
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import Cause

@@ -16,7 +16,7 @@ from threading import Thread
 
 import pytest
 
-from gitboot.bmc.media import Medium, MediumState
+from gitboot.bmc.override_state import Medium, MediumState
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.instance import build, checkpoint
 from gitboot.instance import loop as instance_loop

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.switch import SHUTDOWN
+from gitboot.bmc.power_steps import SHUTDOWN
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from tests.bench import Bench
 from tests.credentials import give_credentials

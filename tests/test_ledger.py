@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.marks import Marks
-from gitboot.bmc.media import Medium, MediumState
+from gitboot.bmc.override_state import Medium, MediumState
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.reboot_detection import Marks
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.instance.build import opened_ledger
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
@@ -889,7 +889,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.ledger import facts, overrides, records
 from gitboot.ledger.opening import open_ledger
-from gitboot.bmc.override import OFF, OverrideRecord, Marks, State
+from gitboot.bmc.override_steps import OFF, OverrideRecord, Marks, State
 from gitboot.resolve.server_plan import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
 ledger = open_ledger(Path(sys.argv[1]))

@@ -24,8 +24,8 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.assets.sighting import Presence, Sighting
-from gitboot.bmc.marks import Marks
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.instance.bookkeeping import write

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.marks import NO_MARKS
-from gitboot.bmc.override import OFF
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
+from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.cli.exit import Exit
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.instance.inbox import Inbox

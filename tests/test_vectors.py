@@ -24,10 +24,8 @@ from typing import Any, Final, Self, TypeAlias
 
 import pytest
 
-from gitboot.bmc.access import Credentials
-from gitboot.bmc.apply import bring_about
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import fit
 from gitboot.bmc.override_state_from_bmc_override import (
     BootTarget,
     Enabled,
@@ -37,10 +35,12 @@ from gitboot.bmc.override_state_from_bmc_override import (
     State,
     Wanted,
 )
+from gitboot.bmc.override_steps import fit
 from gitboot.bmc.payload import Resource, observe
+from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.switch import Manner, Switching, SwitchRecord
+from gitboot.bmc.step_runner import bring_about
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.evaluation_result import Commit, commit_of

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.bmc.media import MediaSlot
+from gitboot.bmc.override_state import MediaSlot
 from gitboot.bmc.override_state_from_bmc_override import Observed, Override
 from gitboot.bmc.power import ResetType
 

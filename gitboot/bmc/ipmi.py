@@ -17,11 +17,11 @@ from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 from uuid import UUID
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override import has_changed, stands
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.transport import AddressRefused, Reach
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain

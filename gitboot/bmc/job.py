@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from gitboot.bmc.identity import Described, Identified, Pinned
 from gitboot.bmc.override_state_from_bmc_override import Observed, OperatorCondition, Override, OverrideRecord, Wanted
-from gitboot.bmc.switch import Switching, SwitchRecord
+from gitboot.bmc.power_steps import Switching, SwitchRecord
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 

@@ -19,7 +19,7 @@ from requests import Response
 from sushy import exceptions
 from sushy.connector import Connector
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError
 
 SESSIONS: Final = "/redfish/v1/SessionService/Sessions"  # DSP0266 13.3.4.2: without a slash at its end, and to all

@@ -7,8 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from gitboot.bmc.identity import NOTHING, Shown
-from gitboot.bmc.marks import NO_MARKS, Marks
-from gitboot.bmc.media import MediaSlot, Medium
+from gitboot.bmc.override_state import MediaSlot, Medium
+from gitboot.bmc.reboot_detection import NO_MARKS, Marks
 from gitboot.load.machines import BmcAccess
 
 

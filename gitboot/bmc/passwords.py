@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from gitboot.bmc.access import AUTHORITY, FILE, Credentials, Trust, read_trust
+from gitboot.bmc.credentials import AUTHORITY, FILE, Credentials, Trust, read_trust
 from gitboot.child_processes import output_of
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess

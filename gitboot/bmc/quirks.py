@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gitboot.bmc.override import is_allowed
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_steps import is_allowed
 
 ENABLED = "BootSourceOverrideEnabled"
 TARGET = "BootSourceOverrideTarget"

@@ -23,13 +23,13 @@ from requests.exceptions import RequestException
 from sushy import exceptions
 from sushy.connector import Connector
 
-from gitboot.bmc.access import Credentials
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.etags import if_match_values, is_conditional, read_etags
 from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
-from gitboot.bmc.override import has_changed
 from gitboot.bmc.override_state_from_bmc_override import Observed, Override
+from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.payload import Resource, observe, read_clock, reset_types
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.quirks import NOT_NOW, TARGET, boot_patch

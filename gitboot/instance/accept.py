@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from operator import is_not
 from typing import Final, NamedTuple, Protocol
 
-from gitboot.bmc.access import Pair
+from gitboot.bmc.credentials import Pair
 from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit

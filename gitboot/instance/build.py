@@ -16,8 +16,8 @@ from gitboot.artifacts.availability import ReadResults
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.passwords import is_covered
-from gitboot.bmc.pool import BmcPool
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.instance.git_source import (
     _KEYS,
     BranchInLedger,

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from gitboot.bmc.marks import Reset
-from gitboot.bmc.override import marks_beside, stands
 from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OverrideRecord, State
+from gitboot.bmc.override_steps import marks_beside, stands
+from gitboot.bmc.reboot_detection import Reset
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge, Learning

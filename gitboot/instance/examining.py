@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.artifacts.fetchers import WebFetcher
-from gitboot.bmc.access import pair_of
+from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.instance.build import Look

@@ -13,9 +13,9 @@ from typing import Protocol
 
 from gitboot.assets.sighting import Sighting
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override import Withdrawal
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.override_steps import Withdrawal
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.errors import LedgerError
 from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
 from gitboot.instance.noted_clears import NotedWithdrawals

@@ -10,11 +10,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from gitboot.bmc.access import pair_of
-from gitboot.bmc.apply import look, method_of, would_send
+from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
-from gitboot.bmc.override import left_to_dhcp, next_step, uri_to_keep
 from gitboot.bmc.override_state_from_bmc_override import (
     AskOperator,
     Confirm,
@@ -32,9 +30,8 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wanted,
     Withdraw,
 )
-from gitboot.bmc.pool import Connections
-from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
-from gitboot.bmc.switch import (
+from gitboot.bmc.override_steps import left_to_dhcp, next_step, uri_to_keep
+from gitboot.bmc.power_steps import (
     AskForReset,
     DoubtSwitch,
     HoldSwitch,
@@ -43,6 +40,9 @@ from gitboot.bmc.switch import (
     marks_that_move,
     next_switch,
 )
+from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
+from gitboot.bmc.step_runner import look, method_of, would_send
+from gitboot.bmc.worker_pool import Connections
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit

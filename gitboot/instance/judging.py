@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from gitboot.bmc.access import Pair, pair_of
+from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.diff.extent import Extent
 from gitboot.diff.guard import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.diff.identities import GainedIdentity, still_lost

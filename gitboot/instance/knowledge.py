@@ -8,10 +8,10 @@ from datetime import datetime
 from functools import partial
 
 from gitboot.assets.sighting import Presence, Sighting, is_withheld
-from gitboot.bmc.access import Pair
+from gitboot.bmc.credentials import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.ledger.entries import Approval, Facts, Request
 from gitboot.ledger.server_tables_from_ledger_entries import Pending

@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.assets.sighting import Sighting
-from gitboot.bmc.access import Pair, pair_of
+from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.bmc.identity import Pinned
-from gitboot.bmc.override import Withdrawal
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.override_steps import Withdrawal
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit

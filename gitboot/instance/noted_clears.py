@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 
-from gitboot.bmc.override import Withdrawal
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_steps import Withdrawal
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.ledger import rows

@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import Final
 from zlib import crc32
 
-from gitboot.bmc.access import pair_of
+from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.identity import CannotTell, shared
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override import left_to_dhcp
 from gitboot.bmc.override_state_from_bmc_override import Enabled, OperatorCondition, Override, State, Wanted
+from gitboot.bmc.override_steps import left_to_dhcp
+from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.sharing import Sharing
-from gitboot.bmc.switch import SwitchState
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask, _ask, _is_for, _left_behind
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda

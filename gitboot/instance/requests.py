@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from gitboot.bmc.identity import accept, is_another_system
-from gitboot.bmc.marks import NO_MARKS
-from gitboot.bmc.override import OFF
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
-from gitboot.bmc.switch import SwitchState
+from gitboot.bmc.override_steps import OFF
+from gitboot.bmc.power_steps import SwitchState
+from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.errors import StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import Beginning, begin

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gitboot.bmc.switch import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Learning
 from gitboot.jsonio_from_model_scalars_instants import format_instant

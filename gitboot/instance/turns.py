@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import State
-from gitboot.bmc.switch import Manner, SwitchRecord, SwitchState
+from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Appointment, Schedule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gitboot.bmc.access import Pair, origin_of
+from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.ledger.store import Store, Transaction
 
 

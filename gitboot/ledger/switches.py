@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.ledger import rows
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid

@@ -169,7 +169,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     DIR/NAME/access.toml says where gitboot may send the credentials in DIR/NAME: without one only to BMCs that it
     knows already. What the repository says is what you are about to trust: read it before you put it there.
     """
-    from gitboot.bmc.access import FILE, as_file, pair_of
+    from gitboot.bmc.credentials import FILE, as_file, pair_of
     from gitboot.cli.instance import looked_at
 
     with looked_at(state, now()) as instance:
@@ -287,7 +287,7 @@ def _inspected(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    from gitboot.bmc.pool import connections
+    from gitboot.bmc.worker_pool import connections
     from gitboot.cli.instance import chosen, looked_at
     from gitboot.errors import UsageError
     from gitboot.instance.inspect import inspect, subjects

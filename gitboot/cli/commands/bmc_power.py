@@ -59,7 +59,7 @@ def get(
 
     Exit codes: 0 where all have answered, else 8.
     """
-    from gitboot.bmc.pool import connections
+    from gitboot.bmc.worker_pool import connections
     from gitboot.instance.inspect import inspect
 
     at = now()
@@ -142,8 +142,8 @@ def _switch(
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
-    from gitboot.bmc.pool import connections
     from gitboot.bmc.power import PowerAction
+    from gitboot.bmc.worker_pool import connections
     from gitboot.cli.instance import request
     from gitboot.errors import UsageError
     from gitboot.instance.powering import switch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, Wanted
-from gitboot.bmc.switch import SwitchRecord
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import Beginning
 from gitboot.instance.evidence import awaits_progress

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
 
-from gitboot.bmc.marks import Marks
+from gitboot.bmc.reboot_detection import Marks
 
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label

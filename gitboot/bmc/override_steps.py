@@ -20,8 +20,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same, is_another_system
-from gitboot.bmc.marks import NO_MARKS, Marks, Reset, in_utc, parse
-from gitboot.bmc.media import Medium, MediumState, places, slot_with
+from gitboot.bmc.override_state import Medium, MediumState, places, slot_with
 from gitboot.bmc.override_state_from_bmc_override import (
     AskOperator,
     BootTarget,
@@ -41,6 +40,7 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wanted,
     Withdraw,
 )
+from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.model.scalars.machines import SystemUuid
 
 MAX_CORRECTIONS = 3  # within an hour; then someone else wants something else, and a person must decide

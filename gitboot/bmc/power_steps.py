@@ -19,10 +19,10 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
-from gitboot.bmc.marks import Marks, Reset
-from gitboot.bmc.override import marks_beside, stands
 from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OperatorCondition, OverrideRecord, State
+from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.power import ResetType
+from gitboot.bmc.reboot_detection import Marks, Reset
 
 _TO_BE_SHOWN: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for
 

@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Final
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.media import EJECTION, insertion
-from gitboot.bmc.override import (
-    OFF,
-    Change,
-    needs_clock,
-    needs_firmware_uri,
-    needs_slots,
-    next_step,
-    overtaken,
-    refused,
-)
+from gitboot.bmc.override_state import EJECTION, insertion
 from gitboot.bmc.override_state_from_bmc_override import (
     AskOperator,
     Confirm,
@@ -38,8 +28,18 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wanted,
     Withdraw,
 )
+from gitboot.bmc.override_steps import (
+    OFF,
+    Change,
+    needs_clock,
+    needs_firmware_uri,
+    needs_slots,
+    next_step,
+    overtaken,
+    refused,
+)
+from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.switch import SwitchRecord
 from gitboot.bmc.throw import throw
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 
