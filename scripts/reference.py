@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gitboot.bmc.quirks import QUIRKS
+from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration import Setting, key_of, keys_of, variables_of
 from gitboot.cli.exit import Exit
@@ -174,7 +174,7 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
-        "Made from the table in `gitboot/bmc/quirks.py` by `scripts/reference.py`. What a BMC says of itself counts",
+        "Made from the table in `gitboot/bmc/redfish/quirks.py` by `scripts/reference.py`. What a BMC says of itself counts",
         "first: [BMCs](../bmcs.md).",
         "",
         "| BMC | known by | what is different | who says so |",

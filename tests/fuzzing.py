@@ -22,7 +22,7 @@ from typing import Final
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
 from gitboot.bmc.override_steps import OFF, fit
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.planning import about_all
 from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused

@@ -16,8 +16,8 @@ import pytest
 
 from gitboot.bmc.credentials import Credentials, Trust, as_file, origin_of, read_trust
 from gitboot.bmc.passwords import CredentialDirectory
-from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.transport import Reach
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.worker_pool import Connections
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError

@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import bring_about
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
 from tests.cases import for_each

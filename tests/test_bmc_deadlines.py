@@ -13,8 +13,8 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.power import ResetType
-from gitboot.bmc.redfish import BmcConnection, is_redfish
-from gitboot.bmc.transport import Reach
+from gitboot.bmc.redfish.client import BmcConnection, is_redfish
+from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcUnreachable
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
 from tests.fleets import uuid_of

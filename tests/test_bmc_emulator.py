@@ -23,7 +23,7 @@ from gitboot.bmc.override_state_from_bmc_override import (
 )
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import bring_about
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid

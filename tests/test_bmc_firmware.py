@@ -14,7 +14,7 @@ from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish.client import BmcConnection
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks
 from tests.fleets import uuid_of
 from tests.redfish.double import Machine

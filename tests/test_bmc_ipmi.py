@@ -34,8 +34,8 @@ from gitboot.bmc.override_state_from_bmc_override import (
 from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.step_runner import bring_about
-from gitboot.bmc.transport import Reach
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.load.machines import BmcAccess

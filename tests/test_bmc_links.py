@@ -11,9 +11,9 @@ import pytest
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.power import ResetType
-from gitboot.bmc.quirks import QUIRKS, quirks_of
-from gitboot.bmc.redfish import BmcConnection
-from gitboot.bmc.transport import Reach, origin_of
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
+from gitboot.bmc.redfish.transport import Reach, origin_of
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
 from tests.cases import for_each

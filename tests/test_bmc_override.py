@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.bmc import payload
 from gitboot.bmc.identity import (
     Another,
     CannotTell,
@@ -42,9 +41,10 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Withdraw,
 )
 from gitboot.bmc.override_steps import OFF, fit, needs_clock, next_step, refused, stands
-from gitboot.bmc.payload import Resource
-from gitboot.bmc.quirks import boot_patch
 from gitboot.bmc.reboot_detection import Marks, Reset
+from gitboot.bmc.redfish import resources
+from gitboot.bmc.redfish.quirks import boot_patch
+from gitboot.bmc.redfish.resources import Resource
 from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each
 from tests.redfish.double import Machine
@@ -519,8 +519,8 @@ def _read(machine: Machine) -> Observed:
     system = Resource(url=f"http://bmc{machine.path}", body=machine.system())
     settings = machine.settings() if machine.settings_path else {}
     if "BootSourceOverrideTarget" not in settings.get("Boot", {}):
-        return payload.observe(system, None)
-    return payload.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings))
+        return resources.observe(system, None)
+    return resources.observe(system, Resource(url=f"http://bmc{machine.settings_path}", body=settings))
 
 
 @dataclass
@@ -552,7 +552,7 @@ class _Instance:
 
     def with_clock(self, observed: Observed) -> Observed:
         manager = Resource(url=f"http://bmc{self.machine.manager_path}", body=self.machine.manager())
-        return replace(observed, marks=payload.read_clock(observed.marks, manager, self.machine.now))
+        return replace(observed, marks=resources.read_clock(observed.marks, manager, self.machine.now))
 
     def run(self, crash: str = "") -> Step:
         """One pass."""

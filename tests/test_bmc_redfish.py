@@ -22,12 +22,12 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.override_steps import OFF, fit, stands
-from gitboot.bmc.payload import Resource, observe, read_clock
 from gitboot.bmc.power import ResetType
-from gitboot.bmc.quirks import QUIRKS
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.bmc.redfish import MEANING, BmcConnection
-from gitboot.bmc.transport import Reach, tls_context
+from gitboot.bmc.redfish.client import MEANING, BmcConnection
+from gitboot.bmc.redfish.quirks import QUIRKS
+from gitboot.bmc.redfish.resources import Resource, observe, read_clock
+from gitboot.bmc.redfish.transport import Reach, tls_context
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, GitbootError, LeaseLost
 from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each

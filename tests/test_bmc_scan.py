@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.discrepancies import compare
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.inventory import FoundNic, FoundServer, document_for, found_server, name_for
-from gitboot.bmc.payload import Resource, manager_path
+from gitboot.bmc.redfish.resources import Resource, manager_path
 from gitboot.bmc.scan import MOST_ADDRESSES, addresses
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc import quirks
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
 from gitboot.bmc.override_steps import OFF, fit, stands
-from gitboot.bmc.payload import Resource, observe
-from gitboot.bmc.quirks import QUIRKS, STANDARD, Quirks
 from gitboot.bmc.reboot_detection import Reset
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish import quirks
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.quirks import QUIRKS, STANDARD, Quirks
+from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.errors import GitbootError
 from tests.cases import for_each
 from tests.redfish.double import Machine

@@ -16,7 +16,7 @@ import pytest
 from gitboot import http_client
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.accepted import accepted_by
 from gitboot.cli.informant import informant_at
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError

@@ -36,10 +36,10 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wanted,
 )
 from gitboot.bmc.override_steps import fit
-from gitboot.bmc.payload import Resource, observe
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
-from gitboot.bmc.quirks import boot_patch
-from gitboot.bmc.redfish import BmcConnection
+from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.quirks import boot_patch
+from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.bmc.step_runner import bring_about
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.errors import BmcRejected, InvalidRepository

@@ -12,7 +12,7 @@ from gitboot.bmc.power import ResetType
 
 if TYPE_CHECKING:
     from gitboot.bmc.login import Login
-    from gitboot.bmc.transport import Reach
+    from gitboot.bmc.redfish.transport import Reach
 
 IPMI: Final = "IPMI"  # what `Observed.bmc` says of a BMC that is asked by IPMI
 

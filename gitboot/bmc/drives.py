@@ -8,7 +8,7 @@ from typing import Any
 
 from gitboot.bmc.override_state import EJECTION, MediaSlot, insertion
 from gitboot.bmc.override_state_from_bmc_override import Observed
-from gitboot.bmc.payload import Patch, Resource, slot_of
+from gitboot.bmc.redfish.resources import Patch, Resource, slot_of
 
 
 class RedfishDrives:

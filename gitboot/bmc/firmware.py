@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from gitboot.bmc.override_state_from_bmc_override import Observed
-from gitboot.bmc.payload import Patch, Resource, starts_only_signed
-from gitboot.bmc.quirks import FirmwareUri, row_of
+from gitboot.bmc.redfish.quirks import FirmwareUri, row_of
+from gitboot.bmc.redfish.resources import Patch, Resource, starts_only_signed
 from gitboot.errors import BmcRejected
 
 _AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}

@@ -23,7 +23,7 @@ from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power import ResetType
-from gitboot.bmc.transport import AddressRefused, Reach
+from gitboot.bmc.redfish.transport import AddressRefused, Reach
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
 from gitboot.http_client import RequestLimits
 from gitboot.model.scalars.machines import SystemUuid

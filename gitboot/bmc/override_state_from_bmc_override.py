@@ -72,7 +72,7 @@ class Observed:
     boots_cd_as: BootTarget = BootTarget.CD  # the target under which virtual media boot
     settings: str = ""  # the resource that takes overrides: the system itself or its Settings
     etags: tuple[str, ...] = ()  # of that resource
-    bmc: str = ""  # the row of `gitboot.bmc.quirks` that applies
+    bmc: str = ""  # the row of `gitboot.bmc.redfish.quirks` that applies
     manager: str | None = None  # the path of the Manager, which has the clock
     reset_action: str | None = None  # where ComputerSystem.Reset is asked for
     reset_types: frozenset[str] = frozenset()  # what may be asked for there; empty: not shown
@@ -83,7 +83,9 @@ class Observed:
     secure_boot_path: str | None = None  # of the resource that says whether firmware starts only what is signed
     secure_boot: bool | None = None  # from the next boot on; None: not read, or not shown
     bios: str | None = None  # the path of firmware's settings
-    keeps_uri: bool = False  # firmware has a setting for what it boots by HTTP: `gitboot.bmc.quirks.FirmwareUri`
+    keeps_uri: bool = (
+        False  # firmware has a setting for what it boots by HTTP: `gitboot.bmc.redfish.quirks.FirmwareUri`
+    )
     firmware_uri: str | None = None  # what stands there, "" for nothing; None: not read, or not shown
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from gitboot.bmc.inventory import FoundServer, found_server
-from gitboot.bmc.payload import manager_path
+from gitboot.bmc.redfish.resources import manager_path
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
 
 if TYPE_CHECKING:
-    from gitboot.bmc.payload import Resource
-    from gitboot.bmc.redfish import BmcConnection
+    from gitboot.bmc.redfish.client import BmcConnection
+    from gitboot.bmc.redfish.resources import Resource
 
 MOST_ADDRESSES: Final = 4096
 _ROOT: Final = "/redfish/v1/"
@@ -94,7 +94,7 @@ def _look(address: str, connect: Callable[[str], BmcConnection]) -> Probe:
 
 
 def _answers(bmc: BmcConnection) -> bool:
-    from gitboot.bmc.redfish import is_redfish
+    from gitboot.bmc.redfish.client import is_redfish
 
     try:
         return is_redfish(bmc)

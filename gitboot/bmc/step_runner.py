@@ -39,7 +39,7 @@ from gitboot.bmc.override_steps import (
     refused,
 )
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.quirks import boot_patch
+from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.throw import throw
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
 

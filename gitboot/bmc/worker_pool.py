@@ -75,8 +75,8 @@ class Connections:
     def _opened(self, server: str, bmc: BmcAccess, found: Entrusted, *, known: bool) -> Driver:
         # Only here: they take their time, and many fleets have no BMC.
         from gitboot.bmc.ipmi import IpmiConnection
-        from gitboot.bmc.redfish import BmcConnection
-        from gitboot.bmc.transport import Reach
+        from gitboot.bmc.redfish.client import BmcConnection
+        from gitboot.bmc.redfish.transport import Reach
 
         trust, vouched = found.trust, found.trust.certificate(bmc)
         reach = Reach(
@@ -92,7 +92,7 @@ class Connections:
         return BmcConnection(bmc.address, found.credentials, system=bmc.system, tls=tls, reach=reach)
 
     def _tls(self, server: str, bmc: BmcAccess, trust: Trust) -> ssl.SSLContext:
-        from gitboot.bmc.transport import tls_context
+        from gitboot.bmc.redfish.transport import tls_context
 
         if trust.certificate(bmc) is not None:
             return tls_context(verify=False)

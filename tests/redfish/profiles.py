@@ -1,4 +1,4 @@
-"""How the BMCs of each vendor behave, as data. Where each fact comes from: `gitboot.bmc.quirks`."""
+"""How the BMCs of each vendor behave, as data. Where each fact comes from: `gitboot.bmc.redfish.quirks`."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state import MediaSlot
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
-from gitboot.bmc.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.bmc.reboot_detection import Marks, with_clock
+from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.texts import Malformed
