@@ -15,7 +15,7 @@ import click
 
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, seed
-from gitboot.cli.configuration import Setting, key_of, keys_of, variables_of
+from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.exit import Exit
 from gitboot.cli.main import cli
 from gitboot.model.schema import KINDS, schema, schema_fields

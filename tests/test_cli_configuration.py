@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gitboot.cli.configuration import Setting, key_of, keys_of, variables_of
+from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.exit import Exit
 from gitboot.cli.main import cli
 from scripts.reference import configuration_page

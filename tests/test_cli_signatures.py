@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.inputs import this_second
+from gitboot.cli.options import this_second
 from gitboot.cli.ranges import Compared, compared
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Verify

@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 
 from gitboot.cli.bar import growing, progress
-from gitboot.cli.table import table
+from gitboot.cli.terminal import table
 from gitboot.terminal import style
 from tests.terminals import terminal
 

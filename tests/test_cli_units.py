@@ -14,7 +14,7 @@ from typing import Final
 import click
 import pytest
 
-from gitboot.cli.configuration import Setting, keys_of
+from gitboot.cli.configuration_file import Setting, keys_of
 from gitboot.cli.main import cli
 from tests.fleets import SEED
 from tests.git_servers import program

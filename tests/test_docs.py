@@ -20,7 +20,7 @@ import click
 import pytest
 import yaml
 
-from gitboot.cli.configuration import Setting
+from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.load.blobs import parse_blob
 from gitboot.problems.codes import Code

@@ -13,7 +13,7 @@ import pytest
 
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
-from gitboot.cli.configuration import Setting
+from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.errors import GitbootError
 from gitboot.instance.conditions import _UNPROVEN as UNPROVEN

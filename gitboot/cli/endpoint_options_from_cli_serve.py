@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gitboot.cli.access import AccessSettings
+from gitboot.cli.endpoint_options import AccessSettings
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
 from gitboot.status.events_from_status import Event

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import evaluation_options, kept
+from gitboot.cli.options import evaluation_options, kept
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache

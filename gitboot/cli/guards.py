@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.cli.configuration import Setting
+from gitboot.cli.configuration_file import Setting
 
 if TYPE_CHECKING:
     from gitboot.diff.guard import Limits

@@ -12,7 +12,7 @@ import click
 from gitboot import phrases
 from gitboot.canonical import canonical
 from gitboot.cli.evaluated_fleet import evaluate_fleet
-from gitboot.cli.table import wrapped
+from gitboot.cli.terminal import wrapped
 from gitboot.errors import UsageError
 from gitboot.load.machines import machines
 from gitboot.load.repository import FleetRepository

@@ -9,7 +9,7 @@ import click
 
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import now, state_option
+from gitboot.cli.options import now, state_option
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import reason_option, state_option
+from gitboot.cli.options import reason_option, state_option
 from gitboot.diff.guard import Guard
 
 

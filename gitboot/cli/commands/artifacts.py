@@ -11,7 +11,7 @@ from gitboot.cli.commands.artifacts_download import download
 from gitboot.cli.commands.vouching import signatures
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, fleet_argument, fleet_options, output_option
+from gitboot.cli.options import OutputOption, fleet_argument, fleet_options, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document

@@ -13,7 +13,7 @@ from gitboot.cli.bar import progress
 from gitboot.cli.commands.vouching import not_vouched_for
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, fleet_argument, now, output_option
+from gitboot.cli.options import OutputOption, fleet_argument, now, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.errors import AssetError, UsageError
 from gitboot.jsonio_from_cli_inputs import document
@@ -129,7 +129,7 @@ def _brought(
 
 
 def _as_table(done: list[MirroredArtifact], pruned: list[str]) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
 
     rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
     rows += [("pruned", path, "-", "-") for path in pruned]

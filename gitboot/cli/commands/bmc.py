@@ -20,7 +20,7 @@ from gitboot.cli.commands.bmc_power import power
 from gitboot.cli.commands.bmc_scan import scan
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, now, output_option, reason_option, state_option
+from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, some
@@ -324,7 +324,7 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
     from gitboot.instance.inspect import shown
 
     rows = []
@@ -348,7 +348,7 @@ def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
 
 
 def _firmware(found: list[Inspection]) -> Iterator[str]:
-    from gitboot.cli.table import wrapped
+    from gitboot.cli.terminal import wrapped
 
     for one in found:
         if one.seen is not None:
@@ -367,7 +367,7 @@ def _recorded(overrides: tuple[OverrideRecord, ...]) -> str:
 
 def _whys(found: list[Inspection], state: Path) -> Iterator[str]:
     """Below the table, where the eye is: why what is not in order is not, and what a person has to do."""
-    from gitboot.cli.table import wrapped
+    from gitboot.cli.terminal import wrapped
     from gitboot.status.conditions import with_state
 
     alike: dict[tuple[str, str | None], list[str]] = {}

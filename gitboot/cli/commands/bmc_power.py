@@ -14,7 +14,7 @@ from gitboot.cli.bar import progress
 from gitboot.cli.choosing import go_on, meant_by, yes_option
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, now, output_option, reason_option, state_option
+from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, some
@@ -220,7 +220,7 @@ def _as_json(found: list[Inspection]) -> str:
 
 
 def _as_text(found: list[Inspection]) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
     from gitboot.text import printable
 
     rows = []
@@ -237,7 +237,7 @@ def _as_text(found: list[Inspection]) -> str:
 
 
 def _as_table(found: list[Powered]) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
 
     rows = []
     for one in found:

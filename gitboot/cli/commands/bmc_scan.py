@@ -12,7 +12,7 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, output_option, rev_option
+from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio_from_cli_inputs import document
@@ -183,7 +183,7 @@ def _as_json(answers: Sequence[Probe], compared: Comparison, written: dict[Found
 
 
 def _as_text(answers: Sequence[Probe], compared: Comparison, written: dict[FoundServer, Path], asked: int) -> str:
-    from gitboot.cli.table import table, wrapped
+    from gitboot.cli.terminal import table, wrapped
 
     found = [each for answer in answers for each in answer.found]
     lines: list[str] = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gitboot.cli.inputs import OutputOption, at_option, now, output_option
+from gitboot.cli.options import OutputOption, at_option, now, output_option
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
 

@@ -19,7 +19,7 @@ import click
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import FiniteRange, OutputOption, fleet_argument, output_option, this_second
+from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.migration.former import SHAPES
 
@@ -267,7 +267,7 @@ def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
 
 
 def _as_text(found: list[Contrast]) -> str:
-    from gitboot.cli.table import table, wrapped
+    from gitboot.cli.terminal import table, wrapped
     from gitboot.migration.contrast import Likeness
 
     others = [each for each in found if each.verdict is not Likeness.EQUAL]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.configuration import config_of
+from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, credentials_option, now, output_option, reject_old_variables
+from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
@@ -101,7 +101,7 @@ def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:
 
 
 def _as_text(examined: Examined) -> str:
-    from gitboot.cli.table import wrapped
+    from gitboot.cli.terminal import wrapped
 
     health = style(f"{examined.health:<8}", fg=_COLOURS[examined.health])
     lines = [f"{health} {examined.subject:<12} {wrapped(examined.message).strip()}"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.inputs import OutputOption, output_option, state_option
+from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.errors import UsageError
 from gitboot.phrases import did_you_mean
 from gitboot.text import one_line, printable

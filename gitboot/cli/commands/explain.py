@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import OutputOption, at_option, fleet_options, output_option, this_second
+from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
@@ -135,7 +135,7 @@ def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...
 
 
 def _fields_as_text(kind: str, field: str | None) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
     from gitboot.model.schema import KINDS, schema, schema_fields
 
     documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
@@ -180,7 +180,7 @@ def _narrowed(found: Explanation, field: str) -> Explanation:
 
 
 def _as_text(found: Explanation, blame: Blame | None) -> str:
-    from gitboot.cli.table import table, wrapped
+    from gitboot.cli.terminal import table, wrapped
 
     rows = [
         (each.field, _shortened(each.value) if len(found.reasons) > 1 else each.value, each.rule, each.why)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
-from gitboot.cli.inputs import OutputOption, output_option, path_option
+from gitboot.cli.options import OutputOption, output_option, path_option
 from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
@@ -98,7 +98,7 @@ def _as_text(entries: Sequence[Changed | Skipped]) -> str:
 
 
 def _lines(entry: Changed) -> Iterator[str]:
-    from gitboot.cli.table import table, wrapped
+    from gitboot.cli.terminal import table, wrapped
 
     commit = entry.commit
     author, revision = commit.author.partition(" <")[0], commit.revision[:9]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import OutputOption, at_option, fleet_argument, output_option, this_second
+from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import some
@@ -52,7 +52,7 @@ def command(
 
 def _tables(found: Images) -> Iterator[str]:
     """A table for each question that has an answer."""
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
 
     rows: list[tuple[str, ...]] = [
         (

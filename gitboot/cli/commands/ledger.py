@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import state_option
+from gitboot.cli.options import state_option
 from gitboot.errors import UsageError
 from gitboot.phrases import count
 

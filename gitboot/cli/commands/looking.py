@@ -16,8 +16,8 @@ from gitboot.assets.sighting import Sighting, unbootable_by_firmware
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import now
-from gitboot.cli.table import table, wrapped
+from gitboot.cli.options import now
+from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_cli_inputs import document

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import credentials_option, path_option
+from gitboot.cli.options import credentials_option, path_option
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.text import shell_words

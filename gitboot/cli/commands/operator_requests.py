@@ -15,7 +15,7 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import LONGEST_S, state_option
+from gitboot.cli.options import LONGEST_S, state_option
 
 _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
 _LOOK_S: Final = 0.1

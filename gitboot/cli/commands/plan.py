@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import InstantType, OutputOption, at_option, fleet_argument, output_option, this_second
+from gitboot.cli.options import InstantType, OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.cli.planning import (
     Planned,
@@ -170,7 +170,7 @@ def _as_yaml(text: str) -> str:
 
 
 def _as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.table import source, table
+    from gitboot.cli.terminal import source, table
 
     rows = [
         (
@@ -188,13 +188,13 @@ def _as_table(items: list[dict[str, Any]]) -> str:
 
 def _installations(items: list[dict[str, Any]]) -> list[str]:
     """Return the line about the installation of each item, which is empty if no installation is under way."""
-    from gitboot.cli.table import wrapped
+    from gitboot.cli.terminal import wrapped
 
     return [wrapped(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
 
 
 def _timeline_as_table(items: list[dict[str, Any]]) -> str:
-    from gitboot.cli.table import source, table
+    from gitboot.cli.terminal import source, table
 
     rows = [
         (

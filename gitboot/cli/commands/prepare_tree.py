@@ -12,7 +12,7 @@ import click
 
 from gitboot.child_processes import end_with, python
 from gitboot.cli.exit import exit_of
-from gitboot.cli.inputs import allowance_options
+from gitboot.cli.options import allowance_options
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.frames import encode

@@ -11,7 +11,7 @@ import click
 
 from gitboot.cli.choosing import go_on, meant_by, yes_option
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import OutputOption, now, output_option, reason_option, state_option
+from gitboot.cli.options import OutputOption, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count
@@ -328,7 +328,7 @@ def _standing(item: dict[str, Any]) -> str:
 
 
 def _as_text(items: list[dict[str, Any]], doubt: str | None, site: str | None = None) -> str:
-    from gitboot.cli.table import table, wrapped
+    from gitboot.cli.terminal import table, wrapped
 
     rows = []
     for item in items:

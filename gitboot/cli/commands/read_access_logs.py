@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.inputs import OutputOption, output_option
+from gitboot.cli.options import OutputOption, output_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError

@@ -9,7 +9,7 @@ from typing import Final
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.inputs import at_option, fleet_argument, this_second
+from gitboot.cli.options import at_option, fleet_argument, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder

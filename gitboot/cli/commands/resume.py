@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import state_option
+from gitboot.cli.options import state_option
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})

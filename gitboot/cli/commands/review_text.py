@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from gitboot.cli.problems import as_text as problems_as_text
-from gitboot.cli.table import columns, table, wrapped
+from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.phrases import count, more, some
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group

@@ -13,7 +13,7 @@ import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, now, output_option, path_option
+from gitboot.cli.options import OutputOption, now, output_option, path_option
 from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -23,7 +23,7 @@ from gitboot.phrases import count, did_you_mean
 if TYPE_CHECKING:
     from gitboot.audit.rollout import AppliedRollout, Headway
     from gitboot.cli.evaluator_process import Begun
-    from gitboot.cli.informant import Informant
+    from gitboot.cli.instance_client import Informant
     from gitboot.load.snapshot import Revision, Snapshot
     from gitboot.resolve.decide import Decided
 
@@ -131,7 +131,7 @@ def advance_stream(
     touched. Where that branch is there already, nothing is written.
     """
     from gitboot.audit.rollout import StepOutcome
-    from gitboot.cli.informant import informant_at
+    from gitboot.cli.instance_client import informant_at
     from gitboot.jsonio import facts
     from gitboot.source.proposing import check_branch
     from gitboot.source.snapshot import folder_around
@@ -210,7 +210,7 @@ class _Fleet:
         Raises `UsageError` if the Fleet's evidence is Fetched, unless ``accept_fetched``.
         """
         from gitboot.audit.rollout import StepOutcome, advance, applied_in
-        from gitboot.cli.informant import proof_by
+        from gitboot.cli.instance_client import proof_by
         from gitboot.source.snapshot import open_snapshot
 
         streams = self.now.repository.streams

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from gitboot.child_processes import raise_limits, reap_orphans
-from gitboot.cli.access import AccessSettings, access_of, access_options, check
 from gitboot.cli.commands.prepare_tree import prepare_command
 from gitboot.cli.commands.serving import serving, spool_of, watched
-from gitboot.cli.configuration import Setting, config_option
+from gitboot.cli.configuration_file import Setting, config_option
+from gitboot.cli.endpoint_options import AccessSettings, access_of, access_options, check
 from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import emptied
 from gitboot.cli.guards import LIMITS, limit_settings, limits_of
-from gitboot.cli.inputs import (
+from gitboot.cli.options import (
     LONGEST_S,
     MOST_MEMORY_MIB,
     FiniteRange,

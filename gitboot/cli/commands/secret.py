@@ -11,7 +11,7 @@ import click
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, fleet_argument, now, output_option, said, state_option
+from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -180,7 +180,7 @@ def fetches(
     until another address fetches a secret, or until ten more fetches.
     """
     from gitboot.cli.instance import chosen, looked_at
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
 
     if confirm is not None:
         _confirm(servers, selector, state, confirm)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.cli.access import AccessSettings, certificate_of, credential_files
 from gitboot.cli.commands.serve import worker_command
+from gitboot.cli.endpoint_options import AccessSettings, certificate_of, credential_files
 from gitboot.cli.endpoint_options_from_cli_serve import keys_in, make_spool, operators_socket
 from gitboot.cli.forwarding import arguments_of
 from gitboot.cli.telling import tell

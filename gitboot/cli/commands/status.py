@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from gitboot.cli.inputs import OutputOption, output_option, state_option
+from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.phrases import count, more
 from gitboot.terminal import style
 
@@ -62,7 +62,7 @@ def newest(status: dict[str, Any], output: Path) -> dict[str, Any]:
 
 
 def _as_text(status: dict[str, Any], state: Path) -> str:
-    from gitboot.cli.table import wrapped
+    from gitboot.cli.terminal import wrapped
 
     process = status["process"]
     runs = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
@@ -117,7 +117,7 @@ def _as_text(status: dict[str, Any], state: Path) -> str:
 
 def _withheld(server: dict[str, Any]) -> str:
     """Return what a server boots while gitboot withholds its install boot."""
-    from gitboot.cli.table import wrapped
+    from gitboot.cli.terminal import wrapped
 
     by = ", ".join(commit[:12] for commit in server["by"])
     boots = server["boots"] or "its disk"
@@ -151,7 +151,7 @@ def _vouched(accepted: dict[str, Any]) -> Iterator[str]:
 
 def _conditions(conditions: list[dict[str, Any]], state: Path) -> Iterator[str]:
     """A table, what does not hold first, with its message below it in whole sentences, and the line that ends it."""
-    from gitboot.cli.table import table, wrapped
+    from gitboot.cli.terminal import table, wrapped
     from gitboot.status.conditions import with_state
 
     found = sorted(conditions, key=lambda each: (each["status"], each["type"]))

@@ -8,8 +8,8 @@ from typing import Final
 import click
 
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import now, reason_option, state_option
 from gitboot.cli.operator import operator
+from gitboot.cli.options import now, reason_option, state_option
 from gitboot.errors import OperatorError
 from gitboot.stoppage import Stoppage
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from gitboot.cli.inputs import InstantType, now, reason_option, state_option
+from gitboot.cli.options import InstantType, now, reason_option, state_option
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})

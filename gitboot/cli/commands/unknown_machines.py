@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gitboot.cli.inputs import OutputOption, output_option, state_option
-from gitboot.cli.table import table, wrapped
+from gitboot.cli.options import OutputOption, output_option, state_option
+from gitboot.cli.terminal import table, wrapped
 from gitboot.phrases import count
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import click
 
 from gitboot.cli.bar import growing
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, output_option
+from gitboot.cli.options import OutputOption, output_option
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
@@ -170,7 +170,7 @@ def _repair(
     as_target: bool,
 ) -> None:
     """Repair a mirror, and write what was done."""
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
     from gitboot.errors import UsageError
     from gitboot.phrases import count
     from gitboot.targets.mirror_repair import repair
@@ -291,7 +291,7 @@ def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
 def _as_text(
     found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
 ) -> str:
-    from gitboot.cli.table import table
+    from gitboot.cli.terminal import table
     from gitboot.phrases import count
 
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]

@@ -12,7 +12,7 @@ import click
 
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
-from gitboot.cli.inputs import OutputOption, fleet_argument, output_option
+from gitboot.cli.options import OutputOption, fleet_argument, output_option
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
 from gitboot.cli.registries import opened_registries, registry_options

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.cli.configuration import Setting
+from gitboot.cli.configuration_file import Setting
 from gitboot.errors import UsageError
 
 if TYPE_CHECKING:

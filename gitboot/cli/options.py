@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import click
 from click.core import ParameterSource
 
-from gitboot.cli.configuration import Setting
+from gitboot.cli.configuration_file import Setting
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.model.scalars.instants import parse_instant
