@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gitboot.bmc.job import Job, Result
-from gitboot.diff.guard import Limits
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
@@ -33,6 +32,7 @@ from gitboot.publish.list_keys import ListKeys
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
+from gitboot.review.guards import Limits
 from gitboot.source.line import Merge
 from tests import fleets
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.diff.guard import Limits
 from gitboot.evaluator.client import Evaluation
 from gitboot.instance.build import running
 from gitboot.instance.reconcile import Reconciler
@@ -18,6 +17,7 @@ from gitboot.ledger import requests
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
+from gitboot.review.guards import Limits
 from gitboot.source.clone import Reader, Source
 from gitboot.status.events_from_status import Event
 from gitboot.system_clock import Uptime

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.ranges import side
-from gitboot.diff.changes import Changes, compare
-from gitboot.diff.guard import Limits
 from gitboot.fleet.revision import Message
 from gitboot.load.snapshot import Revision
 from gitboot.resolve.decide import decide
 from gitboot.review import review
+from gitboot.review.decision_changes import Changes, compare
+from gitboot.review.guards import Limits
 from gitboot.review.review import Review
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, snapshot
 

@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-from gitboot.diff.guard import Guard, Limits, trailer
 from gitboot.errors import GitbootError, PublishError
 from gitboot.instance.directory import LEDGER
 from gitboot.instance.requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
@@ -38,6 +37,7 @@ from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
+from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recorder import ForwardedRecording, Recorder, Recording

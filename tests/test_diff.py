@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.diff.changes import ServerChange, compare
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
-from gitboot.diff.reinstalls import Why
-from gitboot.diff.risks import Risk, risks
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.whole import load
@@ -29,6 +26,9 @@ from gitboot.model.policy import (
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.decide import decide
 from gitboot.resolve.server_decision_from_plan import Boot, BootFiles, Decision
+from gitboot.review.decision_changes import ServerChange, compare
+from gitboot.review.reinstalls import Why
+from gitboot.review.risks import Risk, risks
 from tests.cases import for_each
 from tests.fleets import (
     at,

@@ -7,12 +7,12 @@ from dataclasses import fields
 import pytest
 from pydantic import TypeAdapter
 
-from gitboot.diff.changes import compare
-from gitboot.diff.guard import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
 from gitboot.fleet.revision import Message
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Guards
 from gitboot.resolve.decide import decide
+from gitboot.review.decision_changes import compare
+from gitboot.review.guards import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
 from tests.cases import for_each
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, repository, server, uuid_of
 from tests.linear import AT_MOST, growth

@@ -9,10 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.diff.changes import Changes, ServerChange, compare
 from gitboot.diff.documents import Fate
-from gitboot.diff.guard import Limits, judge
-from gitboot.diff.risks import Risk
 from gitboot.load.repository import FleetRepository
 from gitboot.load.whole import load
 from gitboot.render.formats import server_files, shared_files, tombstones
@@ -25,7 +22,10 @@ from gitboot.resolve.hosts import idle
 from gitboot.resolve.instant import plan
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.causes import Causes
+from gitboot.review.decision_changes import Changes, ServerChange, compare
 from gitboot.review.groups import groups
+from gitboot.review.guards import Limits, judge
+from gitboot.review.risks import Risk
 from tests.fleets import snapshot
 from tests.generated import FILES, GeneratedFleet, Write, fleets, in_blocks, in_json
 from tests.searching import examples

@@ -12,10 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.diff.guard import Guard, Limits, judge
 from gitboot.diff.less import is_less
-from gitboot.diff.reinstalls import Reinstall, Why, reinstalls
-from gitboot.diff.risks import Risk
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.model.image import ConfigFrom
@@ -35,6 +32,9 @@ from gitboot.resolve.server_decision_from_plan import (
     PolicyDecision,
 )
 from gitboot.resolve.server_plan import BootPlan
+from gitboot.review.guards import Guard, Limits, judge
+from gitboot.review.reinstalls import Reinstall, Why, reinstalls
+from gitboot.review.risks import Risk
 from tests.cases import for_each
 from tests.fleets import SHA, at, document, fleet, image, maintenance, policy, uuid_of
 from tests.reviewed import FLEET, SERVERS, Files, compared

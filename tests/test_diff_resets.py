@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gitboot.diff.changes import Changes, compare
-from gitboot.diff.guard import Guard, Limits, judge
-from gitboot.diff.risks import Risk
 from gitboot.load.whole import load
 from gitboot.resolve.decide import decide
 from gitboot.review import words
+from gitboot.review.decision_changes import Changes, compare
+from gitboot.review.guards import Guard, Limits, judge
+from gitboot.review.risks import Risk
 from tests.cases import for_each
 from tests.fleets import SEED, maintenance, policy, server, snapshot
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent
-from gitboot.diff.guard import Guard, Limits, Verdict, judge, trailer
-from gitboot.diff.way import MAX_STEPS, Leg, Way, introduced, way
 from gitboot.fleet.revision import Message
+from gitboot.review.commit_path import MAX_STEPS, Leg, Way, introduced, way
+from gitboot.review.guards import Guard, Limits, Verdict, judge, trailer
 from tests.cases import for_each
 
 SIZE = 100

@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.diff.changes import compare
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import protocol
@@ -30,6 +29,7 @@ from gitboot.resolve import decide
 from gitboot.resolve.boot import Composer
 from gitboot.resolve.decide import DecidedServer
 from gitboot.resolve.decision_inputs import ServerInputs
+from gitboot.review.decision_changes import compare
 from gitboot.source import history as source_history
 from gitboot.source.commits import CommitSummary
 from tests.fleets import SEED, server

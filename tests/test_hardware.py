@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from gitboot.cli.exit import Exit
-from gitboot.diff.guard import Limits
 from gitboot.instance.standing import Fetched
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.render.state import parse, turn_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import BootPlan
+from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state
 from gitboot.status.conditions_from_status import Condition
 from tests.credentials import give_credentials

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.diff.guard import Limits
 from gitboot.instance.accept import Attempt
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import requests
 from gitboot.problems.problem import Severity
+from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
 from tests.fleets import at, fleet, image, maintenance, policy, profile, server
 from tests.inprocess import Parts, in_process

@@ -18,13 +18,13 @@ from typing import Final
 
 import pytest
 
-from gitboot.diff.guard import Limits
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed
 from gitboot.instance.directory import LEDGER
 from gitboot.instance.settings import TrustSettings
 from gitboot.ledger import acknowledgements, facts
 from gitboot.load.snapshot import Revision
+from gitboot.review.guards import Limits
 from gitboot.source.commit_objects import CommitReader, content_of
 from gitboot.source.keys import SignatureKeys, TrustedKeys
 from gitboot.source.repository import Stored

@@ -11,7 +11,6 @@ import pytest
 
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.job import Outcome
-from gitboot.diff.guard import Limits
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.accept import Accepting, Attempt, Gone
@@ -29,6 +28,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.server_decision_from_plan import BootFile
+from gitboot.review.guards import Limits
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Following, SignedListState, Status, ThreadFailure
 from gitboot.stoppage import Stoppage

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.diff.guard import Limits
 from gitboot.errors import SourceError
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
@@ -20,6 +19,7 @@ from gitboot.model.scalars.machines import parse_uuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from gitboot.review.guards import Limits
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.events_from_status import Event

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import pytest
 
-from gitboot.diff.changes import compare
 from gitboot.instance.requests import BEGIN
 from gitboot.ledger import lost_identities, requests
 from gitboot.model.scalars.machines import SystemUuid, swapped
 from gitboot.resolve.decide import decide
+from gitboot.review.decision_changes import compare
 from tests.configured import configured
 from tests.doubles import UNLIMITED
 from tests.fleets import at, document, fleet, image, mac_of, policy, profile, uuid_of

@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
-from gitboot.diff.guard import Limits
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.build import Outside, assembled
 from gitboot.instance.following import ListedTarget
@@ -39,6 +38,7 @@ from gitboot.render.schedule import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Phase
+from gitboot.review.guards import Limits
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.source.clone import Reader, Source

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from gitboot.diff.guard import Limits
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.instance.settings import TrustSettings
 from gitboot.instance.verdicts import verdicts_of
 from gitboot.ledger import events, requests
 from gitboot.problems.codes import Code
+from gitboot.review.guards import Limits
 from gitboot.source.keys import TrustedKeys
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process

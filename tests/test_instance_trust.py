@@ -14,7 +14,6 @@ from tempfile import mkdtemp
 import pytest
 
 from gitboot.controller.forge import Forge, Project
-from gitboot.diff.guard import Limits
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import KEPT, Batch, learn
 from gitboot.instance.standing import Fetched
@@ -27,6 +26,7 @@ from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.resolve.server_plan import Phase
+from gitboot.review.guards import Limits
 from gitboot.serve.tree import PublishedTree
 from gitboot.system_clock import Keeping, Uptime, keeping_of
 from tests.bench import NOON, Bench

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from gitboot.cli.instance import request
-from gitboot.diff.guard import Limits
 from gitboot.instance.requests import APPROVE
 from gitboot.ledger import facts, requests
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.review.guards import Limits
 from gitboot.source.bringing import CLONE
 from gitboot.status.conditions_from_status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of

@@ -7,9 +7,7 @@ from datetime import datetime
 
 import pytest
 
-from gitboot.diff.guard import Limits, judge
 from gitboot.diff.returning import returning
-from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
 from gitboot.load.loaded import load_revision
@@ -23,6 +21,8 @@ from gitboot.resolve.reading import decide_loaded
 from gitboot.resolve.records import exported, imported
 from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Phase
+from gitboot.review.guards import Limits, judge
+from gitboot.review.risks import Risk
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import (

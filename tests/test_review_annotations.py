@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from gitboot.diff.guard import trailer
 from gitboot.fleet.revision import Message
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.review.annotations import as_problems
+from gitboot.review.guards import trailer
 from tests.fleets import document, fleet, policy, server
 from tests.reviewed import FLEET, SERVERS, reviewed
 

@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from gitboot.diff.access import access_changes
-from gitboot.diff.guard import Guard, Limits, judge
-from gitboot.diff.reinstalls import Why
-from gitboot.diff.risks import Risk
 from gitboot.endpoint.age_encryption import encrypt, make_key
 from gitboot.model.fleet import FleetSpec, OneTimeBoots, Provisioning, Serving
+from gitboot.review.guards import Guard, Limits, judge
+from gitboot.review.reinstalls import Why
 from gitboot.review.review import Review, ReviewOutcome
+from gitboot.review.risks import Risk
 from tests.cases import for_each
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server
 from tests.repositories import Work

@@ -9,9 +9,9 @@ import pytest
 
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.fields import FieldChange, changed_fields
-from gitboot.diff.guard import Guard, Trip
-from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.review import words
+from gitboot.review.guards import Guard, Trip
+from gitboot.review.reinstalls import Reinstall, Why
 from tests.cases import for_each
 from tests.fleets import at
 

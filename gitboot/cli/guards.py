@@ -10,7 +10,7 @@ import click
 from gitboot.cli.configuration_file import Setting
 
 if TYPE_CHECKING:
-    from gitboot.diff.guard import Limits
+    from gitboot.review.guards import Limits
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ def _limits(command: Command, cls: type[click.Option]) -> Command:
 
 def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
     """The defaults, or what was given instead."""
-    from gitboot.diff.guard import Limits
+    from gitboot.review.guards import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in given.items() if limit is not None}
     return Limits(**numbers, **allowed)

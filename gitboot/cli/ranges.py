@@ -14,14 +14,14 @@ from typing import Final
 
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.evaluator_process import evaluation_limits
-from gitboot.diff.changes import Changes
-from gitboot.diff.guard import may_acknowledge
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair
 from gitboot.fleet.revision import Message, Signer
 from gitboot.instance.settings import TrustSettings
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.problems.problem import Problem
+from gitboot.review.decision_changes import Changes
+from gitboot.review.guards import may_acknowledge
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
 from gitboot.source.blame import open_blame

@@ -17,7 +17,6 @@ from typing import Final
 
 from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
-from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
@@ -26,6 +25,7 @@ from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.review.reinstalls import Reinstall, Why
 
 # Arguments that only choose where the kernel prints, and how much.
 # Source: https://docs.kernel.org/admin-guide/kernel-parameters.html

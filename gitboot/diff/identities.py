@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.fleet.identities_from_diff_identities import LostIdentity, Mark
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
@@ -15,6 +14,7 @@ from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.review.reinstalls import Reinstall, Why
 
 
 class GainedIdentity(NamedTuple):

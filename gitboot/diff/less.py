@@ -16,10 +16,10 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Final
 
-from gitboot.diff.demands import Demand, NotProvisioned, Span, covers, instants, spans
 from gitboot.model.policy import DiskBoot, OverrideMode
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.review.harmless_changes import Demand, NotProvisioned, Span, covers, instants, spans
 
 
 def is_less(old: Decision, new: Decision) -> bool:

@@ -8,8 +8,6 @@ from dataclasses import asdict
 
 from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent, Label
-from gitboot.diff.risks import Risk, risks
-from gitboot.diff.shared import changes_ledger, shared_change, unknown_change
 from gitboot.diff.touched import GROUPING
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, machine
@@ -17,6 +15,8 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.review.document_changes import changes_ledger, shared_change, unknown_change
+from gitboot.review.risks import Risk, risks
 
 Pair = tuple[str, Digest | None, Digest | None]  # of what, before, after
 

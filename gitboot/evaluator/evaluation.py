@@ -40,8 +40,8 @@ from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.reading import decide_loaded
 
 if TYPE_CHECKING:
-    from gitboot.diff.changes import Changes
     from gitboot.diff.extent import Extent
+    from gitboot.review.decision_changes import Changes
 
 
 class Snapshots(Protocol):
@@ -126,7 +126,9 @@ class CommitPair:
 
     def changes(self) -> Changes:
         """Compare both commits."""
-        from gitboot.diff.changes import compare  # only here: `validate` does not need it, and its import takes time
+        from gitboot.review.decision_changes import (
+            compare,  # only here: `validate` does not need it, and its import takes time
+        )
 
         base, head = self.base, self.head
         old, touched = None, None

@@ -10,7 +10,6 @@ from operator import is_not
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.bmc.credentials import Pair
-from gitboot.diff.guard import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
@@ -30,6 +29,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
+from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
 from gitboot.stoppage import Halt

@@ -10,10 +10,8 @@ from typing import Any, Protocol
 
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.diff.extent import Extent
-from gitboot.diff.guard import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.diff.identities import GainedIdentity, still_lost
 from gitboot.diff.returning import returning
-from gitboot.diff.way import Hop, Leg, Way, introduced, way
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
@@ -31,6 +29,8 @@ from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.decisions import check_acceptable
+from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
+from gitboot.review.guards import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.status.instance_status import PassedMerge
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say

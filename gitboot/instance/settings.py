@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
-from gitboot.diff.guard import Limits
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.instance.directory import SPOOL
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress
+from gitboot.review.guards import Limits
 from gitboot.source.keys import TrustedKeys
 from gitboot.targets.address import TargetAddress
 

@@ -1,7 +1,7 @@
 """The book of acknowledgements: what must not count again with ``--reinstalls-need signed``.
 
 An entry is the SHA-256 of what a commit's signature covers, if the commit led to an accepted one; or the
-`gitboot.diff.guard.AckLine.id` of a line that counted before its commit was accepted.
+`gitboot.review.guards.AckLine.id` of a line that counted before its commit was accepted.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gitboot.diff.access import AccessChange
-from gitboot.diff.guard import Guard
-from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.load.resources import Id
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause
+from gitboot.review.guards import Guard
 from gitboot.review.review import Review
+from gitboot.review.risks import DANGEROUS, Risk
 
 # The changes that a guard looks at; the others look at all of them.
 _RISKS = {

@@ -6,14 +6,11 @@ import json
 from collections.abc import Iterable
 
 from gitboot.diff.access import AccessChange
-from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
 from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange
-from gitboot.diff.guard import Trip, Verdict, trailer
 from gitboot.diff.images import ImageChange
-from gitboot.diff.risks import Risk
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.review import (
@@ -41,9 +38,12 @@ from gitboot.model.review import (
 )
 from gitboot.problems.problem import Problem
 from gitboot.review import words
+from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.groups import ChangeCause, Group, Outlier
+from gitboot.review.guards import Trip, Verdict, trailer
 from gitboot.review.rendered import RenderedDiff
 from gitboot.review.review import ImageClaim, Review
+from gitboot.review.risks import Risk
 
 
 def as_json(review: Review) -> str:

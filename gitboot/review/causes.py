@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from gitboot.diff.changes import Changes, ServerChange
 from gitboot.diff.documents import Fate
-from gitboot.diff.risks import Risk
-from gitboot.diff.shared import SharedChange
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
 from gitboot.model.server import Architecture
 from gitboot.resolve.choice import Pool, pools
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
+from gitboot.review.decision_changes import Changes, ServerChange
+from gitboot.review.document_changes import SharedChange
+from gitboot.review.risks import Risk
 
 _UNSEEN = frozenset({"annotations", "bmc"})  # of a Server: no decision looks at them, but a template may
 

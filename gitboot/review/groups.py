@@ -8,12 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gitboot.diff.changes import Changes, ServerChange
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
 from gitboot.diff.fields import FieldChange, changed_fields
-from gitboot.diff.reinstalls import Reinstall
-from gitboot.diff.risks import Risk
 from gitboot.diff.unknown import BecomesUnknown
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
@@ -21,8 +18,11 @@ from gitboot.load.resources import Id
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.causes import Causes, is_own
+from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.hidden import decision_to_show
+from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered import RenderedChanges, RenderedDiff
+from gitboot.review.risks import Risk
 
 _OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is
 RENDERED_LINES: Final = 50_000  # of all rendered diffs; no one reads more

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
-from gitboot.diff.changes import compare
-from gitboot.diff.guard import Limits, Unheeded, Verdict, judge, trailers
-from gitboot.diff.way import Hop, Leg, way
 from gitboot.fleet.revision import Message, ReinstallsNeed
+from gitboot.review.commit_path import Hop, Leg, way
+from gitboot.review.decision_changes import compare
+from gitboot.review.guards import Limits, Unheeded, Verdict, judge, trailers
 from gitboot.review.side import Side
 
 

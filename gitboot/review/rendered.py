@@ -9,7 +9,6 @@ from difflib import unified_diff
 from typing import Final
 
 from gitboot.canonical import digest
-from gitboot.diff.changes import ServerChange
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Output
 from gitboot.model.policy import NetworkBoot
@@ -19,6 +18,7 @@ from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from gitboot.review.decision_changes import ServerChange
 from gitboot.review.hidden import fit_to_show, laid_out
 from gitboot.review.own_values import OwnValues, names_in, own_values
 

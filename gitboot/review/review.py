@@ -7,12 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.diff.changes import Changes, compare
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
-from gitboot.diff.guard import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
-from gitboot.diff.reinstalls import RAISED, may_be_installed
-from gitboot.diff.risks import DANGEROUS, Risk
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.load.repository import FleetRepository
 from gitboot.load.resources import Id
@@ -20,9 +16,13 @@ from gitboot.phrases import count
 from gitboot.problems.problem import Severity
 from gitboot.review import words
 from gitboot.review.causes import Causes
+from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, groups
+from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.review.merges import Between, HeldStep, judged_by_steps, tightened
+from gitboot.review.reinstalls import RAISED, may_be_installed
 from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
+from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.review.side import Side
 
 

@@ -9,21 +9,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from gitboot.diff.access import ONE_TIME_BOOTS, AccessChange
-from gitboot.diff.changes import BmcChange, Changes, ServerChange
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
-from gitboot.diff.guard import SMALL, Guard, Limits, Trip
-from gitboot.diff.reinstalls import Reinstall, Why
 from gitboot.diff.resets import resets
-from gitboot.diff.risks import Risk
-from gitboot.diff.shared import SharedChange
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.phrases import count, more, some
+from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
+from gitboot.review.document_changes import SharedChange
 from gitboot.review.groups import ChangeCause, Group, Outlier
+from gitboot.review.guards import SMALL, Guard, Limits, Trip
+from gitboot.review.reinstalls import Reinstall, Why
+from gitboot.review.risks import Risk
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # characters of one value

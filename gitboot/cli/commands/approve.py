@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.options import reason_option, state_option
-from gitboot.diff.guard import Guard
+from gitboot.review.guards import Guard
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any, Final
 
-from gitboot.diff.reinstalls import Reinstall, Why, wants_install
 from gitboot.diff.resets import resets
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
+from gitboot.review.reinstalls import Reinstall, Why, wants_install
 
 
 class Risk(StrEnum):

@@ -17,9 +17,6 @@ from gitboot.diff.identities import Described, GainedIdentity, gained, installin
 from gitboot.diff.images import ImageChange, booted, image_changes, is_mutated
 from gitboot.diff.less import is_less
 from gitboot.diff.matching import matched
-from gitboot.diff.reinstalls import Reinstall, Why, may_be_installed, reinstalls
-from gitboot.diff.risks import Risk, risks
-from gitboot.diff.shared import SharedChange, changes_all_files, changes_ledger, shared_change, unknown_change
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
@@ -33,6 +30,15 @@ from gitboot.model.server import Lifecycle
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.sites import sites
+from gitboot.review.document_changes import (
+    SharedChange,
+    changes_all_files,
+    changes_ledger,
+    shared_change,
+    unknown_change,
+)
+from gitboot.review.reinstalls import Reinstall, Why, may_be_installed, reinstalls
+from gitboot.review.risks import Risk, risks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

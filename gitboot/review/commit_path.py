@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Final, TypeVar
 
-from gitboot.diff.guard import NOBODY, AckLine, Acknowledged, Unheeded, Verdict, ack_lines
 from gitboot.fleet.revision import Message, ReinstallsNeed
+from gitboot.review.guards import NOBODY, AckLine, Acknowledged, Unheeded, Verdict, ack_lines
 
 U = TypeVar("U", bound=str)  # a UUID
 MAX_STEPS: Final = 200  # more are judged as one
