@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gitboot.bmc.job import Job, Result
+from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
@@ -18,7 +19,6 @@ from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.frames import encode
-from gitboot.instance.inbox import Bmcs
 from gitboot.ledger.store import Store
 from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision, Snapshot

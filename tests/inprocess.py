@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.reconcile import Reconciler
 from gitboot.evaluator.client import Evaluation
 from gitboot.instance.build import running
-from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.requests import BEGIN
 from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
 from gitboot.ledger import requests
 from gitboot.ledger.lease import SECONDS

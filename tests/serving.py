@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 import httpx
 
 from gitboot.cli.planning import Planned, about_all
+from gitboot.controller.instance_state import Standing
 from gitboot.endpoint.app_from_serve_access_control import Clients
-from gitboot.instance.standing import Standing
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation

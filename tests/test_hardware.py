@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli.exit import Exit
-from gitboot.instance.standing import Fetched
+from gitboot.controller.instance_state import Fetched
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.render.state import parse, turn_of

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.instance.accept import Attempt
-from gitboot.instance.requests import BEGIN
+from gitboot.controller.acceptance import Attempt
+from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import requests
 from gitboot.problems.problem import Severity
 from gitboot.review.guards import Limits

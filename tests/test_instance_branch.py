@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gitboot.cli.exit import Exit
+from gitboot.controller.loop import Loop
 from gitboot.errors import BranchMissing, BranchNotNamed, LedgerError, SourceError
-from gitboot.instance.loop import Loop
 from gitboot.ledger import facts
 from gitboot.load.snapshot import Revision
 from gitboot.source.clone import FollowedBranch, Source

@@ -17,13 +17,14 @@ from typing import Any, cast
 
 import pytest
 
+from gitboot.controller import checkpoint, current_plans
+from gitboot.controller.instance_state import Fetched
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.instance import build, checkpoint, planning
+from gitboot.instance import build
 from gitboot.instance import directory as state
 from gitboot.instance.directory import CACHE
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
-from gitboot.instance.standing import Fetched
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
@@ -435,7 +436,7 @@ def test_a_restart_with_nothing_changed_reads_no_commit_plans_nobody_and_writes_
 ) -> None:
     folder, _ = left
     before, asked = written(folder), evaluated(monkeypatch)
-    monkeypatch.setattr(planning, "planned", None)
+    monkeypatch.setattr(current_plans, "planned", None)
     with in_process(folder, left[1].bare) as parts:
         reconcile(parts)
         status = parts.reconciler.status

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.instance.standing import Fetched
+from gitboot.controller.instance_state import Fetched
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.bench import Bench

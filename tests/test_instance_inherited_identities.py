@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-from gitboot.instance.requests import BEGIN
+from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import lost_identities, requests
 from gitboot.model.scalars.machines import SystemUuid, swapped
 from gitboot.resolve.decide import decide

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.instance.requests import BEGIN
+from gitboot.controller.operator_requests import BEGIN
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.resolve.attempts import step_of

@@ -15,10 +15,10 @@ from threading import Thread
 import pytest
 
 from gitboot.bounds import uncollected
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.loop import Bell, Loop, Ring
+from gitboot.controller.reconcile import Reconciler
 from gitboot.instance.laps import Stage
-from gitboot.instance.loop import Bell, Loop, Ring
-from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.standing import Fetched
 from gitboot.load.snapshot import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status.events_from_status import Event
@@ -30,7 +30,7 @@ from tests.instance import Repository, eventually, git
 @pytest.fixture(autouse=True)
 def _writes_its_status_for_something_else_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests here count reconciles."""
-    monkeypatch.setattr("gitboot.instance.loop.WRITTEN_EVERY_S", 3600.0)
+    monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 3600.0)
 
 
 def loop(parts: Parts, events: list[Event]) -> Loop:
@@ -197,7 +197,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
             is_free.wait()
             return fetch()
 
-        monkeypatch.setattr("gitboot.instance.loop.SLOW_S", 0)
+        monkeypatch.setattr("gitboot.controller.loop.SLOW_S", 0)
         monkeypatch.setattr(parts.source, "fetch", fetch_slowly)
         git(repository.bare, "branch", "other")  # a fetch follows that brings nothing new
         eventually(lambda: not conditions(parts)["SourceReady"])
@@ -210,7 +210,7 @@ def test_finding_c3_a_fetch_that_takes_long_is_a_condition_until_it_ends(
 def test_a_commit_takes_one_reconcile_of_which_nothing_waits_while_it_is_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.instance.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
+    monkeypatch.setattr("gitboot.controller.loop._EVALUATION_S", 3600)  # by when it is evaluated on any machine
     asked: list[bool] = []
     has_asked = Reconciler.has_asked
 
@@ -250,7 +250,7 @@ def test_a_commit_that_is_long_evaluated_is_said_to_have_come_meanwhile(tmp_path
 def test_an_instance_with_a_long_poll_writes_its_status_at_intervals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.instance.loop.WRITTEN_EVERY_S", 0.01)
+    monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 0.01)
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
     bell = HeardBell()

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller.notifications import Notices, notifying
 from gitboot.instance.directory import LEDGER, NOTIFIED
-from gitboot.instance.notifying import Notices, notifying
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import events
 from gitboot.ledger.opening import open_ledger
@@ -96,7 +96,7 @@ def test_each_is_told_what_it_wants(book: Book) -> None:
 def test_what_repeats_is_folded_into_one(book: Book, monkeypatch: pytest.MonkeyPatch) -> None:
     ahead_s = [0.0]
     moved = SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[0])
-    monkeypatch.setattr("gitboot.instance.notifying.time", moved)
+    monkeypatch.setattr("gitboot.controller.notifications.time", moved)
     with hook() as taken:
         notify_file(book.folder, one=f'webhook = "{taken.url}"\nfold-minutes = 60')
         with book.told() as notices:

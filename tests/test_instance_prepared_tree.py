@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from gitboot.child_processes import python
+from gitboot.controller.checkpoint import WORTH
 from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
-from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.directory import CACHE, PREPARING
 from gitboot.instance.prepared_tree import Prepared, StandbyPlace, prepare
 from gitboot.publish.disk import Disk

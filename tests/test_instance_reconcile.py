@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.publish_stage import shared
+from gitboot.controller.target_followers import ListedTarget
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.instance.build import Outside, assembled
-from gitboot.instance.following import ListedTarget
-from gitboot.instance.publishing import shared
 from gitboot.instance.settings import GitSettings, Settings
-from gitboot.instance.standing import Fetched
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
 from gitboot.load.snapshot import BlobId, Revision, Snapshot

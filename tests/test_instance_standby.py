@@ -21,7 +21,7 @@ from subprocess import CalledProcessError
 import pygit2
 import pytest
 
-from gitboot.instance.checkpoint import WORTH
+from gitboot.controller.checkpoint import WORTH
 from gitboot.instance.directory import CACHE, LEDGER
 from gitboot.ledger import moving
 from gitboot.ledger.opening import open_ledger

@@ -14,9 +14,9 @@ from tempfile import mkdtemp
 import pytest
 
 from gitboot.controller.forge import Forge, Project
+from gitboot.controller.instance_state import Fetched
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import KEPT, Batch, learn
-from gitboot.instance.standing import Fetched
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts, requests

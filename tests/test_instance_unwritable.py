@@ -18,11 +18,12 @@ import pytest
 
 from gitboot.bmc.override_state import Medium, MediumState
 from gitboot.bmc.override_state_from_bmc_override import State
-from gitboot.instance import build, checkpoint
-from gitboot.instance import loop as instance_loop
+from gitboot.controller import checkpoint
+from gitboot.controller import loop as instance_loop
+from gitboot.controller.loop import Loop
+from gitboot.instance import build
 from gitboot.instance.directory import CACHE, WITHDRAWALS, read_status
 from gitboot.instance.laps import Laps, Stage
-from gitboot.instance.loop import Loop
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import evidence, overrides

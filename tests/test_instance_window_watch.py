@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller import checkpoint, current_plans
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.loop import Loop
 from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, SourceError
 from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import exceeded
 from gitboot.frames import Child
-from gitboot.instance import checkpoint, planning
 from gitboot.instance.directory import CACHE
-from gitboot.instance.loop import Loop
-from gitboot.instance.standing import Fetched
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
 from gitboot.publish.directory import Directory, Published
@@ -253,7 +253,7 @@ def test_a_window_that_is_over_while_the_first_plans_are_made_ends_meanwhile(
                 patch.setattr(Here, "evaluate", held_back)
                 for now in (OPEN, OPEN + timedelta(seconds=2)):
                     parts.reconciler.reconcile(now, fetched=Fetched())
-        monkeypatch.setattr(planning, "counted", planned_slowly)
+        monkeypatch.setattr(current_plans, "counted", planned_slowly)
         monkeypatch.setattr(Directory, "publish", publish_noted)
         parts.reconciler.reconcile(now, fetched=Fetched())
         assert of_type(parts, "WindowsEnded") == [{"servers": list(NAMES)}]
@@ -369,7 +369,7 @@ def test_the_loop_ends_a_window_in_time_while_its_evaluator_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the clock of this machine. Only the end of the window wakes the loop, unless the window is over before."""
-    monkeypatch.setattr("gitboot.instance.loop.WRITTEN_EVERY_S", 3600.0)
+    monkeypatch.setattr("gitboot.controller.loop.WRITTEN_EVERY_S", 3600.0)
     end = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=5)
     repair = maintenance("repair").replace("profile:", f"window: {{end: '{format_instant(end)}'}}, profile:")
     repository = Repository.create(tmp_path / "git")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli.instance import request
-from gitboot.instance.requests import APPROVE
+from gitboot.controller.operator_requests import APPROVE
 from gitboot.ledger import facts, requests
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of

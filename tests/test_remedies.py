@@ -15,8 +15,8 @@ from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
+from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN
 from gitboot.errors import GitbootError
-from gitboot.instance.conditions import _UNPROVEN as UNPROVEN
 from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.status.conditions import ANY, BMC, REMEDIES, remedy, with_state
 from tests.cases import for_each
@@ -67,7 +67,7 @@ def _doubts() -> set[str]:
 def _states() -> set[tuple[str, str]]:
     """Each condition that may not hold, with its reasons; ANY where they are the names of errors."""
     found = {(BMC, str(each)) for each in (*OperatorCondition, Outcome.WAITING, Outcome.STALLED)} | {(BMC, "Overdue")}
-    for call in _calls("gitboot/instance/conditions.py", "_condition"):
+    for call in _calls("gitboot/controller/condition_rules.py", "_condition"):
         type, status, reason, *_ = call.args
         holds = isinstance(status, ast.Constant) and status.value is True
         if holds or isinstance(type, ast.JoinedStr):  # which is a BMC's
@@ -76,7 +76,7 @@ def _states() -> set[tuple[str, str]]:
         reasons = _doubts() if isinstance(reason, ast.Starred) and name == "RecordsKnown" else _texts(reason)
         reasons = set(UNPROVEN) if name == "BootsProven" else reasons  # it takes the first that applies
         found |= {(name, each) for each in reasons if each != "Running"}
-    for call in _calls("gitboot/instance/reconcile.py", "Condition"):
+    for call in _calls("gitboot/controller/reconcile.py", "Condition"):
         named = {each.arg: each.value for each in call.keywords if each.arg is not None}
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
     for call in _calls("gitboot/serve/tree.py", "_note"):

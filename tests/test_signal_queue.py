@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gitboot.instance.loop import Bell, Ring
+from gitboot.controller.loop import Bell, Ring
 from gitboot.signal_queue import SignalQueue
 
 

@@ -21,9 +21,9 @@ from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.cli.exit import Exit
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
-from gitboot.instance.inbox import Inbox
-from gitboot.instance.standing import Fetched
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts, overrides, records
 from gitboot.ledger.opening import copy_ledger, open_ledger

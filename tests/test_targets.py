@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gitboot import __version__
+from gitboot.controller.target_followers import Followed
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
-from gitboot.instance.following import Followed
 from gitboot.publish.directory import Directory
 from gitboot.publish.signed_list import VALID
 from gitboot.render.parts import AS_IT_WAS

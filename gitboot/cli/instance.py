@@ -14,13 +14,13 @@ from typing import Any, Final
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.evaluator_process import evaluation_limits, results_cache
 from gitboot.cli.operator import operator
+from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import build
 from gitboot.instance.acting import check_acts
 from gitboot.instance.build import Look, carried_out
 from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, read_status, running
-from gitboot.instance.requests import REFUSED, HeldChanges
 from gitboot.ledger import requests
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.opening import open_ledger

@@ -18,6 +18,10 @@ from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.passwords import is_covered
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
+from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
+from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
+from gitboot.controller.checkpoint import Checkpoint
+from gitboot.controller.commit_verdicts import Evaluating
 from gitboot.controller.instance.git_source import (
     _KEYS,
     BranchInLedger,
@@ -27,34 +31,30 @@ from gitboot.controller.instance.git_source import (
     trust_of,
 )
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
+from gitboot.controller.instance_state import Standing
+from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
+from gitboot.controller.reconcile import Outlet, Reconciler
+from gitboot.controller.reconcile_inputs import Bmcs, Inbox
+from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
 from gitboot.instance import directory as state
-from gitboot.instance.accept import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
-from gitboot.instance.checkpoint import Checkpoint
-from gitboot.instance.following import Followed, ListedTarget, followers_of
-from gitboot.instance.inbox import Bmcs, Inbox
-from gitboot.instance.judging import Evaluating
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.lookout import ArtifactWatch, Lookout
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.overrides import Schedule
 from gitboot.instance.patrol import Patrol
-from gitboot.instance.reconcile import Outlet, Reconciler
-from gitboot.instance.requests import BEGIN, REFUSED, HeldChanges
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.settings import BmcSettings, CheckAssets, Settings
 from gitboot.instance.spools import SharedSpool
-from gitboot.instance.standing import Standing
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
 from gitboot.jsonio_from_model_scalars_instants import format_instant

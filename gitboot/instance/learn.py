@@ -13,15 +13,16 @@ from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.controller import operator_requests
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
+from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
-from gitboot.instance import evidence, provisioning, requests, trust
+from gitboot.instance import evidence, provisioning, trust
 from gitboot.instance.evidence import Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
-from gitboot.instance.requests import HeldChanges
 from gitboot.instance.switching import carry_switches
 from gitboot.instance.withheld_boots import rolled_back
 from gitboot.ledger.entries import Request, Withheld
@@ -101,8 +102,8 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         _forget_old(learning, at)
         trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
-        requests.obey(learning, batch.stoppage)
-    requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
+        operator_requests.obey(learning, batch.stoppage)
+    operator_requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
     if batch.caught_up and learning.facts.gap:
         learning.facts = replace(learning.facts, gap=False)
     learning.events += batch.events

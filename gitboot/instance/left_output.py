@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gitboot.controller.current_plans import Plans
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.planning import Plans
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.schedule import ServerState

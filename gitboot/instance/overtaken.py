@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+from gitboot.controller.instance_state import Standing
+from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.instance.bookkeeping import known, never_offered
-from gitboot.instance.inbox import Inbox, Intake
-from gitboot.instance.standing import Standing
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 

@@ -15,22 +15,22 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gitboot.controller.acceptance import Attempt
+from gitboot.controller.checkpoint import WORTH, Checkpoint
+from gitboot.controller.current_plans import changed_by, replanned
+from gitboot.controller.instance_state import Standing, goes_by
+from gitboot.controller.publish_stage import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Attempt
 from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
-from gitboot.instance.checkpoint import WORTH, Checkpoint
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.offers import offers_of
-from gitboot.instance.planning import changed_by, replanned
-from gitboot.instance.publishing import Dated, published
-from gitboot.instance.standing import Standing, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.tokenkeys import restored, token_keys
 from gitboot.ledger import evidence, facts

@@ -19,6 +19,7 @@ import msgspec
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
+from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.git_source import look_for_repository, source_of
 from gitboot.decoders import decoder
 from gitboot.disk_cache import this_program
@@ -27,7 +28,6 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance import directory as state
 from gitboot.instance.build import named_ledger
-from gitboot.instance.checkpoint import WORTH
 from gitboot.instance.rights import private
 from gitboot.instance.settings import Settings
 from gitboot.instance.window_watch import WindowWatch

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Final
 
 from gitboot.background_threads import BackgroundThread
+from gitboot.controller.commit_verdicts import accepted_words, held_words, invalid_words
 from gitboot.controller.forge import CommitVerdict, Forge, Project, Witnessed, judgement_in
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError
-from gitboot.instance.judging import accepted_words, held_words, invalid_words
 from gitboot.instance.settings import Settings
 from gitboot.ledger.facts import status_key
 from gitboot.ledger.store import Store

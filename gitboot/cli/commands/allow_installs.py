@@ -19,8 +19,8 @@ def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
     from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of, told_to
+    from gitboot.controller.operator_requests import START
     from gitboot.errors import HeldByAnother, LedgerLeft
-    from gitboot.instance.requests import START
     from gitboot.observe.stopped import take_back
     from gitboot.phrases import count, some
 

@@ -139,9 +139,9 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
     from gitboot.cli.instance import looked_at, machines_of, request
+    from gitboot.controller.operator_requests import RETRY
     from gitboot.errors import UsageError
     from gitboot.instance.directory import running
-    from gitboot.instance.requests import RETRY
 
     if running(state) is None:
         raise UsageError(
@@ -209,8 +209,8 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     which gitboot has switched and whose BMC does not show it, is in service again (condition PowerWaves).
     """
     from gitboot.cli.instance import looked_at, machines_of, request
+    from gitboot.controller.operator_requests import CERTIFICATE
     from gitboot.errors import UsageError
-    from gitboot.instance.requests import CERTIFICATE
 
     if word is None and certificate is None:
         raise click.UsageError(
@@ -257,7 +257,7 @@ def _resolved(
     look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
-    from gitboot.instance.requests import ACCEPT, BACK, REPLACE, RESOLVE
+    from gitboot.controller.operator_requests import ACCEPT, BACK, REPLACE, RESOLVE
     from gitboot.instance.stops import stop_of
     from gitboot.resolve.instant import plan
 

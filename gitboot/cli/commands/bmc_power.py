@@ -145,9 +145,9 @@ def _switch(
     from gitboot.bmc.power import PowerAction
     from gitboot.bmc.worker_pool import connections
     from gitboot.cli.instance import request
+    from gitboot.controller.operator_requests import POWER, POWERED
     from gitboot.errors import UsageError
     from gitboot.instance.powering import switch
-    from gitboot.instance.requests import POWER, POWERED
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")

@@ -53,7 +53,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
     from gitboot.cli.instance import chosen, looked_at
-    from gitboot.instance.conditions import why_in_doubt
+    from gitboot.controller.condition_rules import why_in_doubt
 
     with looked_at(state, now()) as instance:
         names = chosen(servers, instance, selector)
@@ -84,7 +84,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
     is not changed.
     """
     from gitboot.cli.instance import looked_at, request
-    from gitboot.instance.requests import BEGIN
+    from gitboot.controller.operator_requests import BEGIN
 
     with looked_at(state, now()) as instance:
         _check_named(instance)
@@ -150,7 +150,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     and then stops, confirm it again.
     """
     from gitboot.cli.instance import request
-    from gitboot.instance.requests import CLOCK
+    from gitboot.controller.operator_requests import CLOCK
 
     click.echo(request(state, CLOCK, {"reason": reason}))
 
@@ -173,7 +173,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     none.
     """
     from gitboot.cli.instance import looked_at, request
-    from gitboot.instance.requests import RECORDS
+    from gitboot.controller.operator_requests import RECORDS
     from gitboot.resolve.install_attempts_from_resolve_records import adopted
     from gitboot.resolve.provisioning_record_from_plan import Record
     from gitboot.resolve.records import last_word, record_facts
@@ -205,8 +205,8 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     FILE has exported records.
     """
     from gitboot.cli.instance import looked_at, request
+    from gitboot.controller.operator_requests import RECORDS
     from gitboot.errors import UsageError
-    from gitboot.instance.requests import RECORDS
     from gitboot.resolve.records import record_facts
 
     records = _read(file)
@@ -260,7 +260,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     """
     from gitboot.cli.commands.handing import called_here, read_hand_over, taken
     from gitboot.cli.instance import looked_at, request
-    from gitboot.instance.requests import RECORDS
+    from gitboot.controller.operator_requests import RECORDS
     from gitboot.resolve.records import record_facts
 
     given = read_hand_over(file)

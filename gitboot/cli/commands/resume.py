@@ -14,6 +14,6 @@ from gitboot.cli.options import state_option
 def resume_command(state: Path) -> None:
     """Let the instance on STATE accept commits and set overrides again."""
     from gitboot.cli.instance import request
-    from gitboot.instance.requests import RESUME
+    from gitboot.controller.operator_requests import RESUME
 
     click.echo(request(state, RESUME, {}))

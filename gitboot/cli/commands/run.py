@@ -487,9 +487,9 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
     from gitboot.bounds import uncollected
+    from gitboot.controller.loop import Audience, Bell, Loop
+    from gitboot.controller.notifications import notifying
     from gitboot.instance.build import running
-    from gitboot.instance.loop import Audience, Bell, Loop
-    from gitboot.instance.notifying import notifying
     from gitboot.instance.verdicts import telling, witness_of
 
     bell = Bell()
@@ -546,9 +546,9 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.bounds import uncollected
+    from gitboot.controller.loop import Audience, Loop
+    from gitboot.controller.notifications import notifying
     from gitboot.instance.build import running
-    from gitboot.instance.loop import Audience, Loop
-    from gitboot.instance.notifying import notifying
     from gitboot.instance.verdicts import telling, witness_of
 
     with (
@@ -573,7 +573,7 @@ def _once(settings: Settings) -> Exit:
 def _dry_run(settings: Settings) -> Exit:
     """Say what reconciling once would do."""
     from gitboot.controller.instance.environment_checks_from_instance_build import tried_out
-    from gitboot.instance.loop import Loop
+    from gitboot.controller.loop import Loop
 
     def told(event: Event) -> None:
         tell(_would(event))

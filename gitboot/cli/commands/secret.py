@@ -223,7 +223,7 @@ def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
     """Request that the instance takes the fetches that the ledger has now as right."""
     from gitboot.cli.instance import looked_at, request
-    from gitboot.instance.requests import SECRET_FETCHES
+    from gitboot.controller.operator_requests import SECRET_FETCHES
 
     with looked_at(state, now()) as look:
         known = {

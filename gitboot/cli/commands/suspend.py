@@ -20,8 +20,8 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
     """
     from gitboot.cli.instance import request
+    from gitboot.controller.operator_requests import SUSPEND
     from gitboot.errors import UsageError
-    from gitboot.instance.requests import SUSPEND
     from gitboot.jsonio_from_model_scalars_instants import format_instant
 
     if until <= now():

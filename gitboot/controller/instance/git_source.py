@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.passwords import read_credentials
+from gitboot.controller.acceptance import Authority
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
 from gitboot.instance import directory as state
-from gitboot.instance.accept import Authority
 from gitboot.instance.settings import GitSettings, Settings, TrustSettings
 from gitboot.ledger import events, facts
 from gitboot.ledger.store import Store

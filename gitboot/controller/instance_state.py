@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
+from gitboot.controller.acceptance import Attempt
+from gitboot.controller.current_plans import Plans
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.accept import Attempt
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.overrides import Schedule
-from gitboot.instance.planning import Plans
 from gitboot.instance.stops import is_named
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.snapshot import Revision

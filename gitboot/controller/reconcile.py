@@ -10,17 +10,21 @@ from typing import Final
 from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.job import Result
 from gitboot.bounds import uncollected
+from gitboot.controller.acceptance import Accepting, Attempt
+from gitboot.controller.checkpoint import Checkpoint
+from gitboot.controller.condition_rules import announcements, conditions
+from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
+from gitboot.controller.instance_state import Fetched, Standing, TargetState, goes_by
+from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges
+from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, published
+from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
+from gitboot.controller.target_followers import Followed
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.accept import Accepting, Attempt
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
-from gitboot.instance.checkpoint import Checkpoint
-from gitboot.instance.conditions import announcements, conditions
 from gitboot.instance.evidence import Reading
 from gitboot.instance.folding import folded
-from gitboot.instance.following import Followed
-from gitboot.instance.inbox import Bmcs, Inbox, Intake
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
@@ -38,10 +42,6 @@ from gitboot.instance.overrides import (
     unasked,
 )
 from gitboot.instance.overtaken import read_back, taken_in
-from gitboot.instance.planning import Plans, changed_by, left_by, replanned
-from gitboot.instance.publishing import InLedger, UnwritableLedger, as_it_lies, published
-from gitboot.instance.requests import APPROVE, BEGIN, HeldChanges
-from gitboot.instance.standing import Fetched, Standing, TargetState, goes_by
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
 from gitboot.instance.turns import granted

@@ -15,10 +15,10 @@ from typing import Final, NamedTuple, Protocol
 import watchfiles
 
 from gitboot.background_threads import BackgroundThread, failures, listening
+from gitboot.controller.instance_state import Fetched
+from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, SourceError, TryAgain
 from gitboot.instance.laps import Stage
-from gitboot.instance.reconcile import Reconciler
-from gitboot.instance.standing import Fetched
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
 from gitboot.signal_queue import SignalQueue

@@ -21,6 +21,8 @@ from zlib import crc32
 import msgspec
 
 from gitboot.assets.sighting import Sighting
+from gitboot.controller.current_plans import ImageFile, Plans, about
+from gitboot.controller.instance_state import Standing, TargetState
 from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
@@ -31,8 +33,6 @@ from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
-from gitboot.instance.planning import ImageFile, Plans, about
-from gitboot.instance.standing import Standing, TargetState
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import Machine
 from gitboot.load.merged import replaced

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gitboot.bmc.passwords import read_credentials
+from gitboot.controller.publish_stage import Target
 from gitboot.errors import PublishError, UsageError
-from gitboot.instance.publishing import Target
 from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store

@@ -10,11 +10,20 @@ from operator import is_not
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.bmc.credentials import Pair
+from gitboot.controller.commit_verdicts import (
+    Ahead,
+    Candidate,
+    Evaluating,
+    Judging,
+    Merges,
+    Unfinished,
+    Wait,
+    approvals,
+)
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
-from gitboot.instance.judging import Ahead, Candidate, Evaluating, Judging, Merges, Unfinished, Wait, approvals
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import released
 from gitboot.instance.withheld_boots import joined, offering, withheld_by

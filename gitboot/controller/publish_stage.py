@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.assets.sighting import is_withheld
+from gitboot.controller.current_plans import Plans, changed_by
+from gitboot.controller.instance_state import LimitedFiles, TargetState
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.offers import offer_of, offers_of
-from gitboot.instance.planning import Plans, changed_by
-from gitboot.instance.standing import LimitedFiles, TargetState
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store

@@ -16,8 +16,8 @@ from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
 from gitboot.errors import LedgerError
-from gitboot.instance.lookout import ArtifactWatch, NobodyLooks
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.spools import FolderSpool, ReadSpool
 from gitboot.ledger import overrides, requests, switches
