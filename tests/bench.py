@@ -12,6 +12,7 @@ from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.artifact_watch import ArtifactWatch
+from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance.settings_from_instance_build import Clock
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
@@ -19,7 +20,6 @@ from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.build import Outside, assembled, pool_of
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import Schedule
 from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import facts, requests
 from gitboot.ledger.opening import check

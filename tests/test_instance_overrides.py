@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
-from gitboot.instance.overrides import events_of
+from gitboot.controller.bmcs.schedule import events_of
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import Bench

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.power_steps import SwitchState
-from gitboot.instance.turns import granted
+from gitboot.controller.bmcs.power_waves import granted
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import Cause
 from tests.bench import Bench

@@ -11,12 +11,12 @@ from typing import Any, Final
 from gitboot.assets.sighting import Presence, Sighting, is_withheld
 from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.controller.acceptance import Attempt, accepted_message, held_message, refused_message
+from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Standing
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import Schedule
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.instance.trust import behind, unkept
 from gitboot.jsonio_from_model_scalars_instants import format_instant

@@ -9,10 +9,10 @@ from heapq import nlargest, nsmallest
 from typing import Any, Final, NamedTuple
 
 from gitboot.controller.acceptance import Attempt
+from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import Schedule
 from gitboot.instance.stops import is_named
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.snapshot import Revision

@@ -11,6 +11,18 @@ from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.job import Result
 from gitboot.bounds import uncollected
 from gitboot.controller.acceptance import Accepting, Attempt
+from gitboot.controller.bmcs.power_waves import granted
+from gitboot.controller.bmcs.schedule import (
+    Schedule,
+    arranged,
+    events_of,
+    hurried,
+    jobs,
+    reported,
+    submitted,
+    switched,
+    unasked,
+)
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
@@ -30,21 +42,9 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.overrides import (
-    Schedule,
-    arranged,
-    events_of,
-    hurried,
-    jobs,
-    reported,
-    submitted,
-    switched,
-    unasked,
-)
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.stops import stop_of
 from gitboot.instance.trust import is_clock_trusted
-from gitboot.instance.turns import granted
 from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store

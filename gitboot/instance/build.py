@@ -20,6 +20,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
+from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.commit_verdicts import Evaluating
 from gitboot.controller.instance.git_source import (
@@ -49,7 +50,6 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.noted_clears import NotedWithdrawals
-from gitboot.instance.overrides import Schedule
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown

@@ -14,6 +14,7 @@ from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests
+from gitboot.controller.bmcs.desired_state import carry_switches
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
@@ -23,7 +24,6 @@ from gitboot.instance import evidence, provisioning, trust
 from gitboot.instance.evidence import Reading
 from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
-from gitboot.instance.switching import carry_switches
 from gitboot.instance.withheld_boots import rolled_back
 from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves

@@ -14,8 +14,8 @@ from gitboot.bmc.override_state_from_bmc_override import Observed
 from gitboot.bmc.power import NotSwitched, PowerAction, PowerStep, Send, next_power
 from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 from gitboot.bmc.worker_pool import Connections
+from gitboot.controller.bmcs.manual_tasks import Subject
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
-from gitboot.instance.inspect import Subject
 from gitboot.model.scalars.machines import SystemUuid
 
 

@@ -29,8 +29,8 @@ from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+    from gitboot.controller.bmcs.manual_tasks import Inspection
     from gitboot.instance.build import Look
-    from gitboot.instance.inspect import Inspection
     from gitboot.load.machines import Machine
     from gitboot.model.scalars.machines import SystemUuid
 
@@ -289,8 +289,8 @@ def _inspected(
 ) -> list[Inspection]:
     from gitboot.bmc.worker_pool import connections
     from gitboot.cli.instance import chosen, looked_at
+    from gitboot.controller.bmcs.manual_tasks import inspect, subjects
     from gitboot.errors import UsageError
-    from gitboot.instance.inspect import inspect, subjects
 
     raise_limits()  # each BMC has a connection
     at = now()
@@ -325,7 +325,7 @@ def _as_json(found: list[Inspection]) -> str:
 
 def _as_text(found: list[Inspection], state: Path, *, in_full: bool) -> str:
     from gitboot.cli.terminal import table
-    from gitboot.instance.inspect import shown
+    from gitboot.controller.bmcs.manual_tasks import shown
 
     rows = []
     for one in found:

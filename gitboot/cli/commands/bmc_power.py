@@ -22,7 +22,7 @@ from gitboot.terminal import style
 
 if TYPE_CHECKING:
     from gitboot.bmc.power import PowerAction
-    from gitboot.instance.inspect import Inspection, Subject
+    from gitboot.controller.bmcs.manual_tasks import Inspection, Subject
     from gitboot.instance.powering import Powered
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -60,7 +60,7 @@ def get(
     Exit codes: 0 where all have answered, else 8.
     """
     from gitboot.bmc.worker_pool import connections
-    from gitboot.instance.inspect import inspect
+    from gitboot.controller.bmcs.manual_tasks import inspect
 
     at = now()
     subjects = _subjects(servers, selector, state)
@@ -184,8 +184,8 @@ def _outcome(one: Powered) -> dict[str, Any]:
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
     """The machines that are meant; all that have a BMC where none is named."""
     from gitboot.cli.instance import looked_at
+    from gitboot.controller.bmcs.manual_tasks import subjects
     from gitboot.errors import UsageError
-    from gitboot.instance.inspect import subjects
 
     at = now()
     with looked_at(state, at) as instance:

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
+from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask
+from gitboot.controller.bmcs.schedule import Appointment, Schedule
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import Appointment, Schedule
-from gitboot.instance.switching import PowerAsk
 from gitboot.resolve.waves import Member, turns
 
 

@@ -16,12 +16,12 @@ from gitboot.bmc.override_state_from_bmc_override import Enabled, OperatorCondit
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.sharing import Sharing
+from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask, _ask, _is_for, _left_behind
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.evidence import wants_reading
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.switching import PowerAsk
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.keyed import TokenKeys

@@ -43,15 +43,15 @@ from gitboot.bmc.power_steps import (
 from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 from gitboot.bmc.step_runner import look, method_of, would_send
 from gitboot.bmc.worker_pool import Connections
+from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
+from gitboot.controller.bmcs.schedule import shared_values
 from gitboot.controller.current_plans import about
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.overrides import shared_values
 from gitboot.instance.stops import stop_of
-from gitboot.instance.switching import PowerAsk, power_wanted
 from gitboot.instance.withheld_boots import offering
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
