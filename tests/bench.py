@@ -13,14 +13,14 @@ from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.instance.assembly import Outside, assembled, pool_of
+from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.build import Outside, assembled, pool_of
 from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.ledger import facts, requests
 from gitboot.ledger.opening import check
 from gitboot.model.scalars.machines import SystemUuid

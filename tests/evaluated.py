@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from gitboot.controller.instance import assembly
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated
 from gitboot.evaluator import protocol
@@ -16,7 +17,6 @@ from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.frames import encode
-from gitboot.instance import build
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.clone import Reader
@@ -65,7 +65,7 @@ def evaluated_here() -> Iterator[None]:
     ) -> Here:
         return Here(Reader(state), site)
 
-    with patch.object(build, "Evaluation", here), patch.object(build, "FetchProcess", _FetchesHere):
+    with patch.object(assembly, "Evaluation", here), patch.object(assembly, "FetchProcess", _FetchesHere):
         yield
 
 

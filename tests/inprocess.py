@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from gitboot.controller.instance.assembly import running
+from gitboot.controller.instance.settings import (
+    ArtifactSettings,
+    BmcSettings,
+    CheckAssets,
+    GitSettings,
+    Settings,
+    TrustSettings,
+)
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.evaluator.client import Evaluation
-from gitboot.instance.build import running
-from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings, TrustSettings
 from gitboot.ledger import requests
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.store import Store

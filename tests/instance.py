@@ -18,8 +18,8 @@ import httpx
 import pygit2
 
 from gitboot.cli.instance import request
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.instance.directory import LEDGER, has_ledger
 from gitboot.ledger.naming import PostgresAddress, note_address
 from gitboot.ledger.store import Store
 from gitboot.publish.recorded import read_records

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
+from gitboot.controller.instance.assembly import Outside, assembled
+from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
-from gitboot.instance.build import Outside, assembled
-from gitboot.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence, facts, requests
 from gitboot.ledger.opening import copy_ledger

@@ -24,9 +24,9 @@ from typing import Any, Final, NamedTuple
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
+from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.errors import GitbootError, PublishError
-from gitboot.instance.directory import LEDGER
 from gitboot.ledger import requests
 from gitboot.ledger.fetches import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid

@@ -21,11 +21,11 @@ import pytest
 
 from gitboot import bounds, disk_cache
 from gitboot.cli.main import cli
+from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.frames import encode, framed
-from gitboot.instance import directory
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from tests.fleets import SEED, server, uuid_of
@@ -127,7 +127,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
         began.append(None)
         return uncollected()
 
-    for module in (disk_cache, directory):
+    for module in (disk_cache, state_directory):
         monkeypatch.setattr(module, "DiskCache", Opened)
     monkeypatch.setattr(bounds, "uncollected", begin)
     places = {name: rack.folder / name for name in "AHKW"}

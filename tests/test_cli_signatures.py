@@ -10,9 +10,9 @@ import pytest
 
 from gitboot.cli.options import this_second
 from gitboot.cli.ranges import Compared, compared
+from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Verify
-from gitboot.instance.settings import TrustSettings
 from gitboot.load.snapshot import Revision
 from gitboot.source.keys import TrustedKeys
 from tests.fleets import image

@@ -18,10 +18,10 @@ from typing import Final
 
 import pytest
 
+from gitboot.controller.instance.settings import TrustSettings
+from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed
-from gitboot.instance.directory import LEDGER
-from gitboot.instance.settings import TrustSettings
 from gitboot.ledger import acknowledgements, facts
 from gitboot.load.snapshot import Revision
 from gitboot.review.guards import Limits

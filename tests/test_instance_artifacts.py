@@ -13,9 +13,9 @@ import pytest
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.controller.artifact_watch import Lookout
+from gitboot.controller.instance.assembly import looking, seen_before
+from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.disk_cache import DiskCache
-from gitboot.instance.build import looking, seen_before
-from gitboot.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store

@@ -18,11 +18,11 @@ from typing import Any, cast
 import pytest
 
 from gitboot.controller import checkpoint, current_plans
+from gitboot.controller.instance import assembly
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.instance import build
-from gitboot.instance import directory as state
-from gitboot.instance.directory import CACHE
 from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.ledger import requests
@@ -59,7 +59,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept is kept of small fleets, too, and after each change."""
     monkeypatch.setattr(checkpoint, "WORTH", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
-    monkeypatch.setattr(build, "Patrol", Patient)
+    monkeypatch.setattr(assembly, "Patrol", Patient)
 
 
 class Patient(Patrol):

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.evaluator_process import open_cache
+from gitboot.controller.instance.assembly import looked_at
+from gitboot.controller.instance.state_directory import CACHE
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.build import looked_at
-from gitboot.instance.directory import CACHE
 from gitboot.source.clone import accepted_snapshot
 from tests.fleets import SEED, at, server
 from tests.inprocess import in_process

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller.instance.settings import GitSettings, Settings
+from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.controller.notifications import Notices, notifying
-from gitboot.instance.directory import LEDGER, NOTIFIED
-from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import events
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import Store

@@ -22,10 +22,10 @@ import pytest
 
 from gitboot.child_processes import python
 from gitboot.controller.checkpoint import WORTH
+from gitboot.controller.instance.prepared_tree import Prepared, StandbyPlace, prepare
+from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
-from gitboot.instance.directory import CACHE, PREPARING
-from gitboot.instance.prepared_tree import Prepared, StandbyPlace, prepare
 from gitboot.publish.disk import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree import LOCK, OWN, PENDING, verify

@@ -13,12 +13,12 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
+from gitboot.controller.instance.assembly import Outside, assembled
+from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.publish_stage import shared
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
-from gitboot.instance.build import Outside, assembled
-from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Transaction
 from gitboot.load.snapshot import BlobId, Revision, Snapshot

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
-from gitboot.instance.settings import TrustSettings
 from gitboot.instance.verdicts import verdicts_of
 from gitboot.ledger import events, requests
 from gitboot.problems.codes import Code

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from gitboot.cli.commands.handing import read_hand_over, taken
 from gitboot.cli.exit import Exit
 from gitboot.cli.main import cli
+from gitboot.controller.instance.assembly import looked_at
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.operator_requests import RECORDS
 from gitboot.errors import InvalidRepository, SourceError, UsageError
@@ -29,7 +30,6 @@ from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.build import looked_at
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import machines, requests
 from gitboot.load.whole import load

@@ -22,7 +22,7 @@ import pygit2
 import pytest
 
 from gitboot.controller.checkpoint import WORTH
-from gitboot.instance.directory import CACHE, LEDGER
+from gitboot.controller.instance.state_directory import CACHE, LEDGER
 from gitboot.ledger import moving
 from gitboot.ledger.opening import open_ledger
 from gitboot.ledger.store import mark_of, read_mark

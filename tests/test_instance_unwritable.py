@@ -20,9 +20,9 @@ from gitboot.bmc.override_state import Medium, MediumState
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.controller import checkpoint
 from gitboot.controller import loop as instance_loop
+from gitboot.controller.instance import assembly
+from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read_status
 from gitboot.controller.loop import Loop
-from gitboot.instance import build
-from gitboot.instance.directory import CACHE, WITHDRAWALS, read_status
 from gitboot.instance.laps import Laps, Stage
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
@@ -445,7 +445,7 @@ def resuming(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Restarting:
     """As `restarting`, but each instance goes on from where the one before stood: as with hundreds of servers."""
     monkeypatch.setattr(checkpoint, "WORTH", 0)
     monkeypatch.setattr(checkpoint, "_INTERVAL", timedelta())
-    monkeypatch.setattr(build, "Patrol", Patient)
+    monkeypatch.setattr(assembly, "Patrol", Patient)
     made = Restarting(tmp_path)
     made.begin()
     assert (tmp_path / "state" / CACHE).exists()

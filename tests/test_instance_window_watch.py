@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from gitboot.controller import checkpoint, current_plans
+from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.loop import Loop
 from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, SourceError
@@ -22,7 +23,6 @@ from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import exceeded
 from gitboot.frames import Child
-from gitboot.instance.directory import CACHE
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
 from gitboot.publish.directory import Directory, Published

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
-from gitboot.instance.directory import LEDGER
+from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.ledger import records
 from gitboot.ledger.opening import open_ledger
 from gitboot.model.scalars.machines import SystemUuid

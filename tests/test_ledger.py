@@ -24,8 +24,8 @@ from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.override_state import Medium, MediumState
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
+from gitboot.controller.instance.assembly import opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.instance.build import opened_ledger
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows

@@ -21,8 +21,8 @@ from click.testing import CliRunner, Result
 
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.cli.main import cli
+from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.instance.directory import has_ledger
 from gitboot.ledger import (
     acknowledgements,
     events,

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
-from gitboot.instance.directory import LeftStatus
+from gitboot.controller.instance.state_directory import LeftStatus
 from gitboot.publish.tree import verify
 from gitboot.render.page import DATA
 from gitboot.render.page.details import changes

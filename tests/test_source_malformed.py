@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.instance.directory import LEDGER
+from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.ledger import events
 from gitboot.ledger.store import Store
 from gitboot.source.ancestry import ancestors, commits_between, is_ancestor, merge_base

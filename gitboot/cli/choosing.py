@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from gitboot.instance.build import Look
+    from gitboot.controller.instance.assembly import Look
     from gitboot.resolve.server_decision_from_plan import Decision
 
 yes_option = click.option(

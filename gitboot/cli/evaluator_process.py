@@ -148,9 +148,11 @@ def open_cache(state: Path | None) -> DiskCache:
     from gitboot.storage import is_on_network
 
     if state is not None:
-        from gitboot.instance import directory
+        from gitboot.controller.instance import state_directory
 
-        return directory.open_cache(state, lambda _: None, writes=False)  # the instance reports a fault of its cache
+        return state_directory.open_cache(
+            state, lambda _: None, writes=False
+        )  # the instance reports a fault of its cache
     path = kept("cache.sqlite")
     if path is not None and is_on_network(path):
         path = None

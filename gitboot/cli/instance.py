@@ -14,13 +14,13 @@ from typing import Any, Final
 from gitboot.cli.choosing import meant_by
 from gitboot.cli.evaluator_process import evaluation_limits, results_cache
 from gitboot.cli.operator import operator
+from gitboot.controller.instance import assembly
+from gitboot.controller.instance.assembly import Look, carried_out
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, read_status, running
 from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance import build
 from gitboot.instance.acting import check_acts
-from gitboot.instance.build import Look, carried_out
-from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran, read_status, running
 from gitboot.ledger import requests
 from gitboot.ledger.lease import Holder
 from gitboot.ledger.opening import open_ledger
@@ -40,7 +40,7 @@ def looked_at(state: Path, at: datetime) -> Iterator[Look]:
     """The instance on ``state`` as it is; what its commit takes to be read is limited."""
     with ExitStack() as stack:
         with evaluation_limits() as begun:
-            look = stack.enter_context(build.looked_at(state, at, begun=begun, results=results_cache()))
+            look = stack.enter_context(assembly.looked_at(state, at, begun=begun, results=results_cache()))
         yield look
 
 

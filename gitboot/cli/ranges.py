@@ -14,10 +14,10 @@ from typing import Final
 
 from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.evaluator_process import evaluation_limits
+from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair
 from gitboot.fleet.revision import Message, Signer
-from gitboot.instance.settings import TrustSettings
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.problems.problem import Problem
 from gitboot.review.decision_changes import Changes

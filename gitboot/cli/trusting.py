@@ -12,7 +12,7 @@ from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 
 if TYPE_CHECKING:
-    from gitboot.instance.settings import TrustSettings
+    from gitboot.controller.instance.settings import TrustSettings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -70,7 +70,7 @@ def trust_of(
     reinstalls_need: str | None,
 ) -> TrustSettings:
     """What was given; raises `UsageError` where it cannot be meant."""
-    from gitboot.instance.settings import TrustSettings
+    from gitboot.controller.instance.settings import TrustSettings
     from gitboot.source.keys import TrustedKeys
 
     keys = TrustedKeys(

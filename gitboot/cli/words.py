@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
+from gitboot.controller.instance.state_directory import LEDGER, SPOOL, has_ledger
 from gitboot.errors import LedgerError
 from gitboot.instance.acting import told_here
-from gitboot.instance.directory import LEDGER, SPOOL, has_ledger
 from gitboot.ledger.opening import places
 from gitboot.observe.stopped import folders
 

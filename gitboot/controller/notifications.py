@@ -15,9 +15,9 @@ from typing import Final
 
 from gitboot import files
 from gitboot.background_threads import BackgroundThread
+from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.errors import HostUnreachable, LedgerError, UsageError
-from gitboot.instance.directory import LEDGER, NOTIFIED
-from gitboot.instance.settings import Settings
 from gitboot.ledger import events
 from gitboot.notices.delivery import Rereading, Send
 from gitboot.notices.notice import MOST, NotedEvent, Notice, noted

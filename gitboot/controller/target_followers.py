@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from gitboot.bmc.passwords import read_credentials
+from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.publish_stage import Target
 from gitboot.errors import PublishError, UsageError
-from gitboot.instance.settings import GitSettings, Settings
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store
 from gitboot.publish.directory import Published

@@ -6,8 +6,8 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
+from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.errors import HeldByAnother, LedgerError
-from gitboot.instance.directory import LEDGER, has_ledger
 from gitboot.ledger.lease import Holder, Lease, Leased
 from gitboot.ledger.opening import acting_instead, lease_of, places
 from gitboot.render.terms import TERMS, parse

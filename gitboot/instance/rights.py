@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+from gitboot.controller.instance import state_directory as state
 from gitboot.errors import UsageError
-from gitboot.instance import directory as state
 from gitboot.text import shell_words
 
 _OWN: Final = 0o077  # a umask: nothing for anybody else

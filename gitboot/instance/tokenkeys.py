@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from gitboot.controller.instance import state_directory as state
 from gitboot.errors import UsageError
 from gitboot.files import write_whole
-from gitboot.instance import directory as state
 from gitboot.instance.rights import mode_in
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.render.keyed import EarlierKey, TokenKeys

@@ -12,8 +12,8 @@ from typing import Final
 from gitboot.background_threads import BackgroundThread
 from gitboot.controller.commit_verdicts import accepted_words, held_words, invalid_words
 from gitboot.controller.forge import CommitVerdict, Forge, Project, Witnessed, judgement_in
+from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError
-from gitboot.instance.settings import Settings
 from gitboot.ledger.facts import status_key
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision

@@ -32,9 +32,9 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
     """
     from gitboot.cli.instance import held_changes, request
+    from gitboot.controller.instance.state_directory import read_status
     from gitboot.controller.operator_requests import APPROVE, check_approval
     from gitboot.instance.acting import check_acts
-    from gitboot.instance.directory import read_status
 
     read_status(state)  # raises an error if no instance has run here
     check_acts(state)

@@ -30,7 +30,7 @@ from gitboot.text import shell_words
 if TYPE_CHECKING:
     from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
     from gitboot.controller.bmcs.manual_tasks import Inspection
-    from gitboot.instance.build import Look
+    from gitboot.controller.instance.assembly import Look
     from gitboot.load.machines import Machine
     from gitboot.model.scalars.machines import SystemUuid
 
@@ -139,9 +139,9 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
     from gitboot.cli.instance import looked_at, machines_of, request
+    from gitboot.controller.instance.state_directory import running
     from gitboot.controller.operator_requests import RETRY
     from gitboot.errors import UsageError
-    from gitboot.instance.directory import running
 
     if running(state) is None:
         raise UsageError(

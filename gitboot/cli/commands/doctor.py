@@ -18,7 +18,7 @@ from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.instance.examining import Examined
+    from gitboot.controller.instance.environment_checks import Examined
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "wrong": "red"}
 
@@ -62,34 +62,34 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     from pygit2 import LIBGIT2_VERSION
 
     from gitboot.cli.instance import looked_at
+    from gitboot.controller.instance import environment_checks
+    from gitboot.controller.instance.state_directory import has_ledger, running
     from gitboot.errors import HeldByAnother
-    from gitboot.instance import examining
     from gitboot.instance.acting import acting_here, check_acts
-    from gitboot.instance.directory import has_ledger, running
     from gitboot.source.repository import features
     from gitboot.system_clock import keeping
 
-    yield from examining.of_git(features(), LIBGIT2_VERSION)
-    yield from examining.of_the_clock(keeping())
+    yield from environment_checks.of_git(features(), LIBGIT2_VERSION)
+    yield from environment_checks.of_the_clock(keeping())
     if state is None:
         return
-    yield from examining.of_state(state)
+    yield from environment_checks.of_state(state)
     if not state.is_dir() or not has_ledger(state):
         return
     try:
         check_acts(state)
     except HeldByAnother as error:
-        yield from examining.of_standing_by(error)
+        yield from environment_checks.of_standing_by(error)
         return
     if (lease := acting_here(state)) is not None:
-        yield from examining.of_acting(lease)
+        yield from environment_checks.of_acting(lease)
     with looked_at(state, now()) as look:
-        yield from examining.of_the_ledger(look, running(state))
-        yield from examining.of_who_sets(look)
+        yield from environment_checks.of_the_ledger(look, running(state))
+        yield from environment_checks.of_who_sets(look)
         if output is not None:
-            yield from examining.of_output(output, state, servers=len(look.commit.decisions.servers))
-        yield from examining.of_credentials(credentials, look)
-        yield from examining.of_mirrors(look.commit.decisions)
+            yield from environment_checks.of_output(output, state, servers=len(look.commit.decisions.servers))
+        yield from environment_checks.of_credentials(credentials, look)
+        yield from environment_checks.of_mirrors(look.commit.decisions)
 
 
 def _placed(examined: Examined, places: Mapping[str, Path | None]) -> Examined:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @output_option("json", "text")
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
-    from gitboot.instance.directory import LEDGER, has_ledger, never_ran
+    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
     from gitboot.ledger.opening import open_ledger
 
     if not has_ledger(state):

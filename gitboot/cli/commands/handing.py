@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from gitboot.instance.build import Look
+    from gitboot.controller.instance.assembly import Look
     from gitboot.model.scalars.machines import SystemUuid
 
 KIND: Final = "HandOver"

@@ -23,7 +23,7 @@ def command() -> None:
 @state_option
 def show(state: Path) -> None:
     """Show where the ledger is, its identity, and its size."""
-    from gitboot.instance.directory import LEDGER, has_ledger, never_ran
+    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
     from gitboot.ledger.opening import described
 
     if not has_ledger(state):
@@ -65,7 +65,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     it is told the new place. On another host with the same ledger the same line names the new place to its STATE, too,
     and where a copy was killed before its end, it ends it.
     """
-    from gitboot.instance.directory import LEDGER, has_ledger, locked, never_ran
+    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran
     from gitboot.instance.rights import private
     from gitboot.ledger.moving import moved
     from gitboot.ledger.naming import PostgresAddress
@@ -109,7 +109,7 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
     that to its STATE.
     """
     from gitboot.cli.choosing import go_on
-    from gitboot.instance.directory import LEDGER, locked
+    from gitboot.controller.instance.state_directory import LEDGER, locked
     from gitboot.instance.rights import private
     from gitboot.ledger.naming import PostgresAddress
     from gitboot.ledger.reclaiming import reclaim as reclaimed

@@ -40,9 +40,9 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
     """
     from gitboot.cli.words import told_to
+    from gitboot.controller.instance.state_directory import running
     from gitboot.errors import LedgerError, NotYetDone, UsageError
     from gitboot.instance.acting import check_acts
-    from gitboot.instance.directory import running
 
     state = told_to(state)
     process = running(state)
@@ -105,8 +105,8 @@ def _status(state: Path) -> Mapping[str, Any]:
     """Return the newest status of the instance; empty if it has not written one yet."""
     from gitboot.cli.commands.status import newest
     from gitboot.cli.words import output_of
+    from gitboot.controller.instance.state_directory import read_status
     from gitboot.errors import UsageError
-    from gitboot.instance.directory import read_status
 
     with suppress(UsageError):
         status = read_status(state)

@@ -20,7 +20,7 @@ from gitboot.jsonio import facts as as_facts
 from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
-    from gitboot.instance.settings import Settings
+    from gitboot.controller.instance.settings import Settings
 
 _NICE: Final = 10  # whatever else the host does goes first
 
@@ -47,8 +47,8 @@ def prepare_subcommand(
     commit_workers: int | None,
 ) -> None:
     """Prepare OUTPUT for the time when this standby becomes active. Standbys start this command."""
+    from gitboot.controller.instance.prepared_tree import StandbyPlace, prepare
     from gitboot.evaluator.protocol import Allowance
-    from gitboot.instance.prepared_tree import StandbyPlace, prepare
 
     end_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent says when
@@ -81,7 +81,7 @@ def _clock() -> datetime:
 
 def prepare_command(settings: Settings) -> list[str]:
     """Return the command line with which a standby prepares the tree of these settings."""
-    from gitboot.instance.settings import CheckAssets
+    from gitboot.controller.instance.settings import CheckAssets
 
     arguments = ["--out", str(settings.output.absolute()), "--state", str(settings.state.absolute())]
     allowance = settings.allowance

@@ -18,7 +18,7 @@ from gitboot.phrases import count
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.instance.build import Look
+    from gitboot.controller.instance.assembly import Look
     from gitboot.model.scalars.machines import SystemUuid
     from gitboot.resolve.provisioning_record_from_plan import Record
 
@@ -119,7 +119,7 @@ def _beginning(what: str) -> dict[str, Any]:
 
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
-    from gitboot.instance.build import begun
+    from gitboot.controller.instance.assembly import begun
     from gitboot.instance.provisioning import left_to_install
 
     if instance.knowledge.is_trusted:

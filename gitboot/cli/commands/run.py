@@ -40,7 +40,7 @@ from gitboot.status.instance_status import Status
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
-    from gitboot.instance.settings import ForgeSettings, Settings
+    from gitboot.controller.instance.settings import ForgeSettings, Settings
     from gitboot.instance.verdicts import Verdicts
     from gitboot.ledger.naming import PostgresAddress
 
@@ -376,8 +376,8 @@ def _check_private(settings: Settings, access: AccessSettings) -> None:
 def _settings(
     *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **given: Any
 ) -> Settings:
+    from gitboot.controller.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.evaluator.protocol import Allowance
-    from gitboot.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.source.subpath import parse_subpath
     from gitboot.targets.address import parse_target
 
@@ -446,7 +446,7 @@ def _forge_settings(
     forge_api: str | None,
     allow_token_over_http: bool,
 ) -> ForgeSettings | None:
-    from gitboot.instance.settings import ForgeSettings
+    from gitboot.controller.instance.settings import ForgeSettings
 
     if forge is None:
         return None
@@ -464,7 +464,7 @@ def _forge_settings(
 
 def _run(settings: Settings, access: AccessSettings) -> Exit:
     """Reconcile until a signal ends it; while another host's instance acts by the same ledger, stand by."""
-    from gitboot.instance.standby import Standby
+    from gitboot.controller.instance.standby import Standby
 
     settings = replace(settings, spool=spool_of(settings))
     standby = Standby(settings, tell, _clock, prepare_command(settings))
@@ -487,9 +487,9 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
     from gitboot.bounds import uncollected
+    from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Bell, Loop
     from gitboot.controller.notifications import notifying
-    from gitboot.instance.build import running
     from gitboot.instance.verdicts import telling, witness_of
 
     bell = Bell()
@@ -546,9 +546,9 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.bounds import uncollected
+    from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Loop
     from gitboot.controller.notifications import notifying
-    from gitboot.instance.build import running
     from gitboot.instance.verdicts import telling, witness_of
 
     with (

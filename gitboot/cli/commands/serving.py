@@ -17,8 +17,8 @@ from gitboot.cli.endpoint_options import AccessSettings, certificate_of, credent
 from gitboot.cli.endpoint_options_from_cli_serve import keys_in, make_spool, operators_socket
 from gitboot.cli.forwarding import arguments_of
 from gitboot.cli.telling import tell
-from gitboot.instance.directory import LEDGER, STATUS
-from gitboot.instance.settings import Settings
+from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.ledger.naming import address_beside
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints

@@ -28,8 +28,8 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     """
     from gitboot.cli.instance import request
     from gitboot.cli.words import done_in, folders_of, told_to
+    from gitboot.controller.instance.state_directory import running
     from gitboot.controller.operator_requests import STOP
-    from gitboot.instance.directory import running
     from gitboot.observe.stopped import say
 
     at, stoppage = now(), Stoppage(operator(), reason, everything)

@@ -27,7 +27,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     entry goes once a document has the machine, or 30 days after it asked last. There is room for 1,000, and for 64 of
     one network address; what is kept is never pushed out.
     """
-    from gitboot.instance.directory import has_ledger, never_ran
+    from gitboot.controller.instance.state_directory import has_ledger, never_ran
     from gitboot.instance.seen import forget_unknown, read_unknown
     from gitboot.serve.api import seen_facts
 

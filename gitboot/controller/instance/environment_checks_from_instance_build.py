@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.assembly import Instance, Outside, assembled, keys_of, looking, opened_ledger
 from gitboot.controller.instance.git_source import _KEYS, BranchInLedger, fetched_apart, look_for_repository, trust_of
+from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.evaluator.client import Evaluation
-from gitboot.instance import directory as state
-from gitboot.instance.build import Instance, Outside, assembled, keys_of, looking, opened_ledger
-from gitboot.instance.settings import Settings
 from gitboot.ledger import facts
 from gitboot.ledger.opening import copy_ledger
 from gitboot.observe.spool import IDENTITY

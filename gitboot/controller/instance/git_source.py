@@ -10,10 +10,10 @@ from typing import Final
 
 from gitboot.bmc.passwords import read_credentials
 from gitboot.controller.acceptance import Authority
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.settings import GitSettings, Settings, TrustSettings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
-from gitboot.instance import directory as state
-from gitboot.instance.settings import GitSettings, Settings, TrustSettings
 from gitboot.ledger import events, facts
 from gitboot.ledger.store import Store
 from gitboot.source.bringing import CLONE

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
+from gitboot.controller.instance.state_directory import SPOOL
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import ReinstallsNeed, Verify
-from gitboot.instance.directory import SPOOL
 from gitboot.ledger.lease import SECONDS
 from gitboot.ledger.naming import PostgresAddress
 from gitboot.review.guards import Limits

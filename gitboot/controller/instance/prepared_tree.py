@@ -18,6 +18,7 @@ from pathlib import Path
 from gitboot.controller.acceptance import Attempt
 from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
+from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance_state import Standing, goes_by
 from gitboot.controller.publish_stage import Dated, published
 from gitboot.disk_cache import DiskCache
@@ -25,7 +26,6 @@ from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
-from gitboot.instance import directory as state
 from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.knowledge import Knowledge

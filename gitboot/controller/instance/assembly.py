@@ -23,6 +23,7 @@ from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.commit_verdicts import Evaluating
+from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
     _KEYS,
     BranchInLedger,
@@ -31,6 +32,7 @@ from gitboot.controller.instance.git_source import (
     source_of,
     trust_of,
 )
+from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
@@ -42,7 +44,6 @@ from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, Ledg
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
-from gitboot.instance import directory as state
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.knowledge import Knowledge
@@ -53,7 +54,6 @@ from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
-from gitboot.instance.settings import BmcSettings, CheckAssets, Settings
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of

@@ -12,8 +12,8 @@ from typing import Final
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
+from gitboot.controller.instance.assembly import Look
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
-from gitboot.instance.build import Look
 from gitboot.ledger.lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some

@@ -20,16 +20,16 @@ import msgspec
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
 from gitboot.controller.checkpoint import WORTH
+from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.assembly import named_ledger
 from gitboot.controller.instance.git_source import look_for_repository, source_of
+from gitboot.controller.instance.settings import Settings
 from gitboot.decoders import decoder
 from gitboot.disk_cache import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance import directory as state
-from gitboot.instance.build import named_ledger
 from gitboot.instance.rights import private
-from gitboot.instance.settings import Settings
 from gitboot.instance.window_watch import WindowWatch
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.lease import Holder
