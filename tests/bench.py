@@ -16,11 +16,11 @@ from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance.assembly import Outside, assembled, pool_of
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
 from gitboot.ledger import facts, requests
 from gitboot.ledger.opening import check
 from gitboot.model.scalars.machines import SystemUuid

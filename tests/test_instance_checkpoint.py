@@ -22,8 +22,8 @@ from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision

@@ -16,9 +16,9 @@ from gitboot.controller.bmcs.schedule import Appointment, Schedule
 from gitboot.controller.condition_rules import announcements, carried, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Fetched, Standing, TargetState
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load.resources import Id

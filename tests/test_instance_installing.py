@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.controller.learn.install_boots import offer_of
 from gitboot.instance.installing import attempted, started, taken_back
-from gitboot.instance.offers import offer_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import events
 from gitboot.model.scalars.machines import SystemUuid

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
+from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.ledger.entries import Facts, Request
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.keyed import NO_KEYS

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from gitboot.controller.current_plans import Plans, changed_by, replanned
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import Batch, learn
 from gitboot.ledger.entries import Facts, Request
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.schedule import rendered

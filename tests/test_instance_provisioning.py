@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.controller.learn.ledger_snapshot import Learning
+from gitboot.controller.learn.provisioning import note_consumed
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.errors import LedgerError
-from gitboot.instance.knowledge import Learning
-from gitboot.instance.provisioning import note_consumed
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction

@@ -15,8 +15,8 @@ import pytest
 
 from gitboot.controller.forge import Forge, Project
 from gitboot.controller.instance_state import Fetched
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import KEPT, Batch, learn
+from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import facts, requests

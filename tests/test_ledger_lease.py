@@ -27,11 +27,11 @@ from gitboot.assets.sighting import Presence, Sighting
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.instance.bookkeeping import write
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import Batch, learn
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import events, evidence, facts, overrides, records

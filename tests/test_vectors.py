@@ -41,12 +41,12 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.bmc.step_runner import bring_about
+from gitboot.controller.learn.install_boots import offer_of
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.evaluation_result import Commit, commit_of
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import Batch, learn
-from gitboot.instance.offers import offer_of
 from gitboot.ledger.entries import Facts
 from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision

@@ -23,6 +23,7 @@ import msgspec
 from gitboot.assets.sighting import Sighting
 from gitboot.controller.current_plans import ImageFile, Plans, about
 from gitboot.controller.instance_state import Standing, TargetState
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
@@ -31,7 +32,6 @@ from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.patrol import Patrol
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import Machine

@@ -14,11 +14,11 @@ from gitboot.controller.acceptance import Attempt, accepted_message, held_messag
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Standing
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_trust import behind, unkept
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import stopped_by_fleet
-from gitboot.instance.trust import behind, unkept
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.observe import refused

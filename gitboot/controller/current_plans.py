@@ -10,10 +10,10 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.assets.sighting import Sighting, is_withheld
 from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_trust import left_since
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.trust import left_since
 from gitboot.load.merged import differing, replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.numbers import version_key

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import is_named
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.snapshot import Revision

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple, Protocol
 from gitboot.assets.sighting import is_withheld
 from gitboot.controller.current_plans import Plans, changed_by
 from gitboot.controller.instance_state import LimitedFiles, TargetState
+from gitboot.controller.learn.install_boots import offer_of, offers_of
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.offers import offer_of, offers_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import evidence, facts
 from gitboot.ledger.store import Store

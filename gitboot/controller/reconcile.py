@@ -27,6 +27,10 @@ from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.condition_rules import announcements, conditions
 from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
 from gitboot.controller.instance_state import Fetched, Standing, TargetState, goes_by
+from gitboot.controller.learn.evidence import Reading
+from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_trust import is_clock_trusted
 from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges
 from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, published
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
@@ -35,16 +39,12 @@ from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
-from gitboot.instance.evidence import Reading
 from gitboot.instance.folding import folded
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
-from gitboot.instance.learn import Batch, Learnt, learn
 from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.stops import stop_of
-from gitboot.instance.trust import is_clock_trusted
 from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import facts
 from gitboot.ledger.store import Store

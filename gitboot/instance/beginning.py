@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 
+from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Learning
 from gitboot.ledger.entries import Facts
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from gitboot.controller.learn.ledger_snapshot import Knowledge, News
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.errors import UsageError
-from gitboot.instance.knowledge import Knowledge, News
 from gitboot.ledger import (
     acknowledgements,
     events,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.diff.identities import Described, GainedIdentity, Inheritance, gained, lost_by_machine
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
-from gitboot.instance.knowledge import Knowledge
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.attempts import last_given
 from gitboot.resolve.newcomers import NEW_UP_TO

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from gitboot.instance.offers import is_past
+from gitboot.controller.learn.install_boots import is_past
 from gitboot.resolve.attempts import has_shown_all, image_reason, last_attempt
 from gitboot.resolve.instant import is_made
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen, UnknownServe

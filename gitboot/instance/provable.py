@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from gitboot.instance.offers import fetches
+from gitboot.controller.learn.install_boots import fetches
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Evidence
 from gitboot.model.policy import NetworkBoot, OverrideMode

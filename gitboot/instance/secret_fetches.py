@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.errors import UsageError
-from gitboot.instance.knowledge import Learning
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import (

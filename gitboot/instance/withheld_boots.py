@@ -8,9 +8,9 @@ from typing import Final
 
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.controller.current_plans import changed_by
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.diff.withheld import withheld_boots
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge
 from gitboot.ledger.entries import Withheld
 from gitboot.load.merged import merged
 from gitboot.load.snapshot import Revision

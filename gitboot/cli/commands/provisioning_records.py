@@ -120,7 +120,7 @@ def _beginning(what: str) -> dict[str, Any]:
 def _ask(instance: Look, facts: dict[str, Any], *, yes: bool) -> None:
     """Show which servers would be installed, and of how many nothing would be known; go on if that is meant."""
     from gitboot.controller.instance.assembly import begun
-    from gitboot.instance.provisioning import left_to_install
+    from gitboot.controller.learn.provisioning import left_to_install
 
     if instance.knowledge.is_trusted:
         return

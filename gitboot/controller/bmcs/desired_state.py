@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Learning
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars.machines import SystemUuid

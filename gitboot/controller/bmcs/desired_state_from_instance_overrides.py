@@ -9,10 +9,10 @@ from datetime import datetime
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, Wanted
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
+from gitboot.controller.learn.evidence import awaits_progress
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import Beginning
-from gitboot.instance.evidence import awaits_progress
-from gitboot.instance.knowledge import Knowledge
 from gitboot.load.machines import BmcAccess
 from gitboot.model.policy import HttpBoot, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid

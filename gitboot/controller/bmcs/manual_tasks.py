@@ -47,10 +47,10 @@ from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
 from gitboot.controller.bmcs.schedule import shared_values
 from gitboot.controller.current_plans import about
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.stops import stop_of
 from gitboot.instance.withheld_boots import offering
 from gitboot.jsonio_from_model_scalars_instants import format_instant

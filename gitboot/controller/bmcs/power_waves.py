@@ -11,7 +11,7 @@ from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
 from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask
 from gitboot.controller.bmcs.schedule import Appointment, Schedule
-from gitboot.instance.knowledge import Knowledge
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.resolve.waves import Member, turns
 
 

@@ -18,10 +18,10 @@ from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.sharing import Sharing
 from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask, _ask, _is_for, _left_behind
+from gitboot.controller.learn.evidence import wants_reading
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.evidence import wants_reading
-from gitboot.instance.knowledge import Knowledge
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.keyed import TokenKeys

@@ -35,6 +35,8 @@ from gitboot.controller.instance.git_source import (
 from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.controller.instance_state import Standing
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Outlet, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox
@@ -46,9 +48,7 @@ from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
-from gitboot.instance.knowledge import Knowledge
 from gitboot.instance.laps import Laps, Stage
-from gitboot.instance.learn import Batch, learn
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.patrol import Patrol

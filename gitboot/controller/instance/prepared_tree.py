@@ -20,6 +20,9 @@ from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance_state import Standing, goes_by
+from gitboot.controller.learn.install_boots import offers_of
+from gitboot.controller.learn.ledger_changes import Batch, learn
+from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.publish_stage import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
@@ -28,9 +31,6 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
 from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
-from gitboot.instance.knowledge import Knowledge
-from gitboot.instance.learn import Batch, learn
-from gitboot.instance.offers import offers_of
 from gitboot.instance.stops import stop_of
 from gitboot.instance.tokenkeys import restored, token_keys
 from gitboot.ledger import evidence, facts

@@ -15,14 +15,14 @@ from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import carry_switches
+from gitboot.controller.learn import evidence, ledger_trust, provisioning
+from gitboot.controller.learn.evidence import Reading
+from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning, News
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
-from gitboot.instance import evidence, provisioning, trust
-from gitboot.instance.evidence import Reading
-from gitboot.instance.knowledge import Knowledge, Learning, News
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
 from gitboot.instance.withheld_boots import rolled_back
 from gitboot.ledger.entries import Request, Withheld
@@ -100,7 +100,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         _note_withdrawal(learning, each, at)
     if batch.keeping is not None:
         _forget_old(learning, at)
-        trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
+        ledger_trust.beat(learning, batch.keeping, at, witnessed=batch.witnessed, turned=batch.turned, up=batch.up)
     if batch.stoppage is not None:
         operator_requests.obey(learning, batch.stoppage)
     operator_requests.carry_out(learning, batch.requests, batch.commit, at, batch.held)
@@ -126,7 +126,7 @@ def learn(knowledge: Knowledge, batch: Batch, at: datetime) -> Learnt:
         _learn_of(learning, batch, batch.commit, at)
     unseen = learning.unseen ^ knowledge.unseen
     if batch.keeping is not None and not learning.news(at).is_nothing:
-        trust.refresh(learning, at, batch.up)
+        ledger_trust.refresh(learning, at, batch.up)
     changed = {
         *learning.new_records,
         *learning.dropped,

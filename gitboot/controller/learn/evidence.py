@@ -10,11 +10,10 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Reset
+from gitboot.controller.learn.install_boots import DISK_BOOT, fetches, offer_of
+from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
-from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import DISK_BOOT, fetches, offer_of
-from gitboot.instance.provisioning import (
+from gitboot.controller.learn.provisioning import (
     complete,
     leave_to_another,
     note_consumed,
@@ -27,6 +26,7 @@ from gitboot.instance.provisioning import (
     record_step,
     record_taken_back,
 )
+from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.secret_fetches import begin_installation, note_fetch
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.model import fleet

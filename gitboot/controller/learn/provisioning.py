@@ -7,6 +7,8 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from gitboot.controller.learn.install_boots import is_past, is_run, provisioned, report_of, run_made, run_started
+from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
@@ -21,8 +23,6 @@ from gitboot.instance.installing import (
     taken_back,
     withheld,
 )
-from gitboot.instance.knowledge import Knowledge, Learning
-from gitboot.instance.offers import is_past, is_run, provisioned, report_of, run_made, run_started
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import Final
 
-from gitboot.instance.knowledge import Learning
+from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
