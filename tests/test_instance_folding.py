@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from gitboot.instance.folding import folded
+from gitboot.status.events import folded
 from gitboot.status.events_from_status import Event
 
 NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)

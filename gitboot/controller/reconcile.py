@@ -39,7 +39,6 @@ from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
-from gitboot.instance.folding import folded
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener
@@ -54,6 +53,7 @@ from gitboot.render.terms import terms_of
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.conditions import remedy
 from gitboot.status.conditions_from_status import Condition
+from gitboot.status.events import folded
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Status, Telling, ThreadFailure
 from gitboot.status.progress import Told, Work
