@@ -21,8 +21,8 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.ledger import facts, requests
-from gitboot.ledger.opening import check
+from gitboot.ledger import instance_tables, requests
+from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
@@ -79,7 +79,7 @@ class Bench:
         if named:  # as by a Fleet that says that this instance acts
             self.commits.ledger = self.ledger.progress[0]
         if doubt is not None:
-            facts.doubt(self.ledger, doubt)
+            instance_tables.doubt(self.ledger, doubt)
         bmc = BmcSettings(credentials=credentials, failures=failures, parallel=parallel, per_site=per_site, jitter=0)
         spool = folder / "spool"
         spool.mkdir(exist_ok=True)

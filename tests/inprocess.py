@@ -21,7 +21,7 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.evaluator.client import Evaluation
 from gitboot.ledger import requests
-from gitboot.ledger.lease import SECONDS
+from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
 from gitboot.review.guards import Limits

@@ -20,7 +20,7 @@ import pygit2
 from gitboot.cli.instance import request
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.ledger.naming import PostgresAddress, note_address
+from gitboot.ledger.location import PostgresAddress, note_address
 from gitboot.ledger.store import Store
 from gitboot.publish.recorded import read_records
 from gitboot.resolve.records import record_facts

@@ -21,8 +21,8 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import evidence, facts, requests
-from gitboot.ledger.opening import copy_ledger
+from gitboot.ledger import evidence, instance_tables, requests
+from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
@@ -153,13 +153,13 @@ class Life:
             fate = self.fate
 
         ledger = opened.enter_context(Ledger.open(self.folder / "ledger.sqlite"))
-        if facts.is_behind(ledger):
-            facts.doubt(ledger, "RestoredLedger")
+        if instance_tables.is_behind(ledger):
+            instance_tables.doubt(ledger, "RestoredLedger")
         outside = Outside(source=self.branch, evaluation=self.branch, target=self)
         files = [each for path, each in self.parts.files.items() if path.startswith(RECORDS)]
         if self.shared:
             records = {uuid: known for each in files for uuid, known in imported(each.content, RECORDS).items()}
-            outside = replace(outside, owner=facts.read(ledger).identity, records=records)
+            outside = replace(outside, owner=instance_tables.read(ledger).identity, records=records)
         settings = Settings(
             output=self.folder,
             state=self.folder,
@@ -203,7 +203,7 @@ class Life:
         if self.fate.dead:
             self.kill()
         elif ended:
-            self.unknown = facts.read(instance.ledger).doubt is not None
+            self.unknown = instance_tables.read(instance.ledger).doubt is not None
             self.ordered.clear()
             self.acknowledged.update(self.told)
             self.told.clear()
@@ -292,7 +292,7 @@ class Life:
         shutil.copyfile(self.folder / "backup.sqlite", path)
         self.start()
         assert self.instance is not None
-        self.unknown = facts.read(self.instance.ledger).doubt is not None
+        self.unknown = instance_tables.read(self.instance.ledger).doubt is not None
         if not self.unknown and self.backup != self.counts["set"] + self.counts["provisioned"]:
             self.violations.append("an older ledger was believed")
         self.made.clear()

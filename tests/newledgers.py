@@ -11,7 +11,7 @@ from typing import Final
 from uuid import uuid4
 
 from gitboot.ledger import sqlite
-from gitboot.ledger.tables import VERSION
+from gitboot.ledger.schema import VERSION
 
 by_migrations: Final = sqlite._migrate
 

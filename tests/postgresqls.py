@@ -19,7 +19,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.ledger.naming import PostgresAddress, note_address
+from gitboot.ledger.location import PostgresAddress, note_address
 from tests.preloaded import join
 
 _USER: Final = "postgres"  # it does not run as root

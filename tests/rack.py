@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 from unittest.mock import patch
 
 from gitboot.cli import main
-from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.location import PostgresAddress
 from tests.credentials import give_credentials
 from tests.evaluated import evaluated_here
 from tests.fleets import fleet, image, mac_of, naming, policy, profile, server, uuid_of

@@ -28,7 +28,7 @@ from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.errors import GitbootError, PublishError
 from gitboot.ledger import requests
-from gitboot.ledger.fetches import SharedFetches
+from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.spool import Spool, aside

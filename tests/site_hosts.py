@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 import psycopg
 
 from gitboot.errors import GitbootError, HeldByAnother
-from gitboot.ledger.fetches import SharedFetches
+from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.serve.spool_forwarder import Forwarder

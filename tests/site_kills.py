@@ -214,7 +214,9 @@ def _writing(store: Store) -> Iterator[Transaction]:
 
 
 _REAL_WRITING: Final = Store.writing
-_RENEWS: Final = "lease"  # the thread in which `gitboot.ledger.lease` renews a lease: no life takes as long as one
+_RENEWS: Final = (
+    "lease"  # the thread in which `gitboot.ledger.leader_lease` renews a lease: no life takes as long as one
+)
 
 
 def _postgresql_call(connection: psycopg.Connection[Any], calls: Any, *arguments: Any, **more: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, Self
 
 import pytest
 
-from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.location import PostgresAddress
 from tests.configured import configured
 from tests.instance import Instance, children, eventually
 from tests.postgresqls import PostgresServer, postgresql

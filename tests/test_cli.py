@@ -28,8 +28,8 @@ from gitboot.cli import main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.cli.main import cli
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import facts
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger import instance_tables
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.schema import KINDS
 from gitboot.publish.manifest import MANIFEST
@@ -950,7 +950,7 @@ def test_a_dry_run_of_an_instance_says_what_differs_and_writes_nothing(followed:
         state = followed.folder / "state"
         with open_ledger(state / "ledger.sqlite") as ledger:
             with ledger.writing() as tx:
-                facts.initialise(tx, "fresh")
+                instance_tables.initialise(tx, "fresh")
             shutil.copytree(state, followed.folder / "copy")
         shutil.rmtree(state)
         (followed.folder / "copy").rename(state)

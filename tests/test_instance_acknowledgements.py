@@ -22,7 +22,7 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed
-from gitboot.ledger import acknowledgements, facts
+from gitboot.ledger import acknowledgements, instance_tables
 from gitboot.load.snapshot import Revision
 from gitboot.review.guards import Limits
 from gitboot.source.commit_objects import CommitReader, content_of
@@ -535,7 +535,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
     with instance(work, trust) as parts:
         assert applied(parts) == back
         assert len(acknowledgements.read(parts.ledger)) >= (1 if rewound else 2)
-        assert facts.read(parts.ledger).searched == back
+        assert instance_tables.read(parts.ledger).searched == back
         assert "counts once" in unheeded(parts)
 
 

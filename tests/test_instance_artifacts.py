@@ -17,7 +17,7 @@ from gitboot.controller.instance.assembly import looking, seen_before
 from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.disk_cache import DiskCache
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import facts
+from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -353,17 +353,17 @@ def test_the_ledger_has_what_was_seen_last_and_a_shared_one_by_which_host(bench:
     told.see(SILENT, "memtest-7/kernel")
     bench.reconcile()
     kernel, initrd, _ = told.sightings
-    assert facts.sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
+    assert instance_tables.sightings(bench.ledger, "any host") == {kernel: ABSENT, initrd: THERE}
     told.see(THERE, KERNEL)
     bench.reconcile()
-    assert facts.sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.sightings(bench.ledger, "any host") == {kernel: THERE, initrd: THERE}
     with bench.ledger.writing() as tx:
-        facts.store_sightings(tx, told.sightings, "one:/state")
-    assert facts.sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
-    assert facts.sightings(bench.ledger, "two:/state") == {}
+        instance_tables.store_sightings(tx, told.sightings, "one:/state")
+    assert instance_tables.sightings(bench.ledger, "one:/state") == {kernel: THERE, initrd: THERE}
+    assert instance_tables.sightings(bench.ledger, "two:/state") == {}
     with bench.ledger.writing() as tx:
-        facts.store_sightings(tx, {}, "one:/state")
-    assert facts.sightings(bench.ledger, "one:/state") == {}
+        instance_tables.store_sightings(tx, {}, "one:/state")
+    assert instance_tables.sightings(bench.ledger, "one:/state") == {}
 
 
 # Looking, in threads
@@ -400,7 +400,7 @@ def test_an_upgrade_keeps_what_an_earlier_version_saw_until_the_ledger_has_it(tm
     assert seen_before(settings(tmp_path), ledger) == seen
     assert file.exists()
     with ledger.writing() as tx:
-        facts.store_sightings(tx, seen, "")
+        instance_tables.store_sightings(tx, seen, "")
     assert seen_before(settings(tmp_path), ledger) == seen
     assert not file.exists()
 
@@ -455,7 +455,7 @@ def test_what_was_missing_is_missing_after_a_restart_until_it_is_looked_at(
     first.wait()
     first.close()
     with ledger.writing() as tx:
-        facts.store_sightings(tx, first.seen(), "")
+        instance_tables.store_sightings(tx, first.seen(), "")
     asked = sum(web.asked.values())
     second = looks()
     assert {file: each.presence for file, each in second.seen().items()} == {

@@ -14,7 +14,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.controller.loop import Loop
 from gitboot.errors import BranchMissing, BranchNotNamed, LedgerError, SourceError
-from gitboot.ledger import facts
+from gitboot.ledger import instance_tables
 from gitboot.load.snapshot import Revision
 from gitboot.source.clone import FollowedBranch, Source
 from gitboot.source.remote import Remote
@@ -184,7 +184,7 @@ def test_finding_r2_a_branch_that_the_ledger_cannot_store_is_not_followed(work: 
         work.git("switch", "--quiet", "--create", "release")
         loop.once()
         assert parts.reconciler.status.condition("SourceReady")
-        assert facts.read(parts.ledger).branch == parts.source.reference == "refs/heads/release"
+        assert instance_tables.read(parts.ledger).branch == parts.source.reference == "refs/heads/release"
 
 
 def test_finding_r2_a_rev_is_kept_until_another_rev_replaces_it(work: Work, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.controller.notifications import Notices, notifying
 from gitboot.ledger import events
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.status.events_from_status import Event
 from tests.configured import configured

@@ -19,7 +19,7 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.publish_stage import shared
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
-from gitboot.ledger import evidence, facts
+from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Transaction
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.observe.given import GivenBoots
@@ -144,9 +144,9 @@ class Instance:
         self._opened = ExitStack()
         self.ledger = self._opened.enter_context(Counting.open(self.state / "ledger.sqlite"))
         with self.ledger.writing() as tx:
-            facts.initialise(tx, "fresh")
+            instance_tables.initialise(tx, "fresh")
         self.directory = self._opened.enter_context(
-            Directory.open(self.output, ledger=facts.read(self.ledger).identity)
+            Directory.open(self.output, ledger=instance_tables.read(self.ledger).identity)
         )
         self.target = Brittle(self.directory)
         self.spool = folder / "spool"
@@ -386,7 +386,7 @@ def test_a_commit_that_a_newer_gitboot_would_not_have_accepted_is_refused_once(
             if number == 1:
                 instance.source.accept(bad)
                 with instance.ledger.writing() as tx:
-                    facts.accept(tx, bad)
+                    instance_tables.accept(tx, bad)
     with Instance(tmp_path) as instance:
         for _ in range(3):
             instance.reconcile(BEFORE)

@@ -23,10 +23,10 @@ import pytest
 
 from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.state_directory import CACHE, LEDGER
-from gitboot.ledger import moving
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger import move_ledger
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_of, read_mark
-from gitboot.ledger.tables import TABLES
 from gitboot.observe.stopped import WORD
 from gitboot.render.terms import TERMS
 from gitboot.source.bringing import CLONE
@@ -197,7 +197,7 @@ def test_a_lone_host_on_a_copy_that_was_killed_says_so_and_begins_once_that_is_t
     open_ledger(other / LEDGER).close()
     copy = ("ledger", "copy", "--state", other, "--to", ledger.url)
     with monkeypatch.context() as patched:
-        patched.setattr(moving, "note_left", kill)
+        patched.setattr(move_ledger, "note_left", kill)
         with pytest.raises(Killed):
             typed(*copy)
     rack.push()

@@ -19,7 +19,7 @@ from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import facts, requests
+from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.entries import Facts
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
@@ -433,13 +433,13 @@ def test_after_a_gap_a_witness_on_another_disk_vouches_for_the_ledger(tmp_path: 
         for days, expected in ((0, True), (3, True)):
             with in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt" if not days else None) as parts:
                 turn(parts, NOON + timedelta(days=days))
-                assert facts.read(parts.ledger).gap is False
+                assert instance_tables.read(parts.ledger).gap is False
                 name = "flatcar-2" if not days else "flatcar-3"
                 assert reinstalled(parts, repository, name, NOON + timedelta(days=days))[0] is expected
         identity, changes = (spool / "ledger.mark").read_text().split()
         (spool / "ledger.mark").write_text(f"{identity} {int(changes) + 1}")
         with in_process(tmp_path, repository.bare, limits=Limits()) as parts:
-            assert facts.read(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
+            assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"  # the witness knows more
     finally:
         shutil.rmtree(spool)
 
@@ -464,7 +464,7 @@ def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
         status.write_text(json.dumps({**found, "changes": found["changes"] + 1}))
     with in_process(tmp_path, repository.bare) as parts:
         turn(parts, NOON + timedelta(seconds=1))
-        assert facts.read(parts.ledger).doubt == "RestoredLedger"
+        assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"
         assert dict(parts.reconciler.status.records) == {"Unknown": 3}
         requests.give(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
         turn(parts, NOON + timedelta(seconds=2))

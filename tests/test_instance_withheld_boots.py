@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.cli.instance import request
 from gitboot.controller.operator_requests import APPROVE
-from gitboot.ledger import facts, requests
+from gitboot.ledger import instance_tables, requests
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.resolve.server_plan import BootPlan, Cause
@@ -162,7 +162,7 @@ def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_a
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=3)) == NOON + timedelta(seconds=3)  # again at once
     assert f"{BAD}/kernel" not in scripts(tmp_path)
     assert {boot(parts, name) for name in SERVERS} == {(Cause.WITHHELD, None)}
-    stored = facts.read(parts.ledger).withheld
+    stored = instance_tables.read(parts.ledger).withheld
     assert stored is not None and stored.by == revert and len(stored.servers) == len(SERVERS)
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=4)) == NOON + timedelta(seconds=4)
     turn(parts, 5)
@@ -170,7 +170,7 @@ def test_a_revert_withholds_the_bad_image_at_once_and_applies_once_the_fetches_a
     assert (status.accepted, status.held, status.withheld) == (revert, None, ())
     assert "Held" not in {each.type for each in parts.events if each.facts.get("commit") == revert}
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PROVISIONED, None)}
-    assert facts.read(parts.ledger).withheld is None
+    assert instance_tables.read(parts.ledger).withheld is None
 
 
 def test_a_server_that_fetched_the_bad_image_holds_the_revert_and_the_others_are_not_offered_it(
@@ -271,7 +271,7 @@ def test_a_revert_that_was_pushed_before_a_start_waits_until_the_fetches_are_rea
             assert f"{BAD}/kernel" not in scripts(tmp_path)
         turn(parts, 5)
         assert parts.reconciler.status.accepted == revert
-        assert facts.read(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
+        assert instance_tables.read(parts.ledger).rolled_back.keys() == {uuid_of(name) for name in SERVERS}
 
 
 def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, repository: Repository) -> None:
@@ -524,7 +524,7 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
     with in_process(tmp_path, repository.bare, limits=LOOSE, evaluates=False, clock=lambda: NOON) as parts:
         for seconds in (6, 7):
             parts.reconciler.reconcile(NOON + timedelta(seconds=seconds))
-        stored = facts.read(parts.ledger).withheld
+        stored = instance_tables.read(parts.ledger).withheld
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
     with in_process(tmp_path, repository.bare, limits=LOOSE, clock=lambda: NOON) as parts:
@@ -532,7 +532,7 @@ def test_after_a_restart_a_boot_stays_withheld_until_the_commit_that_takes_it_ba
         for seconds in (8, 9):
             turn(parts, seconds)
         assert boot(parts, "web01") == (Cause.PENDING, BAD)
-        assert facts.read(parts.ledger).withheld is None
+        assert instance_tables.read(parts.ledger).withheld is None
 
 
 def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_revert_does_not_end(
@@ -550,7 +550,7 @@ def test_after_a_restart_a_boot_stays_withheld_while_the_evaluation_of_the_rever
         status = parts.reconciler.status
         assert (commit_accepted(parts).reason, status.held) == ("NotEvaluated", None)
         assert {each.server for each in status.withheld} == set(SERVERS)
-        stored = facts.read(parts.ledger).withheld
+        stored = instance_tables.read(parts.ledger).withheld
         assert stored is not None and stored.by == revert
         assert f"{BAD}/kernel" not in scripts(tmp_path)
         unending.clear()

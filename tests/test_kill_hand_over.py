@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.ledger import records
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import at, uuid_of

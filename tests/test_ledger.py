@@ -28,12 +28,22 @@ from gitboot.controller.instance.assembly import opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import events, evidence, facts, machines, overrides, pins, records, requests, rows
+from gitboot.ledger import (
+    events,
+    evidence,
+    instance_tables,
+    machines,
+    overrides,
+    pins,
+    records,
+    requests,
+    server_tables,
+)
 from gitboot.ledger.entries import Approval, Suspension
-from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store
-from gitboot.ledger.tables import VERSION
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
@@ -90,10 +100,10 @@ def written(path: Path) -> None:
     """A ledger with something of everything in it."""
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
-            facts.accept(tx, "c0ffee")
-            facts.initialise(tx, "fresh")
-            facts.suspend(tx, Suspension("ada", "moving", NOON))
-            facts.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
+            instance_tables.accept(tx, "c0ffee")
+            instance_tables.initialise(tx, "fresh")
+            instance_tables.suspend(tx, Suspension("ada", "moving", NOON))
+            instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             overrides.write(tx, [(WEB01, recorded())])
             pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
@@ -153,7 +163,7 @@ def test_each_new_ledger_has_an_identity_of_its_own_and_keeps_it(tmp_path: Path)
     identities = []
     for name in ("one", "other", "one"):
         with open_ledger(tmp_path / name) as ledger:
-            identities.append(facts.read(ledger).identity)
+            identities.append(instance_tables.read(ledger).identity)
     assert identities[0] == identities[2] != identities[1]
     assert len(identities[0]) == 36
 
@@ -255,10 +265,10 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
         connection.executescript(_FIRST_VERSION.replace("UUID", WEB01).replace("DIGEST", digest))
     for _ in range(2):
         with open_ledger(path) as ledger:
-            assert facts.read(ledger).identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
-            about = facts.read(ledger)
+            assert instance_tables.read(ledger).identity == "1b4e28ba-2fa1-41d2-883f-0016d3cca427"
+            about = instance_tables.read(ledger)
             assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
-            assert not facts.is_behind(ledger)
+            assert not instance_tables.is_behind(ledger)
             assert records.read(ledger) == {
                 WEB01: Record(
                     provision=1,
@@ -343,9 +353,9 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
             connection.executescript(script.replace("UUID", WEB01).replace("DIGEST", digest))
     for _ in range(2):
         with open_ledger(path) as ledger:
-            about = facts.read(ledger)
+            about = instance_tables.read(ledger)
             assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
-            assert not facts.is_behind(ledger)
+            assert not instance_tables.is_behind(ledger)
             (record,) = records.read(ledger).values()
             assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
             assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
@@ -387,14 +397,14 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
     with open_ledger(path) as ledger:
         ledger.rows("PRAGMA query_only = ON")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, facts.accept, "decade")
+            put(ledger, instance_tables.accept, "decade")
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))])
-        assert facts.read(ledger).accepted == "c0ffee"
+        assert instance_tables.read(ledger).accepted == "c0ffee"
         assert overrides_of(ledger, WEB01) == (recorded(),)
         ledger.rows("PRAGMA query_only = OFF")
-        put(ledger, facts.accept, "decade")
-        assert facts.read(ledger).accepted == "decade"
+        put(ledger, instance_tables.accept, "decade")
+        assert instance_tables.read(ledger).accepted == "decade"
 
 
 # What is kept
@@ -537,12 +547,12 @@ def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, 
 
 @given(MACHINES)
 def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
-    assert rows.machine(rows.of_machine(machine)) == machine
+    assert server_tables.machine(server_tables.of_machine(machine)) == machine
 
 
 @given(OFFERS)
 def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
-    assert rows.offer(offer.plan, rows.of_offer(offer)) == offer
+    assert server_tables.offer(offer.plan, server_tables.of_offer(offer)) == offer
 
 
 @settings(max_examples=15)
@@ -558,8 +568,8 @@ def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinn
 @given(client=TEXTS, path=TEXTS, marks=st.none() | st.builds(Marks, last_reset_time=st.none() | TEXTS))
 def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
-    row = (format_instant(NOON), PLAN, rows.of_observation(observation, marks))
-    assert rows.observation(*row) == (observation, marks)
+    row = (format_instant(NOON), PLAN, server_tables.of_observation(observation, marks))
+    assert server_tables.observation(*row) == (observation, marks)
 
 
 @settings(max_examples=15)
@@ -608,25 +618,25 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
 @BOTH
 def test_what_a_ledger_was_told_ends_its_doubt_and_stays(path: Path) -> None:
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).initialised is None
-        facts.doubt(ledger, "DamagedLedger")
+        assert instance_tables.read(ledger).initialised is None
+        instance_tables.doubt(ledger, "DamagedLedger")
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).doubt == "DamagedLedger"
-        put(ledger, facts.initialise, "adopt")
+        assert instance_tables.read(ledger).doubt == "DamagedLedger"
+        put(ledger, instance_tables.initialise, "adopt")
     with open_ledger(path) as ledger:
-        assert (facts.read(ledger).initialised, facts.read(ledger).doubt) == ("adopt", None)
+        assert (instance_tables.read(ledger).initialised, instance_tables.read(ledger).doubt) == ("adopt", None)
 
 
 @BOTH
 def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -> None:
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).accepted is None
-        put(ledger, facts.accept, "one")
-        put(ledger, facts.accept, "two")
+        assert instance_tables.read(ledger).accepted is None
+        put(ledger, instance_tables.accept, "one")
+        put(ledger, instance_tables.accept, "two")
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).accepted == "two"
-        put(ledger, facts.accept, None)
-        assert facts.read(ledger).accepted is None
+        assert instance_tables.read(ledger).accepted == "two"
+        put(ledger, instance_tables.accept, None)
+        assert instance_tables.read(ledger).accepted is None
 
 
 # What was offered and fetched
@@ -677,7 +687,7 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
-    offers = [rows.offer(plan, rows.of_offer(OFFER)) for plan in plans]
+    offers = [server_tables.offer(plan, server_tables.of_offer(OFFER)) for plan in plans]
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
@@ -714,7 +724,7 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
             events.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
             tx.send()
             raise ZeroDivisionError
-        assert (records.read(ledger), list(events.read(ledger)), facts.is_behind(ledger)) == ({}, [], False)
+        assert (records.read(ledger), list(events.read(ledger)), instance_tables.is_behind(ledger)) == ({}, [], False)
 
 
 @BOTH
@@ -753,7 +763,7 @@ def put_back(copy: Path, path: Path) -> None:
 
 def is_behind(path: Path) -> bool:
     with open_ledger(path) as ledger:
-        return facts.is_behind(ledger)
+        return instance_tables.is_behind(ledger)
 
 
 CHANGES = {
@@ -770,7 +780,7 @@ def test_a_backup_from_before_a_change_is_noticed(path: Path, change: str) -> No
     copy = backup(path)
     with open_ledger(path) as ledger:
         CHANGES[change](ledger)
-        assert not facts.is_behind(ledger)
+        assert not instance_tables.is_behind(ledger)
     assert not is_behind(path)
     put_back(copy, path)
     assert is_behind(path)
@@ -822,17 +832,17 @@ def test_e9_a_ledger_that_was_written_to_and_has_no_mark_is_an_older_copy(path: 
         path.with_suffix(".mark").write_bytes(mark)
     assert is_behind(path)
     with opened(path) as ledger:
-        assert facts.read(ledger).doubt == "RestoredLedger"
-        put(ledger, facts.initialise, "as-recorded")
+        assert instance_tables.read(ledger).doubt == "RestoredLedger"
+        put(ledger, instance_tables.initialise, "as-recorded")
     with opened(path) as ledger:  # its mark is whole again
-        assert facts.read(ledger).doubt is None
+        assert instance_tables.read(ledger).doubt is None
 
 
 def test_a_ledger_that_was_never_written_to_needs_no_mark(path: Path) -> None:
     open_ledger(path).close()
     assert not is_behind(path)
     with opened(path) as ledger:
-        assert ledger.mark == (facts.read(ledger).identity, 0)
+        assert ledger.mark == (instance_tables.read(ledger).identity, 0)
 
 
 def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> None:
@@ -847,11 +857,11 @@ def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> N
     for copy in copies:
         put_back(copy, path)
         with opened(path) as ledger:
-            assert facts.read(ledger).doubt == "RestoredLedger", copy.name
+            assert instance_tables.read(ledger).doubt == "RestoredLedger", copy.name
             put(ledger, records.forget)
-            put(ledger, facts.initialise, "adopt")
+            put(ledger, instance_tables.initialise, "adopt")
     with opened(path) as ledger:
-        assert facts.read(ledger).doubt is None
+        assert instance_tables.read(ledger).doubt is None
 
 
 def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: Path) -> None:
@@ -860,13 +870,13 @@ def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: P
         garbage = b"this was never a database\n" * 99
         path.write_bytes(garbage)
         with opened(path) as ledger:
-            about = facts.read(ledger)
+            about = instance_tables.read(ledger)
             assert (about.doubt, records.read(ledger), about.initialised) == ("DamagedLedger", {}, None)
         aside = path.with_name(f"ledger.sqlite.damaged-{number}")
         assert aside.read_bytes() == garbage
         with opened(path) as ledger:
-            assert facts.read(ledger).doubt == "DamagedLedger"
-            put(ledger, facts.initialise, "adopt")
+            assert instance_tables.read(ledger).doubt == "DamagedLedger"
+            put(ledger, instance_tables.initialise, "adopt")
         path.unlink()
         path.with_suffix(".mark").unlink()
 
@@ -878,7 +888,7 @@ def test_a_crash_after_a_damaged_ledger_was_set_aside_leaves_the_new_one_in_doub
         open_ledger(path)
     set_aside(path)
     with opened(path) as ledger:
-        assert facts.read(ledger).doubt is not None
+        assert instance_tables.read(ledger).doubt is not None
 
 
 # Crashes, threads, copies
@@ -888,7 +898,7 @@ import os, signal, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.ledger import facts, overrides, records
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.bmc.override_steps import OFF, OverrideRecord, Marks, State
 from gitboot.resolve.server_plan import Record
 at = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -918,7 +928,7 @@ def killed_writer(path: Path) -> None:
 def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_of_another(path: Path) -> None:
     killed_writer(path)
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).accepted == "c0ffee"
+        assert instance_tables.read(ledger).accepted == "c0ffee"
         assert records.read(ledger) == {WEB01: Record(provision=1)}
         assert [each.state for each in overrides_of(ledger, WEB01)] == [State.RECORDED]
 
@@ -961,7 +971,7 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
 
     if left == "in use":
         with open_ledger(path) as ledger:
-            put(ledger, facts.accept, "decade")
+            put(ledger, instance_tables.accept, "decade")
             before = look()
             copy_ledger(path, copy, in_use=True)
             assert look() == before
@@ -970,5 +980,5 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
         copy_ledger(path, copy, in_use=False)
         assert (look(), sorted(each.name for each in folder.iterdir())) == (before, names)
     with open_ledger(copy) as copied:
-        assert facts.read(copied).accepted == ("decade" if left == "in use" else "c0ffee")
+        assert instance_tables.read(copied).accepted == ("decade" if left == "in use" else "c0ffee")
         assert set(records.read(copied)) == {WEB01}

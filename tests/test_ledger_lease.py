@@ -34,13 +34,13 @@ from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.instance.bookkeeping import write
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import events, evidence, facts, overrides, records
-from gitboot.ledger import lease as lease_module
-from gitboot.ledger.fetches import FETCHES, RecordedFetches, SharedFetches
-from gitboot.ledger.lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
-from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
-from gitboot.ledger.opening import described, open_ledger
+from gitboot.ledger import events, evidence, instance_tables, overrides, records
+from gitboot.ledger import leader_lease as lease_module
+from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
+from gitboot.ledger.location import PostgresAddress, address_beside, note_address
+from gitboot.ledger.open_ledger import described, open_ledger
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
+from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.batches import ForwardedBatch, Writer
@@ -137,12 +137,12 @@ def test_one_has_the_lease_until_it_has_not_renewed_it_for_so_long(path: Path, c
             assert two.database.lease is not None
             assert two.database.lease.lease == (TWO.id, first.epoch + 1)
             with pytest.raises(LeaseLost, match="another instance acts"), one.writing() as tx:
-                facts.accept(tx, "stale")
+                instance_tables.accept(tx, "stale")
             with two.writing() as tx:
-                facts.accept(tx, "c0ffee")
-        assert facts.read(one).accepted == "c0ffee"
+                instance_tables.accept(tx, "c0ffee")
+        assert instance_tables.read(one).accepted == "c0ffee"
         with pytest.raises(LeaseLost), one.writing() as tx:  # it never has it again, though it is free now
-            facts.accept(tx, "stale")
+            instance_tables.accept(tx, "stale")
         assert one.database.lease is not None
         with pytest.raises(LeaseLost):
             one.database.lease.check()
@@ -167,10 +167,10 @@ def test_what_one_host_saw_of_artifacts_does_not_count_on_another(path: Path) ->
     """They may see different networks."""
     seen = {BootFile(url="http://a/kernel", sha256=OFFER, size=7): Sighting(presence=Presence.MISSING, message="404")}
     with held(path, ONE) as (one, _):
-        learnt = learn(Knowledge(facts=facts.read(one)), Batch(sightings=seen), NOON)
+        learnt = learn(Knowledge(facts=instance_tables.read(one)), Batch(sightings=seen), NOON)
         write(one, [learnt.news])
-        assert facts.sightings(one, ONE.place) == seen
-        assert facts.sightings(one, TWO.place) == {}
+        assert instance_tables.sightings(one, ONE.place) == seen
+        assert instance_tables.sightings(one, TWO.place) == {}
 
 
 def test_of_many_that_want_it_at_once_one_has_it(path: Path) -> None:
@@ -272,7 +272,7 @@ def test_what_only_ends_something_needs_the_lease_that_the_server_confirmed_last
             keeper.check_ending()
             with pytest.raises(LeaseLost, match="it cannot be asked"):
                 keeper.check()
-            assert facts.read(ledger).accepted is None
+            assert instance_tables.read(ledger).accepted is None
         lease.until_s = now_s()
         with pytest.raises(LeaseLost, match="another instance may act"):
             keeper.check_ending()
@@ -358,7 +358,7 @@ def test_a_lease_is_renewed_although_the_server_has_closed_the_connection(
 def change(ledger: Store, revision: str) -> None:
     """Something that a backup must have, to be as good."""
     with ledger.writing() as tx:
-        facts.accept(tx, revision)
+        instance_tables.accept(tx, revision)
         tx.mark()
 
 
@@ -371,7 +371,7 @@ def test_a_backup_that_is_put_in_its_place_is_not_written_to(path: Path, postgre
         for _ in range(2):
             with pytest.raises(LedgerError, match="or a backup was put in its place"):
                 change(ledger, "facade")
-        assert facts.read(ledger).accepted == "decade"
+        assert instance_tables.read(ledger).accepted == "decade"
         with pytest.raises(LedgerError, match="or a backup was put in its place"):
             ledger.read_back()
 
@@ -386,7 +386,7 @@ def test_who_cannot_renew_it_counts_on_it_no_longer_than_it_lasts(path: Path, cl
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             lease.check()
         with ledger.writing() as tx:  # nobody has taken it meanwhile
-            facts.accept(tx, "c0ffee")
+            instance_tables.accept(tx, "c0ffee")
         lease.check()
 
 
@@ -412,7 +412,7 @@ def test_a_transaction_may_last_longer_than_the_lease(path: Path, clock: Time, p
         two.database.execute("SET lock_timeout = 0")
         waiting = threading.Thread(target=take, args=(two,))
         with one.writing() as tx:
-            facts.accept(tx, "c0ffee")
+            instance_tables.accept(tx, "c0ffee")
             tx.send()
             waiting.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
@@ -427,10 +427,10 @@ def test_what_is_rolled_back_has_renewed_nothing(path: Path, clock: Time) -> Non
     with held(path, ONE) as (one, _):
         clock.passes(ONE.seconds)
         with suppress(LookupError), one.writing() as tx:
-            facts.accept(tx, "c0ffee")
+            instance_tables.accept(tx, "c0ffee")
             tx.send()
             raise LookupError
-        assert facts.read(one).accepted is None
+        assert instance_tables.read(one).accepted is None
         assert one.database.lease is not None
         with pytest.raises(LeaseLost, match="could not be renewed for"):
             one.database.lease.check()
@@ -654,7 +654,7 @@ def written(ledger: Store, many: int = 1200) -> None:
         evidence.judge(tx, dict.fromkeys(range(many), "Provisioned"))
         tx.send()
         assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
-        facts.accept(tx, "c0ffee")
+        instance_tables.accept(tx, "c0ffee")
 
 
 def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server_has_waited(
@@ -681,7 +681,7 @@ def test_at_whichever_byte_a_writer_is_paused_another_takes_over_once_the_server
 
     with open_ledger(path) as two:
         write(patient)
-        assert facts.read(two).accepted == "c0ffee"
+        assert instance_tables.read(two).accepted == "c0ffee"
         line.begin(math.inf)
         write(patient)  # as those that follow: it finds what the first has made
         total = line.count
@@ -729,7 +729,7 @@ def test_who_is_paused_while_it_takes_in_what_was_given_lets_others_give(path: P
 WRITES: Final = """
 import sys
 from pathlib import Path
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.open_ledger import open_ledger
 from tests.test_ledger_lease import PAUSED, written
 with open_ledger(Path(sys.argv[1])) as ledger:
     ledger.database.hold(PAUSED)

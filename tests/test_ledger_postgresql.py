@@ -27,9 +27,9 @@ from gitboot.ledger import (
     acknowledgements,
     events,
     evidence,
-    facts,
+    instance_tables,
     lost_identities,
-    moving,
+    move_ledger,
     overrides,
     records,
     requests,
@@ -37,12 +37,12 @@ from gitboot.ledger import (
 )
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.database import Database
-from gitboot.ledger.lease import Holder
-from gitboot.ledger.naming import PostgresAddress, address_beside, note_address
-from gitboot.ledger.opening import copy_ledger, described, open_ledger, places
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.location import PostgresAddress, address_beside, note_address
+from gitboot.ledger.open_ledger import copy_ledger, described, open_ledger, places
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
+from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION
 from gitboot.ledger.store import Transaction
-from gitboot.ledger.tables import POSTGRESQL_MIGRATIONS, VERSION
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.status.events_from_status import Event
@@ -74,7 +74,7 @@ def test_it_has_an_identity_of_its_own_and_keeps_it(path: Path, tmp_path: Path) 
     found = []
     for _ in range(2):
         with open_ledger(path) as ledger:
-            found.append(facts.read(ledger).identity)
+            found.append(instance_tables.read(ledger).identity)
     assert found[0] == found[1]
     assert has_ledger(tmp_path)
     assert not path.exists(), "there is no file"
@@ -85,7 +85,7 @@ def test_two_that_open_an_empty_database_at_once_find_one_ledger(path: Path) -> 
 
     def look() -> None:
         with open_ledger(path) as ledger:
-            found.append(facts.read(ledger).identity)
+            found.append(instance_tables.read(ledger).identity)
 
     threads = [threading.Thread(target=look) for _ in range(4)]
     for each in threads:
@@ -126,7 +126,7 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
     assert [before.rows[table] for table in later] == [0] * len(later)
     for _ in range(2):
         with open_ledger(path) as ledger:
-            found = facts.read(ledger).identity, secret_fetches.read(ledger), acknowledgements.read(ledger)
+            found = instance_tables.read(ledger).identity, secret_fetches.read(ledger), acknowledgements.read(ledger)
             assert found == (before.identity, {}, frozenset())
             assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
 
@@ -335,13 +335,13 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
     path: Path, postgres_server: PostgresServer
 ) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, facts.accept, "one")
+        put(ledger, instance_tables.accept, "one")
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, _write_while_the_connection_is_lost, postgres_server)
         assert ledger.is_suspect
         ledger.read_back()
         assert not ledger.is_suspect
-        assert (records.read(ledger), facts.read(ledger).accepted) == ({}, "one")
+        assert (records.read(ledger), instance_tables.read(ledger).accepted) == ({}, "one")
         put(ledger, records.write, [(WEB01, "web01", Record())])
         assert records.read(ledger) == {WEB01: Record()}
 
@@ -370,7 +370,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
         yield WEB01, "web01", Record()
 
     def write(tx: Transaction) -> None:
-        facts.accept(tx, "one")
+        instance_tables.accept(tx, "one")
         records.write(tx, made())
 
     def idle(tx: Transaction) -> None:
@@ -379,7 +379,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
 
     with open_ledger(path) as ledger:
         put(ledger, write)
-        assert (records.read(ledger), facts.read(ledger).accepted) == ({WEB01: Record()}, "one")
+        assert (records.read(ledger), instance_tables.read(ledger).accepted) == ({WEB01: Record()}, "one")
         with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
             put(ledger, idle)
 
@@ -392,7 +392,7 @@ def test_finding_c2_a_call_that_gets_no_answer_ends_at_its_deadline(path: Path) 
         with database._connection.answering_within(0.5), pytest.raises(LedgerError, match="no answer within 0 s"):
             ledger.rows("SELECT pg_sleep(3600)")
         assert ledger.is_failing
-        assert facts.read(ledger).accepted is None, "the next call has a new connection"
+        assert instance_tables.read(ledger).accepted is None, "the next call has a new connection"
         assert not ledger.is_failing
 
 
@@ -423,14 +423,14 @@ def test_finding_c2_a_commit_without_an_answer_is_read_again_before_anything_dep
         try:
             eventually(lambda: own.sql("SHOW synchronous_standby_names") == "none_such")
             with pytest.raises(LedgerError, match="no answer within 5 s"):
-                put(ledger, facts.accept, "one")
+                put(ledger, instance_tables.accept, "one")
             assert ledger.is_suspect
         finally:
             own.sql("ALTER SYSTEM RESET synchronous_standby_names")
             own.sql("SELECT pg_reload_conf()")
         eventually(lambda: "SyncRep" not in own.sql("SELECT wait_event FROM pg_stat_activity"))
         ledger.read_back()
-        assert facts.read(ledger).accepted == "one"
+        assert instance_tables.read(ledger).accepted == "one"
 
 
 @pytest.mark.parametrize("how", [signal.SIGQUIT, signal.SIGINT])
@@ -451,18 +451,18 @@ def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
         assert records.read(ledger) == {WEB01: Record(provision=1)}
         put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
         assert records.read(ledger) == {WEB01: Record(provision=2)}
-        assert not facts.is_behind(ledger)
+        assert not instance_tables.is_behind(ledger)
 
 
 def test_a_server_that_reads_only_takes_nothing_and_then_all(own: PostgresServer, tmp_path: Path) -> None:
     with open_ledger(own.ledger(tmp_path)) as ledger:
         ledger.rows("SET default_transaction_read_only = on")
         with pytest.raises(LedgerError, match=r"cannot be written .*read-only"):
-            put(ledger, facts.accept, "one")
-        assert facts.read(ledger).accepted is None
+            put(ledger, instance_tables.accept, "one")
+        assert instance_tables.read(ledger).accepted is None
         ledger.rows("SET default_transaction_read_only = off")
-        put(ledger, facts.accept, "one")
-        assert facts.read(ledger).accepted == "one"
+        put(ledger, instance_tables.accept, "one")
+        assert instance_tables.read(ledger).accepted == "one"
 
 
 def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: PostgresServer) -> None:
@@ -473,18 +473,18 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
         other.database.execute("SET lock_timeout = 0")
 
         def write() -> None:
-            put(other, facts.accept, "other")
+            put(other, instance_tables.accept, "other")
             wrote.set()
 
         thread = threading.Thread(target=write)
         with one.writing() as tx:
-            facts.accept(tx, "one")
+            instance_tables.accept(tx, "one")
             tx.send()
             thread.start()
             eventually(lambda: int(postgres_server.sql("SELECT count(*) FROM pg_locks WHERE NOT granted")))
             assert not wrote.is_set()
         thread.join()
-        assert facts.read(one).accepted == "other"
+        assert instance_tables.read(one).accepted == "other"
 
 
 def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
@@ -499,7 +499,11 @@ def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
 def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     written(path)
     with open_ledger(path) as ledger:
-        put(ledger, facts.note_surroundings, facts.read(ledger).__class__(identity="", output="/srv/boot"))
+        put(
+            ledger,
+            instance_tables.note_surroundings,
+            instance_tables.read(ledger).__class__(identity="", output="/srv/boot"),
+        )
     assert events.last(path) == 1
     assert [event["type"] for _, event in events.after(path, 0, 10)] == ["Accepted"]
     assert places(path) == (Path("/srv/boot"), None)
@@ -507,8 +511,8 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
     with open_ledger(path) as ours, open_ledger(copy) as theirs:
         assert (records.read(ours), overrides.read(ours)) == (records.read(theirs), overrides.read(theirs))
-        assert facts.read(ours) == facts.read(theirs)
-        assert not facts.is_behind(theirs)
+        assert instance_tables.read(ours) == instance_tables.read(theirs)
+        assert not instance_tables.is_behind(theirs)
 
 
 def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> None:
@@ -516,12 +520,12 @@ def test_who_looks_holds_up_nobody_who_writes(path: Path, tmp_path: Path) -> Non
     written(path)
     with open_ledger(path) as ledger:
         with ledger.writing() as tx:
-            facts.accept(tx, "unwritten")
+            instance_tables.accept(tx, "unwritten")
             tx.send()
             copy_ledger(path, tmp_path / "copy.sqlite", in_use=True)
-        assert facts.read(ledger).accepted == "unwritten"
+        assert instance_tables.read(ledger).accepted == "unwritten"
     with open_ledger(tmp_path / "copy.sqlite") as copy:
-        assert facts.read(copy).accepted == "c0ffee"
+        assert instance_tables.read(copy).accepted == "c0ffee"
 
 
 def test_a_ledger_that_another_host_has_is_not_moved(path: Path, tmp_path: Path) -> None:
@@ -558,7 +562,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     found = described(path)
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
-        assert not facts.is_behind(ledger)
+        assert not instance_tables.is_behind(ledger)
         number = requests.give(ledger, NOON, "ada", "retry", {})
         assert number == 2, "they are counted on"
         put(ledger, records.write, [(WEB02, "web02", Record())])
@@ -567,7 +571,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     assert address_beside(path) is None
     with open_ledger(path) as ledger:
         assert records.read(ledger).keys() == {WEB01, WEB02}
-        assert not facts.is_behind(ledger)
+        assert not instance_tables.is_behind(ledger)
 
 
 def refused(state: Path, to: str) -> str:
@@ -633,7 +637,7 @@ def test_a_file_that_was_left_is_refused_where_it_is_put_back(postgres_server: P
     with open_ledger(path) as before:
         moved(tmp_path, postgres_server.address().url)
         with pytest.raises(LedgerLeft, match="was copied to postgresql://"):
-            put(before, facts.accept, "by a process that has had it open")
+            put(before, instance_tables.accept, "by a process that has had it open")
     (other := tmp_path / "other").mkdir()
     shutil.copyfile(f"{path}.copied-1", other / "ledger.sqlite")
     with pytest.raises(LedgerLeft, match=r"was copied to postgresql://.*gitboot ledger copy --state STATE --to URL"):
@@ -651,8 +655,8 @@ def test_another_host_is_told_the_new_place_by_the_same_line(
     assert "was copied to" in refused(two, postgres_server.address().url), "another place"
     assert "it was copied before" in moved(two, url)
     with open_ledger(path) as one, open_ledger(two / "ledger.sqlite") as other:
-        put(one, facts.accept, "by one")
-        assert facts.read(other).accepted == "by one"
+        put(one, instance_tables.accept, "by one")
+        assert instance_tables.read(other).accepted == "by one"
 
 
 def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
@@ -675,13 +679,13 @@ def test_whoever_has_had_the_lease_of_what_was_left_does_nothing_more(
             with pytest.raises(LedgerLeft, match="was copied to"):
                 renewing.other_than(theirs)
         with pytest.raises(LeaseLost, match="was copied to"):
-            put(ledger, facts.accept, "theirs")
+            put(ledger, instance_tables.accept, "theirs")
         with pytest.raises(LedgerLeft, match="was copied to"):
             ledger.database.hold(theirs)
         with pytest.raises(LedgerLeft, match="was copied to"):
-            put(commands, facts.accept, "theirs")
+            put(commands, instance_tables.accept, "theirs")
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).accepted == "c0ffee"
+        assert instance_tables.read(ledger).accepted == "c0ffee"
 
 
 def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
@@ -689,13 +693,13 @@ def test_a_file_that_a_ledger_is_copied_to_is_never_readable_by_others(
 ) -> None:
     written(path)
     seen: list[int] = []
-    finish = moving._finish
+    finish = move_ledger._finish
 
     def look(new: Database) -> None:
         seen.extend(each.stat().st_mode & 0o777 for each in tmp_path.glob("ledger.sqlite*"))
         finish(new)
 
-    monkeypatch.setattr(moving, "_finish", look)
+    monkeypatch.setattr(move_ledger, "_finish", look)
     before = os.umask(0o022)
     try:
         moved(tmp_path, "file")
@@ -760,7 +764,7 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(moving, at, kill)
+        patched.setattr(move_ledger, at, kill)
         with pytest.raises(Killed):
             moved(tmp_path, "file" if to == "file" else address.url)
     if to == "file":
@@ -769,13 +773,13 @@ def test_a_copy_that_is_killed_leaves_one_ledger_or_none_and_is_ended_by_the_sam
     assert is_opened(elsewhere / "ledger.sqlite") == is_copy_used
     if is_used:
         with open_ledger(path) as ledger:
-            put(ledger, facts.accept, "goes on")
+            put(ledger, instance_tables.accept, "goes on")
     moved(tmp_path, "file" if to == "file" else address.url)
     assert (address_beside(path) is None) == (to == "file")
     after = described(path)
     assert (after.identity, after.changes, after.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
-        assert facts.read(ledger).accepted == ("goes on" if is_used else "c0ffee")
+        assert instance_tables.read(ledger).accepted == ("goes on" if is_used else "c0ffee")
         ledger.database.hold(Holder("theirs", "another host"))
 
 
@@ -799,7 +803,7 @@ def test_a_place_that_was_left_is_gone_back_to_once_it_is_empty(
     postgres_server.sql(f"DROP SCHEMA {schema} CASCADE; CREATE SCHEMA {schema}")
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
-        put(ledger, facts.accept, "back")
+        put(ledger, instance_tables.accept, "back")
 
 
 @pytest.mark.parametrize("from_file", [True, False], ids=["a file", "a database"])
@@ -814,7 +818,7 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     moved(tmp_path, address.url if from_file else "file")
     place = str(tmp_path / "ledger.sqlite.copied-1") if from_file else address.url
     with open_ledger(path) as ledger:
-        put(ledger, facts.accept, "since")
+        put(ledger, instance_tables.accept, "since")
 
     def reclaim(state: Path, *more: str) -> Result:
         return CliRunner().invoke(cli, ["ledger", "reclaim", place, "--state", str(state), *more])
@@ -830,11 +834,11 @@ def test_a_place_that_was_left_is_used_again_where_the_new_one_is_lost_and_is_in
     assert (told.exit_code, f"{place.partition('?')[0]} " in told.output) == (0, True), told
     assert (address_beside(path) is None) == from_file
     with open_ledger(path) as ledger:
-        about = facts.read(ledger)
+        about = instance_tables.read(ledger)
         assert (about.identity, about.accepted, about.doubt) == (identity, "c0ffee", "RestoredLedger")
-        assert not facts.is_behind(ledger)
+        assert not instance_tables.is_behind(ledger)
         ledger.database.hold(Holder("theirs", "another host"))
-        put(ledger, facts.accept, "goes on")
+        put(ledger, instance_tables.accept, "goes on")
     again = reclaim(tmp_path, "--yes")
     if from_file:
         assert "is no file" in str(again.exception)
@@ -855,7 +859,7 @@ def test_a_place_with_an_identity_alone_is_gone_back_to_by_that_ledger_only(path
     moved(tmp_path, address.url)
     with open_ledger(path) as ledger:
         ledger.database.hold(Holder("theirs", "another host"))
-        put(ledger, facts.accept, "back")
+        put(ledger, instance_tables.accept, "back")
 
 
 def test_what_is_there_already_is_not_written_over(postgres_server: PostgresServer, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.ledger import (
     events,
     evidence,
-    facts,
+    instance_tables,
     known_bmcs,
     lost_identities,
     machines,
@@ -27,9 +27,9 @@ from gitboot.ledger import (
     switches,
 )
 from gitboot.ledger.entries import Suspension
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.schema import MIGRATIONS, VERSION
 from gitboot.ledger.store import write_mark
-from gitboot.ledger.tables import MIGRATIONS, VERSION
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Run
 from gitboot.resolve.server_plan import Cause, Phase
@@ -71,12 +71,12 @@ def documents() -> tuple[str, ...]:
 
 def test_everything_is_in_it(ledger: Path) -> None:
     with open_ledger(ledger) as opened:
-        about, known, set_ = facts.read(opened), records.read(opened), overrides.read(opened)
+        about, known, set_ = instance_tables.read(opened), records.read(opened), overrides.read(opened)
         assert about.identity == "9c9d6e10-90d3-48ef-ba6b-b19d87fb8551"
         assert about.accepted == "a037e29b5fd2747a5a8218bdfb998e44c7be9f15"
-        assert (about.initialised, about.doubt, facts.is_behind(opened)) == ("fresh", None, False)
+        assert (about.initialised, about.doubt, instance_tables.is_behind(opened)) == ("fresh", None, False)
         assert about.suspension == Suspension("root", "moving house", at("2027-01-01T00:00:00+00:00"))
-        assert facts.approvals(opened) == {HELD: {"maxReinstalls": "root, with gitboot approve: INC-2"}}
+        assert instance_tables.approvals(opened) == {HELD: {"maxReinstalls": "root, with gitboot approve: INC-2"}}
         web, app = known[UUIDS["web01"]], known[UUIDS["app01"]]
         assert (web.provision, web.image, web.pool, web.evidence) == (1, "flatcar-1", "web", "Fetched")
         assert (web.provisioned_at, web.grace_until) == (INSTALLED_AT, INSTALLED_AT + timedelta(minutes=1))
@@ -137,7 +137,7 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         connection.executescript("".join(MIGRATIONS[:version]))
         connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
     with open_ledger(path) as opened:
-        assert (facts.read(opened).identity, records.read(opened), switches.read(opened)) == ("ours", {}, {})
+        assert (instance_tables.read(opened).identity, records.read(opened), switches.read(opened)) == ("ours", {}, {})
 
 
 def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(tmp_path: Path) -> None:

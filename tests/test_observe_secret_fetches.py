@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.observe.observation import Observation
 from gitboot.observe.secret_fetches import (
     MOST_ADDRESSES,
@@ -148,7 +148,7 @@ def test_no_sequence_of_fetches_makes_a_row_longer_than_17_addresses_or_loses_a_
     assert len(found.addresses) <= MOST_ADDRESSES
     assert found.seen[1] == sum(times for _, times in fetches)
     whole = InstallationFetches(key="provision/1", attempt=1, number=3, secrets={"secrets/join": found})
-    assert rows.secret_fetches(rows.of_secret_fetches(whole)) == whole
+    assert server_tables.secret_fetches(server_tables.of_secret_fetches(whole)) == whole
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ import pytest
 
 from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger.fetches import RecordedFetches, SharedFetches
-from gitboot.ledger.lease import Holder
-from gitboot.ledger.naming import PostgresAddress, address_beside
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.location import PostgresAddress, address_beside
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.postgresql import connected
+from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import Spool, files, identity, line_of

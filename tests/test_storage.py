@@ -25,8 +25,8 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import facts, overrides, records
-from gitboot.ledger.opening import copy_ledger, open_ledger
+from gitboot.ledger import instance_tables, overrides, records
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.observe.spool import SpoolFile, line_of, take
@@ -321,7 +321,7 @@ def test_e37_an_instance_goes_on_from_what_its_disk_has(disk: FailingDisk, tmp_p
             turn(parts, NOON + timedelta(days=day))
         assert parts.reconciler.status.condition("LedgerWritable")
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
-        assert facts.read(parts.ledger).doubt is None
+        assert instance_tables.read(parts.ledger).doubt is None
 
 
 @pytest.mark.parametrize(

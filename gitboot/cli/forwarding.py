@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
-from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.location import PostgresAddress
 
 if TYPE_CHECKING:
     from gitboot.serve.recorder import ForwardedRecording, Recording
@@ -69,7 +69,7 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
         if shared is None:
             yield own
             return
-        from gitboot.ledger.fetches import SharedFetches
+        from gitboot.ledger.shared_fetchlog import SharedFetches
         from gitboot.serve.spool_forwarder import Forwarder
 
         with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
@@ -85,7 +85,7 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None
     if spool is None or shared is None:
         yield
         return
-    from gitboot.ledger.fetches import SharedFetches
+    from gitboot.ledger.shared_fetchlog import SharedFetches
     from gitboot.serve.spool_forwarder import Forwarder
 
     with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
@@ -96,7 +96,7 @@ def why_not_shared(shared: PostgresAddress | None) -> tuple[str, str] | None:
     """Return why the shared ledger takes no fetches, as an event's type and message; None: no reason is known."""
     if shared is None:
         return None
-    from gitboot.ledger.lease import Holder
+    from gitboot.ledger.leader_lease import Holder
     from gitboot.ledger.postgresql import PostgresRenewing
 
     try:

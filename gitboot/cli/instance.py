@@ -22,8 +22,8 @@ from gitboot.errors import NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.acting import check_acts
 from gitboot.ledger import requests
-from gitboot.ledger.lease import Holder
-from gitboot.ledger.opening import open_ledger
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import did_you_mean

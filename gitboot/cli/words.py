@@ -11,7 +11,7 @@ import click
 from gitboot.controller.instance.state_directory import LEDGER, SPOOL, has_ledger
 from gitboot.errors import LedgerError
 from gitboot.instance.acting import told_here
-from gitboot.ledger.opening import places
+from gitboot.ledger.open_ledger import places
 from gitboot.observe.stopped import folders
 
 

@@ -16,7 +16,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import evidence, facts
+from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.fleet import Output
@@ -109,7 +109,7 @@ class InLedger:
 
     def note_published(self) -> None:
         with self._store.writing() as tx:
-            facts.note_published(tx)
+            instance_tables.note_published(tx)
 
 
 class UnwritableLedger:

@@ -45,7 +45,7 @@ from gitboot.instance.listener import WorkListener
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.stops import stop_of
 from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
-from gitboot.ledger import facts
+from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
@@ -472,7 +472,7 @@ class Reconciler:
             return now
         try:
             with self._store.writing() as tx:
-                facts.leave_output(tx, left)
+                instance_tables.leave_output(tx, left)
         except LedgerError as error:
             return replace(now, unwritable=str(error))
         return replace(now, knowledge=replace(now.knowledge, facts=replace(about, left_output=left)))

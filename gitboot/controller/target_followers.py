@@ -13,7 +13,7 @@ from gitboot.bmc.passwords import read_credentials
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.publish_stage import Target
 from gitboot.errors import PublishError, UsageError
-from gitboot.ledger import facts
+from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.publish.directory import Published
 from gitboot.publish.ended_windows import EndedWindows
@@ -167,8 +167,8 @@ def _target(
         return _branch(where, settings, store, source, clock)
     claim = Claim(
         where.name,
-        ledger=facts.read(store).identity,
-        heir_of=lambda: facts.read(store).heir_of,
+        ledger=instance_tables.read(store).identity,
+        heir_of=lambda: instance_tables.read(store).heir_of,
         writer=secrets.token_hex(8),
     )
     if isinstance(where, FolderAddress):
@@ -203,8 +203,8 @@ def _branch(
     return BranchTarget(
         where.name,
         OwnedBranch(remote_of, where.ref, folder, fetching=source.fetching),
-        ledger=facts.read(store).identity,
-        heir_of=lambda: facts.read(store).heir_of,
+        ledger=instance_tables.read(store).identity,
+        heir_of=lambda: instance_tables.read(store).heir_of,
         follows_default=is_followed_there and reference in (None, HEAD),
         author_of=partial(authorship_of, source.clone),
         clock=clock,

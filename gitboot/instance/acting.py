@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.errors import HeldByAnother, LedgerError
-from gitboot.ledger.lease import Holder, Lease, Leased
-from gitboot.ledger.opening import acting_instead, lease_of, places
+from gitboot.ledger.leader_lease import Holder, Lease, Leased
+from gitboot.ledger.open_ledger import acting_instead, lease_of, places
 from gitboot.render.terms import TERMS, parse
 
 

@@ -13,7 +13,7 @@ from gitboot.ledger import (
     acknowledgements,
     events,
     evidence,
-    facts,
+    instance_tables,
     known_bmcs,
     lost_identities,
     machines,
@@ -44,14 +44,14 @@ def looked_around(
 
     Raises `UsageError` where it has acted for another one: the servers of that would look removed.
     """
-    about = facts.read(store)
+    about = instance_tables.read(store)
     if about.site is not None and about.site != (site or ""):
         raise UsageError(_of_another_site(about, site))
     foreign = owner if owner not in (about.identity, about.heir_of) else None
     now = replace(about, observes=observes, foreign=foreign, output=str(output.absolute()), site=site or "")
     if (now := replace(now, spool=str(spool.absolute()) if spool is not None else None)) != about:
         with store.writing() as tx:
-            facts.note_surroundings(tx, now)
+            instance_tables.note_surroundings(tx, now)
 
 
 def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
@@ -61,14 +61,14 @@ def output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
     does a new one that takes over what an earlier ledger published for everybody.
     Raises `UsageError` for a group that gitboot may not give files to.
     """
-    about, number = facts.read(store), group_of(group) if group is not None else None
+    about, number = instance_tables.read(store), group_of(group) if group is not None else None
     is_new = (about.accepted, about.lapsed, about.initialised, about.output) == (None, None, None, None)
     takes_over = (output / MANIFEST).exists() and is_open(output)
     if not about.closes_output and number is None and (takes_over or not is_new):
         return OPEN
     if not about.closes_output:
         with store.writing() as tx:
-            facts.close_output(tx)
+            instance_tables.close_output(tx)
     return closed(number)
 
 
@@ -84,7 +84,7 @@ def _of_another_site(about: Facts, site: str | None) -> str:
 
 def known(store: Store) -> Knowledge:
     """What the ledger knows."""
-    about = facts.read(store)
+    about = instance_tables.read(store)
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
     for each in evidence.pending(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
@@ -101,7 +101,7 @@ def known(store: Store) -> Knowledge:
         pending=pending,
         noted=evidence.last_noted(store),
         secret_fetches=secret_fetches.read(store),
-        approvals=facts.approvals(store),
+        approvals=instance_tables.approvals(store),
         met=acknowledgements.read(store),
         unsearched=events.accepted_commits(store) if about.searched is None else (),
         taken=evidence.taken(store),
@@ -116,7 +116,7 @@ def write(store: Store, news: Iterable[News]) -> None:
                 _write(tx, each)
                 if each.sightings is not None:
                     lease = store.database.lease
-                    facts.store_sightings(tx, each.sightings, lease.place if lease is not None else "")
+                    instance_tables.store_sightings(tx, each.sightings, lease.place if lease is not None else "")
 
 
 def _write(tx: Transaction, news: News) -> None:
@@ -147,29 +147,29 @@ def _write(tx: Transaction, news: News) -> None:
 def _write_facts(tx: Transaction, news: News) -> None:
     before, now = news.facts_before, news.facts
     if now.initialised is not None and (now.initialised, now.doubt) != (before.initialised, before.doubt):
-        facts.initialise(tx, now.initialised, now.begun)
+        instance_tables.initialise(tx, now.initialised, now.begun)
     if (now.foreign, now.heir_of) != (before.foreign, before.heir_of):
-        facts.note_surroundings(tx, now)
+        instance_tables.note_surroundings(tx, now)
     if (now.heartbeat, now.gap, now.clock) != (before.heartbeat, before.gap, before.clock):
-        facts.note_life(tx, now)
+        instance_tables.note_life(tx, now)
     if now.accepted != before.accepted:
-        facts.accept(tx, now.accepted)
+        instance_tables.accept(tx, now.accepted)
     if now.sequence != before.sequence:
-        facts.count_decisions(tx, now.sequence)
+        instance_tables.count_decisions(tx, now.sequence)
     if now.searched != before.searched:
-        facts.search(tx, now.searched)
-    facts.use_up(tx, news.used_up)
+        instance_tables.search(tx, now.searched)
+    instance_tables.use_up(tx, news.used_up)
     if now.suspension != before.suspension:
-        facts.suspend(tx, now.suspension)
+        instance_tables.suspend(tx, now.suspension)
     if now.stoppage != before.stoppage:
-        facts.stop(tx, now.stoppage)
+        instance_tables.stop(tx, now.stoppage)
     if now.orders != before.orders:
-        facts.order(tx, now.orders)
+        instance_tables.order(tx, now.orders)
     if now.withheld != before.withheld:
-        facts.withhold(tx, now.withheld)
+        instance_tables.withhold(tx, now.withheld)
     if now.rolled_back != before.rolled_back:
-        facts.roll_back(tx, now.rolled_back)
-    facts.approve(tx, news.approved)
+        instance_tables.roll_back(tx, now.rolled_back)
+    instance_tables.approve(tx, news.approved)
     acknowledgements.add(tx, news.met)
 
 

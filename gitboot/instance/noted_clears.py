@@ -12,7 +12,7 @@ from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 
@@ -70,7 +70,9 @@ class NotedWithdrawals:
             if not self._notes:
                 self._path.unlink(missing_ok=True)
                 return
-            found = [{"uuid": uuid, "record": rows.of_override(record)} for uuid, record, _ in self._notes.values()]
+            found = [
+                {"uuid": uuid, "record": server_tables.of_override(record)} for uuid, record, _ in self._notes.values()
+            ]
             write_whole(self._path, canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
         except OSError as error:
             _logger.error("%s: withdrawals are noted in memory alone (%s)", self._path, error.strerror)
@@ -81,7 +83,9 @@ class NotedWithdrawals:
             return []
         try:
             found = json.loads(self._path.read_bytes())
-            notes = [(SystemUuid(each["uuid"]), rows.override(each["record"])) for each in found["withdrawals"]]
+            notes = [
+                (SystemUuid(each["uuid"]), server_tables.override(each["record"])) for each in found["withdrawals"]
+            ]
             return [Withdrawal(*each, is_left=True) for each in notes if found["ledger"] == self._ledger]
         except (OSError, ValueError, TypeError, KeyError) as error:
             _logger.error("%s: withdrawals cannot be read (%s)", self._path, error)

@@ -8,7 +8,7 @@ from datetime import datetime
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.reconcile_inputs import Inbox, Intake
 from gitboot.instance.bookkeeping import known, never_offered
-from gitboot.ledger import facts
+from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 
 
@@ -41,7 +41,7 @@ def taken_in(before: Standing, store: Store, inbox: Inbox, at: datetime) -> tupl
 
 def _doubted(before: Standing, store: Store, changes: int = 0) -> Standing:
     """With a ledger that is an older copy of one that had come to so many changes, as far as anything knows."""
-    facts.doubt(store, "RestoredLedger", changes)
+    instance_tables.doubt(store, "RestoredLedger", changes)
     doubted = replace(known(store), published=before.knowledge.records)
     everyone = before.unplanned | before.knowledge.standing
     return replace(before, knowledge=doubted, opened=None, unplanned=everyone)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gitboot.ledger.fetches import RecordedFetches
-from gitboot.ledger.lease import Lease
+from gitboot.ledger.leader_lease import Lease
+from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.observe import spool
 from gitboot.observe.spool import Taken
 

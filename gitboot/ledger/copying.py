@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gitboot.errors import LedgerError
 from gitboot.ledger.database import Database, Row
 from gitboot.ledger.leaving import NOTES
-from gitboot.ledger.tables import TABLES
+from gitboot.ledger.schema import TABLES
 
 
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.lease import HeldLease, Holder
+from gitboot.ledger.leader_lease import HeldLease, Holder
 
 Row = tuple[Any, ...]
 

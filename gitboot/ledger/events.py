@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.ledger.database import Database
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.status.events_from_status import Event
@@ -18,7 +18,7 @@ def write(tx: Transaction, events: Iterable[Event]) -> None:
     tx.insert(
         "events",
         ("at", "type", "message", "facts"),
-        [(format_instant(each.at), each.type, each.message, rows.json_of(_facts(each))) for each in events],
+        [(format_instant(each.at), each.type, each.message, server_tables.json_of(_facts(each))) for each in events],
     )
 
 
@@ -30,14 +30,14 @@ def read(store: Store) -> Iterator[dict[str, Any]]:
     """Everything that was written down, oldest first, as JSON values."""
     for at, type, message, facts in store.rows("SELECT at, type, message, facts FROM events ORDER BY id"):
         with store.reading():
-            yield {"at": at, "type": type, "message": message, **rows.json_value(facts)}
+            yield {"at": at, "type": type, "message": message, **server_tables.json_value(facts)}
 
 
 def accepted_commits(store: Store) -> tuple[str, ...]:
     """Return the commits that were ever accepted, in the order of their ids."""
     found = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
     with store.reading():
-        commits = (rows.json_value(facts).get("commit") for (facts,) in found)
+        commits = (server_tables.json_value(facts).get("commit") for (facts,) in found)
         return tuple(sorted({each for each in commits if isinstance(each, str)}))
 
 
@@ -53,7 +53,7 @@ def after(path: Path, number: int, most: int) -> list[tuple[int, dict[str, Any]]
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with _beside(path) as database:
         return [
-            (int(id), {"at": at, "type": type, "message": message, **rows.json_value(facts)})
+            (int(id), {"at": at, "type": type, "message": message, **server_tables.json_value(facts)})
             for id, at, type, message, facts in database.execute(query, (number, most))
         ]
 

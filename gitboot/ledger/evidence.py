@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.observe.observation import Observation
@@ -20,7 +20,7 @@ def offered(store: Store, plan: Digest) -> Offer | None:
     """The boot of a plan that was published, if its being made once means something."""
     with store.reading():
         found = store.rows("SELECT facts FROM offers WHERE plan = ?", plan)
-        return rows.offer(plan, found[0][0]) if found else None
+        return server_tables.offer(plan, found[0][0]) if found else None
 
 
 def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
@@ -29,7 +29,7 @@ def offer(tx: Transaction, offers: Iterable[Offer], at: datetime) -> None:
     A copy of the ledger that has not heard of one is no good: its machine may have fetched it, and that would say
     nothing to it.
     """
-    noted = [(each.plan, format_instant(at), rows.of_offer(each)) for each in offers]
+    noted = [(each.plan, format_instant(at), server_tables.of_offer(each)) for each in offers]
     if not all(tx.rows("SELECT 1 FROM offers WHERE plan = ?", each[:1]) for each in noted):
         tx.mark()
     tx.executemany("INSERT INTO offers VALUES (?, ?, ?) ON CONFLICT (plan) DO UPDATE SET facts = excluded.facts", noted)
@@ -68,7 +68,11 @@ def pending(store: Store) -> list[Pending]:
             " FROM observations LEFT JOIN offers USING (plan) WHERE verdict IS NULL ORDER BY observations.id"
         )
         read = [
-            (number, *rows.observation(at, plan, facts), rows.offer(Digest(plan), offer) if offer is not None else None)
+            (
+                number,
+                *server_tables.observation(at, plan, facts),
+                server_tables.offer(Digest(plan), offer) if offer is not None else None,
+            )
             for number, at, plan, facts, offer in found
         ]
         return [
@@ -88,8 +92,8 @@ def was_noted(store: Store, observation: Observation, plan: Digest) -> bool:
     at = format_instant(observation.at)
     with store.reading():
         found = store.rows("SELECT facts FROM observations WHERE at = ? AND plan = ?", at, plan)
-        noted = (rows.observation(at, plan, facts)[0] for (facts,) in found)
-        return any(rows.of_observation(each) == rows.of_observation(observation) for each in noted)
+        noted = (server_tables.observation(at, plan, facts)[0] for (facts,) in found)
+        return any(server_tables.of_observation(each) == server_tables.of_observation(observation) for each in noted)
 
 
 def note(tx: Transaction, pending: Iterable[Pending]) -> None:
@@ -102,7 +106,7 @@ def note(tx: Transaction, pending: Iterable[Pending]) -> None:
                 each.id,
                 format_instant(each.observation.at),
                 each.offer.plan,
-                rows.of_observation(each.observation, each.marks),
+                server_tables.of_observation(each.observation, each.marks),
             )
             for each in pending
         ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store, Transaction
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
@@ -13,7 +13,9 @@ from gitboot.model.scalars.machines import SystemUuid
 def read(store: Store) -> dict[SystemUuid, Machine]:
     """Every machine, by UUID, as it was described last."""
     with store.reading():
-        found = map(rows.machine, store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid"))
+        found = map(
+            server_tables.machine, store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
+        )
         return {machine.uuid: machine for machine in found}
 
 
@@ -28,4 +30,4 @@ def write(tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[System
     Not to ``stand``: the accepted commit does not have them.
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
-    tx.replace("machines", ("uuid",), [(*rows.of_machine(each), int(stand)) for each in machines])
+    tx.replace("machines", ("uuid",), [(*server_tables.of_machine(each), int(stand)) for each in machines])

@@ -18,12 +18,12 @@ from uuid import uuid4
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, Row
-from gitboot.ledger.lease import SHARE, HeldLease, Holder, Lease, now_s
+from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.leaving import NOBODY, check_is_used, left
+from gitboot.ledger.location import PostgresAddress
 from gitboot.ledger.manyrows import PostgresRows, marked, storable
-from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.schema import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
 from gitboot.ledger.schema_from_ledger_sqlite import too_new
-from gitboot.ledger.tables import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
 from gitboot.phrases import in_one_line
 
 try:

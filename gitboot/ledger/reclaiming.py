@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gitboot.errors import LedgerError, UsageError
-from gitboot.ledger import facts
+from gitboot.ledger import instance_tables
 from gitboot.ledger.database import Database
 from gitboot.ledger.leaving import COPY, LEFT, Notes, free_lease, settle
-from gitboot.ledger.moving import opened_at
-from gitboot.ledger.naming import PostgresAddress, address_beside, file_beside, note_address
+from gitboot.ledger.location import PostgresAddress, address_beside, file_beside, note_address
+from gitboot.ledger.move_ledger import opened_at
 from gitboot.ledger.store import Store, mark_of, open_database, read_mark
 
 _DOUBT: Final = "RestoredLedger"
@@ -53,7 +53,7 @@ def reclaim(path: Path, place: PostgresAddress | Path) -> None:
     """
     with closing(_opened(place)) as database:
         if Notes.of(database).left_for is not None:
-            facts.doubt(Store(database, path), _DOUBT)
+            instance_tables.doubt(Store(database, path), _DOUBT)
             with database.reading():
                 database.begin()
                 database.execute("DELETE FROM facts WHERE name IN (?, ?)", (LEFT, COPY))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
@@ -14,10 +14,10 @@ def read(store: Store) -> dict[SystemUuid, Record]:
     """What is known of each server, by UUID; a UUID that is missing is unknown."""
     with store.reading():
         runs: dict[str, dict[str, Run]] = {}
-        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(rows.RUNS)} FROM runs"):  # noqa: S608 - constant
-            runs.setdefault(uuid, {})[maintenance] = rows.run(*made)
-        found = store.rows(f"SELECT uuid, {rows.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
-        return {SystemUuid(uuid): rows.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
+        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(server_tables.RUNS)} FROM runs"):  # noqa: S608 - constant
+            runs.setdefault(uuid, {})[maintenance] = server_tables.run(*made)
+        found = store.rows(f"SELECT uuid, {server_tables.RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
+        return {SystemUuid(uuid): server_tables.record(rest, runs.get(uuid, {})) for uuid, *rest in found}
 
 
 def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
@@ -26,10 +26,12 @@ def write(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) ->
     if not found:
         return
     tx.mark()
-    tx.replace("records", ("uuid",), [(uuid, server, *rows.of_record(each)) for uuid, (server, each) in found.items()])
+    tx.replace(
+        "records", ("uuid",), [(uuid, server, *server_tables.of_record(each)) for uuid, (server, each) in found.items()]
+    )
     tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
     made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
-    tx.insert("runs", rows.RUNS, [(uuid, *rows.of_run(name, run)) for uuid, name, run in made])
+    tx.insert("runs", server_tables.RUNS, [(uuid, *server_tables.of_run(name, run)) for uuid, name, run in made])
 
 
 def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:

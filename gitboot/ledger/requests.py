@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, Transaction
 
@@ -17,7 +17,7 @@ def give(store: Store, at: datetime, who: str, what: str, facts: Mapping[str, An
     with store.writing() as tx:
         ((number,),) = tx.rows(
             "INSERT INTO requests (at, who, what, facts) VALUES (?, ?, ?, ?) RETURNING id",
-            (format_instant(at), who, what, rows.json_of(facts)),
+            (format_instant(at), who, what, server_tables.json_of(facts)),
         )
     return int(number)
 
@@ -27,7 +27,7 @@ def read(store: Store) -> tuple[Request, ...]:
     with store.reading():
         found = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
-            Request(number, rows.instant(at), who, what, rows.json_value(facts))
+            Request(number, server_tables.instant(at), who, what, server_tables.json_value(facts))
             for number, at, who, what, facts in found
         )
 

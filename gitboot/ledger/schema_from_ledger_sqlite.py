@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.tables import VERSION
+from gitboot.ledger.schema import VERSION
 
 
 def too_new(name: str, version: int) -> LedgerError:

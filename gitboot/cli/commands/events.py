@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def events_command(state: Path, server: str | None, outputs: tuple[OutputOption, ...]) -> None:
     """Print what the instance on STATE did, a line each: commits, publications, evidence, every override."""
     from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
-    from gitboot.ledger.opening import open_ledger
+    from gitboot.ledger.open_ledger import open_ledger
 
     if not has_ledger(state):
         raise never_ran(state)

@@ -24,7 +24,7 @@ def command() -> None:
 def show(state: Path) -> None:
     """Show where the ledger is, its identity, and its size."""
     from gitboot.controller.instance.state_directory import LEDGER, has_ledger, never_ran
-    from gitboot.ledger.opening import described
+    from gitboot.ledger.open_ledger import described
 
     if not has_ledger(state):
         raise never_ran(state)
@@ -67,8 +67,8 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     """
     from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran
     from gitboot.instance.rights import private
-    from gitboot.ledger.moving import moved
-    from gitboot.ledger.naming import PostgresAddress
+    from gitboot.ledger.location import PostgresAddress
+    from gitboot.ledger.move_ledger import moved
 
     if to == "file" and password is not None:
         raise UsageError("--ledger-password is for a PostgreSQL")
@@ -111,7 +111,7 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
     from gitboot.cli.choosing import go_on
     from gitboot.controller.instance.state_directory import LEDGER, locked
     from gitboot.instance.rights import private
-    from gitboot.ledger.naming import PostgresAddress
+    from gitboot.ledger.location import PostgresAddress
     from gitboot.ledger.reclaiming import reclaim as reclaimed
     from gitboot.ledger.reclaiming import reclaimable
 

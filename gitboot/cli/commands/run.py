@@ -42,7 +42,7 @@ from gitboot.system_clock import keeping
 if TYPE_CHECKING:
     from gitboot.controller.instance.settings import ForgeSettings, Settings
     from gitboot.instance.verdicts import Verdicts
-    from gitboot.ledger.naming import PostgresAddress
+    from gitboot.ledger.location import PostgresAddress
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
@@ -430,7 +430,7 @@ def _settings(
 
 
 def _ledger(url: str | None, password: Path | None) -> PostgresAddress | None:
-    from gitboot.ledger.naming import PostgresAddress
+    from gitboot.ledger.location import PostgresAddress
 
     if url is None and password is not None:
         raise UsageError("--ledger-password needs --ledger, whose password it is")

@@ -32,7 +32,7 @@ from gitboot.system_clock import keeping
 if TYPE_CHECKING:
     from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.app_from_serve_access_control import Clients
-    from gitboot.ledger.naming import PostgresAddress
+    from gitboot.ledger.location import PostgresAddress
     from gitboot.serve.app import Endpoint
     from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.pushes import Pushes

@@ -19,7 +19,7 @@ from gitboot.cli.forwarding import arguments_of
 from gitboot.cli.telling import tell
 from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
-from gitboot.ledger.naming import address_beside
+from gitboot.ledger.location import address_beside
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints
 

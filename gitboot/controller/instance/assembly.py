@@ -58,13 +58,13 @@ from gitboot.instance.spools import SharedSpool
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import facts, requests
+from gitboot.ledger import instance_tables, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request
-from gitboot.ledger.fetches import RecordedFetches
-from gitboot.ledger.lease import Holder, LeaseKeeper, place_of
-from gitboot.ledger.naming import address_beside, is_named, note_address
-from gitboot.ledger.opening import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
+from gitboot.ledger.location import address_beside, is_named, note_address
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
+from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
@@ -194,7 +194,7 @@ def assembled(
     noted = None if dry_run else settings.state / state.WITHDRAWALS
     inbox = Inbox(
         *(store, settings.spool, witness_of(settings), words, uptime, outside.artifacts, spool, former),
-        withdrawals=NotedWithdrawals(noted, facts.read(store).identity),
+        withdrawals=NotedWithdrawals(noted, instance_tables.read(store).identity),
         clock=clock,
     )
     make_bmcs = bmcs_of or partial(pool_of, fence=fence, ending_fence=ending_fence)
@@ -207,10 +207,10 @@ def assembled(
         spool=settings.spool,
         site=settings.site,
     )
-    knowledge = replace(read, facts=facts.read(store)) if read is not None else known(store)
+    knowledge = replace(read, facts=instance_tables.read(store)) if read is not None else known(store)
     if outside.owner == knowledge.facts.identity and _is_behind(knowledge, outside.records):
-        facts.doubt(store, "RestoredLedger")
-        knowledge = replace(knowledge, facts=facts.read(store))
+        instance_tables.doubt(store, "RestoredLedger")
+        knowledge = replace(knowledge, facts=instance_tables.read(store))
     if not knowledge.is_trusted:
         knowledge = replace(knowledge, published=outside.records)
     standing = Standing(
@@ -295,11 +295,11 @@ def running(
         store.database.hold(Holder.of(settings.state, settings.lease_s))
         _tell_of_taking_over(store, tell, clock())
         shared, fence, ending_fence = stack.enter_context(_kept(store, lost))
-        ledger = facts.read(store).identity
+        ledger = instance_tables.read(store).identity
         left = state.LeftStatus(settings.state, clock)
         laps = Laps()
         listener = WorkListener(partial(_told_how_far, left, tell, clock), progress=laps.note_progress)
-        heir_of, told = (lambda: facts.read(store).heir_of), listener.of(Work.PUBLISH)
+        heir_of, told = (lambda: instance_tables.read(store).heir_of), listener.of(Work.PUBLISH)
         modes = output_modes(store, settings.output, settings.output_group)
         opened = Directory.open(settings.output, ledger=ledger, heir_of=heir_of, told=told, modes=modes)
         tree = stack.enter_context(opened)
@@ -429,10 +429,10 @@ def opened_ledger(path: Path, tell: Tell, clock: Clock) -> Iterator[tuple[Store,
             aside = set_aside(path)
             tell(Event(at=clock(), type="LedgerDamaged", message=f"{error}; it is kept as {aside.name}", warning=True))
             store, read = _read_through(path)
-            facts.doubt(store, "DamagedLedger")
+            instance_tables.doubt(store, "DamagedLedger")
     with store:
-        if facts.is_behind(store):
-            facts.doubt(store, "RestoredLedger")
+        if instance_tables.is_behind(store):
+            instance_tables.doubt(store, "RestoredLedger")
         if store.mark is None:
             store.write_mark(*store.progress)
         yield store, read
@@ -493,18 +493,18 @@ def seen_before(settings: Settings, store: Store) -> dict[BootFile, Sighting]:
     The file goes once the ledger has sightings.
     """
     former = settings.state / state.FORMER_SIGHTINGS
-    if before := facts.sightings(store, place_of(settings.state)):
+    if before := instance_tables.sightings(store, place_of(settings.state)):
         with suppress(OSError):
             former.unlink()
         return before
     with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return facts.parse_sightings(json.loads(former.read_bytes())["items"])
+        return instance_tables.parse_sightings(json.loads(former.read_bytes())["items"])
     return {}
 
 
 def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
     """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
-    about, at = facts.read(store), clock()
+    about, at = instance_tables.read(store), clock()
     is_shared = store.database.lease is not None
     if is_shared and (lines := token_keys_book.read(store)):
         restored(directory, lines)
@@ -531,9 +531,9 @@ def _doubt_without_marks(store: Store, settings: Settings, owner: str | None) ->
     identity, changes = store.progress
     marks = [_mark_in_tree(settings.output), read_mark(spooled) if (spooled := _mark_in_spool(settings)) else None]
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
-    is_alone = store.database.is_local and facts.read(store).published and owner is None
+    is_alone = store.database.is_local and instance_tables.read(store).published and owner is None
     if known > changes or is_alone:
-        facts.doubt(store, "RestoredLedger", known)
+        instance_tables.doubt(store, "RestoredLedger", known)
 
 
 def _mark_in_tree(output: Path) -> tuple[str, int] | None:
@@ -673,9 +673,9 @@ def looked_at(
         evaluator = Evaluator(lambda _, __: snapshot, begun=begun, results=results)
         evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = commit_of(evaluated.loaded.repository, evaluated.decided.decisions)
-        commit = whole.at_site(facts.read(store).site or None)
+        commit = whole.at_site(instance_tables.read(store).site or None)
         batch = Batch(commit=commit, changed=tuple(commit.decisions.servers))
-        seen = facts.sightings(store, place_of(directory))
+        seen = instance_tables.sightings(store, place_of(directory))
         learnt = learn(_known_and_published(store), batch, at).knowledge
         folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
         knowledge = replace(learnt, sightings=seen, claims=claims_in(folders, folders[-1]))
@@ -707,5 +707,5 @@ def begun(look: Look, facts: Mapping[str, Any], at: datetime) -> Knowledge:
 
 
 def _known_and_published(store: Store) -> Knowledge:
-    output = facts.read(store).output
+    output = instance_tables.read(store).output
     return replace(known(store), published=records_in(Path(output)) if output is not None else {})

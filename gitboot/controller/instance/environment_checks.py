@@ -14,7 +14,7 @@ from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
 from gitboot.controller.instance.assembly import Look
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
-from gitboot.ledger.lease import Leased
+from gitboot.ledger.leader_lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head

@@ -15,8 +15,8 @@ from gitboot.controller.instance.git_source import _KEYS, BranchInLedger, fetche
 from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.evaluator.client import Evaluation
-from gitboot.ledger import facts
-from gitboot.ledger.opening import copy_ledger
+from gitboot.ledger import instance_tables
+from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.observe.spool import IDENTITY
 from gitboot.publish.look import Looked
 from gitboot.source.clone import Source
@@ -35,8 +35,8 @@ def tried_out(settings: Settings, *, tell: Tell, clock: Clock) -> Iterator[tuple
         has_keys = (settings.state / state.TOKEN_KEYS).exists()  # they are read then, and none is made
         keys = keys_of(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
-            facts.lapse(tx)  # it is not in the copy's clone
-        about = facts.read(store)
+            instance_tables.lapse(tx)  # it is not in the copy's clone
+        about = instance_tables.read(store)
         cache = stack.enter_context(state.open_cache(settings.state, lambda _: None, writes=False))
         looked = Looked(settings.output, ledger=about.identity, heir_of=about.heir_of)
         source = stack.enter_context(fetched_apart(settings, copy, BranchInLedger(store, tell, clock)))

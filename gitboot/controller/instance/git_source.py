@@ -14,7 +14,7 @@ from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import GitSettings, Settings, TrustSettings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
-from gitboot.ledger import events, facts
+from gitboot.ledger import events, instance_tables
 from gitboot.ledger.store import Store
 from gitboot.source.bringing import CLONE
 from gitboot.source.clone import BranchRecord, FollowedBranch, Source, detached, tag_on
@@ -76,18 +76,18 @@ class BranchInLedger:
         self._store, self._tell, self._clock = store, tell, clock
 
     def read(self) -> FollowedBranch | None:
-        about = facts.read(self._store)
+        about = instance_tables.read(self._store)
         return FollowedBranch(about.branch, about.is_default_branch) if about.branch is not None else None
 
     def accepted(self) -> str | None:
-        about = facts.read(self._store)
+        about = instance_tables.read(self._store)
         return about.accepted or about.lapsed
 
     def write(self, followed: FollowedBranch) -> None:
         message = f"the instance follows {followed.reference} from now on, until --rev names something else"
         event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
         with self._store.writing() as tx:
-            facts.follow(tx, followed.reference, is_default=followed.is_default)
+            instance_tables.follow(tx, followed.reference, is_default=followed.is_default)
             events.write(tx, [event])
         self._tell(event)
 

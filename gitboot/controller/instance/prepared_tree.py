@@ -33,9 +33,9 @@ from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.stops import stop_of
 from gitboot.instance.tokenkeys import restored, token_keys
-from gitboot.ledger import evidence, facts
+from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.entries import Facts
-from gitboot.ledger.opening import copy_ledger, lease_of, token_keys_of
+from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
 from gitboot.publish.directory import Directory, Published
@@ -83,7 +83,7 @@ def prepare(
         copy = stack.enter_context(_emptied(place.state / state.PREPARING))
         copy_ledger(place.state / state.LEDGER, copy / state.LEDGER, in_use=True)
         store = stack.enter_context(Store.open(copy / state.LEDGER))
-        accepted, about = _accepted(store), facts.read(store)
+        accepted, about = _accepted(store), instance_tables.read(store)
         if not (lines := token_keys_of(place.state / state.LEDGER)):
             raise NotYetDone("the ledger has no keys of tokens")
         restored(copy, lines)
@@ -127,8 +127,8 @@ def _emptied(folder: Path) -> Iterator[Path]:
 
 def _accepted(store: Store) -> Revision:
     """Return the accepted commit of the active instance."""
-    about = facts.read(store)
-    if about.accepted is None or not about.published or facts.is_behind(store):
+    about = instance_tables.read(store)
+    if about.accepted is None or not about.published or instance_tables.is_behind(store):
         raise NotYetDone("the instance that acts has published nothing by this ledger as yet")
     return Revision(about.accepted)
 

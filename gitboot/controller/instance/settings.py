@@ -11,8 +11,8 @@ from gitboot.bmc.crew import MOST, MOST_OF_SITE
 from gitboot.controller.instance.state_directory import SPOOL
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import ReinstallsNeed, Verify
-from gitboot.ledger.lease import SECONDS
-from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.leader_lease import SECONDS
+from gitboot.ledger.location import PostgresAddress
 from gitboot.review.guards import Limits
 from gitboot.source.keys import TrustedKeys
 from gitboot.targets.address import TargetAddress

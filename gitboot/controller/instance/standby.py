@@ -32,8 +32,8 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.rights import private
 from gitboot.instance.window_watch import WindowWatch
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger.lease import Holder
-from gitboot.ledger.naming import address_beside
+from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.load.snapshot import Revision
 from gitboot.publish.ended_windows import WindowEnds, end_windows

@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.lease import Lease, now_s
+from gitboot.ledger.leader_lease import Lease, now_s
 from gitboot.ledger.leaving import NOBODY, left
-from gitboot.ledger.naming import PostgresAddress
+from gitboot.ledger.location import PostgresAddress
 from gitboot.observe.batches import SUFFIX, ForwardedBatch, Writer, writer_of
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.given import Given, has_reported, how_given

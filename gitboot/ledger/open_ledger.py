@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from gitboot.ledger import (
     evidence,
-    facts,
+    instance_tables,
     known_bmcs,
     lost_identities,
     machines,
@@ -23,9 +23,9 @@ from gitboot.ledger import (
 )
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
-from gitboot.ledger.lease import Holder, Leased
+from gitboot.ledger.leader_lease import Holder, Leased
 from gitboot.ledger.leaving import Notes
-from gitboot.ledger.naming import address_beside
+from gitboot.ledger.location import address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
 from gitboot.ledger.store import Store, mark_of, open_database
 
@@ -116,7 +116,18 @@ def _lease(database: Database) -> Leased | None:
 
 def check(store: Store) -> None:
     """Raise `DamagedLedger` if there is a book that cannot be read: it is noticed now, and not in use."""
-    books = (facts, machines, lost_identities, records, overrides, switches, pins, known_bmcs, requests, secret_fetches)
+    books = (
+        instance_tables,
+        machines,
+        lost_identities,
+        records,
+        overrides,
+        switches,
+        pins,
+        known_bmcs,
+        requests,
+        secret_fetches,
+    )
     for book in books:
         book.read(store)
     evidence.pending(store)

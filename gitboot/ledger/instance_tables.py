@@ -11,7 +11,7 @@ from gitboot.assets.sighting import Presence, Sighting
 from gitboot.errors import Orders
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.ledger import rows
+from gitboot.ledger import server_tables
 from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
@@ -32,7 +32,7 @@ def read(store: Store) -> Facts:
             lapsed=found.get("lapsed"),
             sequence=int(found.get("sequence", 0)),
             initialised=found.get("initialised"),
-            begun=rows.instant_or_none(found.get("begun")),
+            begun=server_tables.instant_or_none(found.get("begun")),
             doubt=found.get("doubt"),
             observes=found.get("observes") != "no",
             foreign=found.get("foreign"),
@@ -47,12 +47,14 @@ def read(store: Store) -> Facts:
             gap="gap" in found,
             clock=found.get("clock"),
             suspension=_suspension(found.get("suspension")),
-            stoppage=Stoppage(**rows.json_value(found["stoppage"])) if "stoppage" in found else None,
-            orders=Orders(**rows.json_value(found["orders"])) if "orders" in found else None,
+            stoppage=Stoppage(**server_tables.json_value(found["stoppage"])) if "stoppage" in found else None,
+            orders=Orders(**server_tables.json_value(found["orders"])) if "orders" in found else None,
             withheld=_withheld(found.get("withheld")),
             rolled_back={
                 parse_uuid(uuid): int(number)
-                for uuid, number in (rows.json_value(found["rolledBack"]) if "rolledBack" in found else {}).items()
+                for uuid, number in (
+                    server_tables.json_value(found["rolledBack"]) if "rolledBack" in found else {}
+                ).items()
             },
             left_output=_left_output(found.get("leftOutput")),
         )
@@ -145,7 +147,9 @@ def note_life(tx: Transaction, about: Facts) -> None:
     _put(tx, "clock", about.clock)
     if (beat := about.heartbeat) is not None:
         seconds = [each.total_seconds() for each in beat.intervals]
-        _put(tx, "heartbeat", rows.json_of({"at": format_instant(beat.at), "intervals": seconds, "up": beat.up}))
+        _put(
+            tx, "heartbeat", server_tables.json_of({"at": format_instant(beat.at), "intervals": seconds, "up": beat.up})
+        )
 
 
 def status_key(store: Store) -> bytes:
@@ -171,18 +175,18 @@ def suspend(tx: Transaction, suspension: Suspension | None) -> None:
     """Note why and until when no commit is accepted; None: it is."""
     facts = None
     if suspension is not None:
-        facts = rows.json_of({**suspension._asdict(), "until": format_instant(suspension.until)})
+        facts = server_tables.json_of({**suspension._asdict(), "until": format_instant(suspension.until)})
     _put(tx, "suspension", facts)
 
 
 def stop(tx: Transaction, stoppage: Stoppage | None) -> None:
     """Note what is stopped, and why; None: nothing is."""
-    _put(tx, "stoppage", rows.json_of(stoppage._asdict()) if stoppage is not None else None)
+    _put(tx, "stoppage", server_tables.json_of(stoppage._asdict()) if stoppage is not None else None)
 
 
 def order(tx: Transaction, orders: Orders | None) -> None:
     """Note what the newest Fleet says that is obeyed at once, for the time until it is read again after a start."""
-    _put(tx, "orders", rows.json_of(orders._asdict()) if orders is not None else None)
+    _put(tx, "orders", server_tables.json_of(orders._asdict()) if orders is not None else None)
 
 
 def withhold(tx: Transaction, withheld: Withheld | None) -> None:
@@ -190,18 +194,18 @@ def withhold(tx: Transaction, withheld: Withheld | None) -> None:
     value = None
     if withheld is not None:
         servers = {uuid: [_boot_facts(boot) for boot in boots] for uuid, boots in sorted(withheld.servers.items())}
-        value = rows.json_of({"by": withheld.by, "servers": servers})
+        value = server_tables.json_of({"by": withheld.by, "servers": servers})
     _put(tx, "withheld", value)
 
 
 def roll_back(tx: Transaction, servers: Mapping[SystemUuid, int]) -> None:
     """Store by which decision the boots of servers were taken back that their records did not show as fetched."""
-    _put(tx, "rolledBack", rows.json_of(dict(sorted(servers.items()))) if servers else None)
+    _put(tx, "rolledBack", server_tables.json_of(dict(sorted(servers.items()))) if servers else None)
 
 
 def leave_output(tx: Transaction, servers: Collection[SystemUuid]) -> None:
     """Store the servers whose one-time boot an upgrade took out of OUTPUT, and whose boot nothing serves since."""
-    _put(tx, "leftOutput", rows.json_of({"servers": sorted(servers)}))
+    _put(tx, "leftOutput", server_tables.json_of({"servers": sorted(servers)}))
 
 
 def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
@@ -209,13 +213,13 @@ def store_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], pla
     known = [(file, each) for file, each in sightings.items() if each.presence is not Presence.UNKNOWN]
     known.sort(key=lambda item: (item[0].url, item[0].sha256, item[0].size or 0))
     items = [{**file.facts(), "presence": each.presence, "message": each.message} for file, each in known]
-    _put(tx, "artifacts", rows.json_of({"place": place, "items": items}) if items else None)
+    _put(tx, "artifacts", server_tables.json_of({"place": place, "items": items}) if items else None)
 
 
 def sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
     """Return what `store_sightings` stored, unless the instance at another place saw that."""
     for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
-        if (found := rows.json_value(value))["place"] in ("", place):
+        if (found := server_tables.json_value(value))["place"] in ("", place):
             return parse_sightings(found["items"])
     return {}
 
@@ -261,9 +265,9 @@ def _put(tx: Transaction, name: str, value: str | None) -> None:
 def _heartbeat(text: str | None) -> Heartbeat | None:
     if text is None:
         return None
-    facts = rows.json_value(text)
+    facts = server_tables.json_value(text)
     return Heartbeat(
-        rows.instant(facts["at"]),
+        server_tables.instant(facts["at"]),
         tuple(timedelta(seconds=each) for each in facts["intervals"]),
         Uptime(*facts["up"]) if facts.get("up") is not None else None,
     )
@@ -272,8 +276,8 @@ def _heartbeat(text: str | None) -> Heartbeat | None:
 def _suspension(text: str | None) -> Suspension | None:
     if text is None:
         return None
-    facts = rows.json_value(text)
-    return Suspension(facts["who"], facts["reason"], rows.instant(facts["until"]))
+    facts = server_tables.json_value(text)
+    return Suspension(facts["who"], facts["reason"], server_tables.instant(facts["until"]))
 
 
 def _boot_facts(boot: WithheldBoot) -> dict[str, Any]:
@@ -296,13 +300,13 @@ def _sighting(item: Mapping[str, Any]) -> tuple[BootFile, Sighting]:
 
 
 def _left_output(text: str | None) -> frozenset[SystemUuid] | None:
-    return frozenset(map(parse_uuid, rows.json_value(text)["servers"])) if text is not None else None
+    return frozenset(map(parse_uuid, server_tables.json_value(text)["servers"])) if text is not None else None
 
 
 def _withheld(text: str | None) -> Withheld | None:
     if text is None:
         return None
-    facts = rows.json_value(text)
+    facts = server_tables.json_value(text)
     return Withheld(
         facts["by"],
         {parse_uuid(uuid): tuple(map(_withheld_boot, boots)) for uuid, boots in facts["servers"].items()},
@@ -312,8 +316,8 @@ def _withheld(text: str | None) -> Withheld | None:
 def _withheld_boot(facts: Mapping[str, Any]) -> WithheldBoot:
     return WithheldBoot(
         facts["maintenance"],
-        rows.instant_or_none(facts["start"]),
-        rows.instant_or_none(facts["end"]),
+        server_tables.instant_or_none(facts["start"]),
+        server_tables.instant_or_none(facts["end"]),
         takes_image_back=facts["takesImageBack"],
         by=facts["by"],
     )

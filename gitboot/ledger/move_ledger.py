@@ -12,8 +12,7 @@ from uuid import uuid4
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger.copying import copy_in_transaction, counted_rows
 from gitboot.ledger.database import Database
-from gitboot.ledger.fetches import FETCHES
-from gitboot.ledger.lease import Holder
+from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.leaving import (
     COPY,
     UNFINISHED,
@@ -25,7 +24,8 @@ from gitboot.ledger.leaving import (
     note_left,
     settle,
 )
-from gitboot.ledger.naming import PostgresAddress, address_beside, file_beside, note_address
+from gitboot.ledger.location import PostgresAddress, address_beside, file_beside, note_address
+from gitboot.ledger.shared_fetchlog import FETCHES
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import open_database
 
