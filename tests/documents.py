@@ -18,8 +18,8 @@ import yaml
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
+from gitboot.fleet.resources import KINDS, Resource
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.load.resources import KINDS, Resource
 from gitboot.model import scalars
 from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.image import Artifact, Artifacts, Signature

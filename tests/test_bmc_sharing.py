@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Shown, shared
 from gitboot.bmc.sharing import Sharing
+from gitboot.fleet.layered_dict import replaced
 from gitboot.load.machines import Machine
-from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 from tests.fleets import at, uuid_of
 

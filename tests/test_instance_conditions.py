@@ -19,9 +19,9 @@ from gitboot.controller.instance_state import Fetched, Standing, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.entries import Facts, Suspension
-from gitboot.load.resources import Id
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from gitboot.load.ignore import Ignore, read_ignore
+from gitboot.fleet.ignore import Ignore, read_ignore
 from gitboot.load.patterns import lines, parse_pattern
 from tests.cases import for_each
 from tests.linear import AT_MOST, growth

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from gitboot.load.merged import Overlay, merged, replaced
+from gitboot.fleet.layered_dict import Overlay, merged, replaced
 from tests.cases import for_each
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
+from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import Quoted, parse
-from gitboot.load.resources import KINDS
 from gitboot.model.scalars.machines import parse_interface_address
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.structure import read, written

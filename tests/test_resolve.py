@@ -8,7 +8,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.load.loaded import load_revision
+from gitboot.fleet.validation import load_revision
 from gitboot.load.whole import load
 from gitboot.resolve.choice import in_rollout
 from gitboot.resolve.decide import decide, decide_all

@@ -10,7 +10,7 @@ import pytest
 from gitboot.diff.returning import returning
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.errors import InvalidRepository, Orders
-from gitboot.load.loaded import load_revision
+from gitboot.fleet.validation import load_revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts_from_resolve_records import adopted, ran
 from gitboot.resolve.instant import plan, run_reason

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import locate, parse, value_lines
-from gitboot.load.resources import Id
 from gitboot.model.scalar_from_document import Path
 from gitboot.resolve.source_locations import SourceTexts, moved_documents, pointer, source_locations
 from tests.cases import for_each

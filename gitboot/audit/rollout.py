@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.load.snapshot import Revision
 from gitboot.model.image import Rollout
 from gitboot.model.scalars.machines import SystemUuid

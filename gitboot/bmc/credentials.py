@@ -15,7 +15,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from gitboot.errors import BmcNotTrusted, UsageError
-from gitboot.load.identities import place_of
+from gitboot.fleet.identities import place_of
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.artifacts import parse_fingerprint
 from gitboot.phrases import did_you_mean, some

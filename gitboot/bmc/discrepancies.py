@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from gitboot.bmc.identity import Described, Same, identify
 from gitboot.bmc.inventory import FoundServer
-from gitboot.load.identities import place_of
+from gitboot.fleet.identities import place_of
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import byte_orders
 from gitboot.phrases import some

@@ -11,7 +11,7 @@ from typing import Any, Final
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, observe_identity
-from gitboot.load.identities import place_of
+from gitboot.fleet.identities import place_of
 from gitboot.model.scalars.machines import MacAddress, parse_lookup_mac
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gitboot.bmc.identity import Pinned, claimed_by, values_of
+from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.load.machines import Machine
-from gitboot.load.merged import differing, replaced
 from gitboot.model.scalars.machines import SystemUuid
 
 Place = tuple[str, str | None]

@@ -30,12 +30,12 @@ from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.layered_dict import replaced
 from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.patrol import Patrol
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import Machine
-from gitboot.load.merged import replaced
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid

@@ -13,8 +13,8 @@ from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import left_since
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.instance.agenda import Agenda
-from gitboot.load.merged import differing, replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.numbers import version_key
 from gitboot.render.keyed import NO_KEYS, TokenKeys

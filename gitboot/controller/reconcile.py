@@ -37,6 +37,7 @@ from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
 from gitboot.controller.target_followers import Followed
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.bookkeeping import fetches_of, write, write_events
 from gitboot.instance.laps import Laps, Stage
@@ -47,7 +48,6 @@ from gitboot.instance.stops import stop_of
 from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.terms import terms_of
 from gitboot.resolve.server_decision_from_plan import BootFile

@@ -18,13 +18,13 @@ from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
 from gitboot.errors import LedgerError
+from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.spools import FolderSpool, ReadSpool
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
-from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation

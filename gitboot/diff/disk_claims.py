@@ -17,9 +17,9 @@ from typing import Final
 
 from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.image import BootImage
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.server import Lifecycle

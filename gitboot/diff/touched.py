@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gitboot.diff.extent import Label
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 
 GROUPING: Final = ("site", "role")  # the labels whose values are groups of their own
 

@@ -11,8 +11,8 @@ import msgspec
 
 from gitboot.decoders import decoder
 from gitboot.evaluator import protocol
+from gitboot.fleet.resources import Id
 from gitboot.frames import encode
-from gitboot.load.resources import Id
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
@@ -21,7 +21,7 @@ from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision_from_plan import Decision
 
 if TYPE_CHECKING:  # an instance only reads results: it neither loads files nor decides
-    from gitboot.load.loaded import LoadedFile
+    from gitboot.fleet.validation import LoadedFile
     from gitboot.resolve.decide import DecidedServer
 
 V = TypeVar("V")

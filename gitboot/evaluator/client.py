@@ -21,9 +21,9 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.evaluator.remote_cache import lookup
 from gitboot.evaluator.spooled_results import SpooledResults
+from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.load.machines import Machine
-from gitboot.load.merged import merged, replaced
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.decisions import Decisions

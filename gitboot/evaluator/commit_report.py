@@ -11,8 +11,8 @@ from msgspec import structs
 from gitboot.canonical import canonical
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
+from gitboot.fleet.resources import Id
 from gitboot.load.machines import NO_MOVES, Moves, machine
-from gitboot.load.resources import Id
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Server

@@ -30,10 +30,10 @@ from gitboot.evaluator.content_keys import Key, decision_keys
 from gitboot.evaluator.protocol import EVALUATED, ResultKind
 from gitboot.evaluator.remote_cache import Results
 from gitboot.evaluator.workers import Forks
+from gitboot.fleet.resources import Id
+from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
 from gitboot.load.blobs import ParseCache, ParsedBlob
-from gitboot.load.loaded import Loaded, LoadedFile, list_files, load_revision
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve.decide import Decided, DecidedServer, DecidedServers, decide_all
 from gitboot.resolve.optouts import OptOut, opt_outs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, Generic, TypeVar
 
-from gitboot.load.merged import replaced
+from gitboot.fleet.layered_dict import replaced
 
 Key = TypeVar("Key", bound=str)
 

@@ -12,8 +12,8 @@ from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
+from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import server_tables
-from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 
 _logger = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from gitboot.controller.current_plans import changed_by
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.diff.withheld import withheld_boots
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.layered_dict import merged
 from gitboot.ledger.entries import Withheld
-from gitboot.load.merged import merged
 from gitboot.load.snapshot import Revision
 from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid

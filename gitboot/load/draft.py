@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from gitboot.fleet.resources import Id, Origin, Resource
 from gitboot.jsonio_from_model_envelope import API_VERSION
 from gitboot.load.blobs import ParsedBlob
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id, Origin, Resource
 from gitboot.load.snapshot import Snapshot
 from gitboot.load.unread import ANYTHING, AllUnread
 from gitboot.model.fleet import Fleet

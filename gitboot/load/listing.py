@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gitboot.fleet.ignore import MAX_BYTES, read_ignore
 from gitboot.fleet.yaml import Place
 from gitboot.load.blobs import oversized
-from gitboot.load.ignore import MAX_BYTES, read_ignore
 from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import Irregular, Oversized, Snapshot

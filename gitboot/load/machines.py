@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gitboot.load.identities import place_of
+from gitboot.fleet.identities import place_of
 from gitboot.load.repository import FleetRepository
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, is_stand_in
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.load.resources import Resource
+from gitboot.fleet.resources import Resource
 from gitboot.model.fleet import Fleet, UnknownProfile
 from gitboot.model.image import ImageStream
 from gitboot.model.policy import BootPolicy, BootProfile, Maintenance

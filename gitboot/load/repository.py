@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from gitboot.fleet.resources import Id, Origin
 from gitboot.fleet.yaml import Place, locate
-from gitboot.load.resources import Id, Origin
 from gitboot.load.snapshot import BlobId, Revision
 from gitboot.model.fleet import Fleet
 from gitboot.model.image import BootImage, ImageStream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gitboot.load.resources import KINDS
+from gitboot.fleet.resources import KINDS
 from gitboot.model.scalar_from_document import Path
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
+from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import Value
-from gitboot.load.resources import KINDS
 
 _NAMES: Final = re.compile(r"[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?")
 

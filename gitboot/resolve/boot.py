@@ -8,8 +8,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.load.resources import Id
 from gitboot.model.policy import UserData
 from gitboot.model.scalars.texts import Malformed
 from gitboot.problems.codes import Code

@@ -7,9 +7,9 @@ from datetime import datetime
 from itertools import combinations
 from typing import Final
 
+from gitboot.fleet.identities import identities
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.load.identities import identities
-from gitboot.load.resources import Id
 from gitboot.model.image import SkewMode
 from gitboot.model.policy import NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars.numbers import version_key

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.image import ImageStream
 from gitboot.model.policy import (
     BootPolicySpec,

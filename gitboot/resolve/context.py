@@ -8,7 +8,7 @@ from typing import Any
 from msgspec.json import decode
 
 from gitboot.canonical import canonical
-from gitboot.load.resources import Resource
+from gitboot.fleet.resources import Resource
 from gitboot.model.policy import Taint
 from gitboot.model.server import Server
 from gitboot.model.structure import written

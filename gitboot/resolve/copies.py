@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.model.policy import NetworkBoot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity

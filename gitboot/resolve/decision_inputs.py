@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.model.fleet import Output, Serving
 from gitboot.model.image import BootImage, Skew
 from gitboot.model.policy import BootProfile, Maintenance

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.image import BootImage
 from gitboot.phrases import count
 from gitboot.problems.codes import Code

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
+from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 

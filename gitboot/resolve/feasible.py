@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.model.image import Artifact, Artifacts, ConfigFrom
 from gitboot.model.policy import HttpBoot, Method
 from gitboot.model.server import Firmware

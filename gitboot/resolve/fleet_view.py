@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Site, UnknownProfile
 from gitboot.model.policy import BootProfile, Maintenance, Method
 from gitboot.model.server import Lifecycle, Server

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
+from gitboot.fleet.resources import Id, Origin
 from gitboot.fleet.yaml import Place
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id, Origin
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem

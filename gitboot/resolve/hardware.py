@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.model.fleet import Output
 from gitboot.model.server import Loader
 from gitboot.problems.codes import Code

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.resolve import arguments, userdata
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
 from gitboot.resolve.source import BootSource

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity

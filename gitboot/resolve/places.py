@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import Place
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.resolve.fleet_view import FleetView
 
 Step = str | int

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from gitboot.errors import InvalidRepository
-from gitboot.load.loaded import Flawed, Loaded
+from gitboot.fleet.validation import Flawed, Loaded
 from gitboot.load.repository import FleetRepository
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem

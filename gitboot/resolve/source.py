@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.model.image import BootImage
 from gitboot.model.policy import BootProfile, Maintenance
 from gitboot.model.server import Architecture, Firmware, Server

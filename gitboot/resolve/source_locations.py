@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from gitboot.fleet.layered_dict import differing
+from gitboot.fleet.resources import Id
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
-from gitboot.load.merged import differing
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.load.snapshot import BlobId
 from gitboot.model.scalar_from_document import Path
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from gitboot.diff.access import AccessChange
-from gitboot.load.resources import Id
+from gitboot.fleet.resources import Id
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity

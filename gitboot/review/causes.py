@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from gitboot.diff.documents import Fate
+from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.server import Architecture
 from gitboot.resolve.choice import Pool, pools
 from gitboot.resolve.server_decision_from_plan import Boot, Decision

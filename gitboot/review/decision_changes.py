@@ -21,10 +21,10 @@ from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.decisions import Decisions

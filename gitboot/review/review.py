@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
+from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.load.repository import FleetRepository
-from gitboot.load.resources import Id
 from gitboot.phrases import count
 from gitboot.problems.problem import Severity
 from gitboot.review import words

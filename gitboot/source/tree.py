@@ -14,8 +14,8 @@ import pygit2
 from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository
+from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
-from gitboot.load.merged import merged
 from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem

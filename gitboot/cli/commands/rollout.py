@@ -231,7 +231,7 @@ class _Fleet:
 
     def _check_evidence(self) -> None:
         """Raise `UsageError` if the Fleet's evidence proves only that a server fetched its boot."""
-        from gitboot.load.resources import Id
+        from gitboot.fleet.resources import Id
         from gitboot.model.fleet import Evidence
 
         fleet = self.now.repository.fleet
@@ -245,8 +245,8 @@ class _Fleet:
 
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
+        from gitboot.fleet.resources import Id
         from gitboot.fleet.yaml import rewritten
-        from gitboot.load.resources import Id
         from gitboot.load.snapshot import BlobId, Revision
 
         origin = self.now.repository.origins[Id("ImageStream", found.stream)]

@@ -133,7 +133,7 @@ def _images(fleet: FleetRepository, path: Path, since: str | None) -> list[BootI
 def _problems(
     fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
 ) -> Iterator[Problem]:
-    from gitboot.load.resources import Id
+    from gitboot.fleet.resources import Id
     from gitboot.problems.codes import Code
     from gitboot.problems.problem import Severity
 

@@ -13,10 +13,10 @@ from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger.entries import Approval, Facts, Request
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.load.machines import Machine
-from gitboot.load.merged import replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.secret_fetches import InstallationFetches
 from gitboot.resolve.provisioning_record_from_plan import Record
