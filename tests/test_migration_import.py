@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gitboot.importers.fleet_files import fleet_of
 from gitboot.load.whole import load
-from gitboot.migration.fleetfiles import fleet_of
 from gitboot.migration.known import Supplement
 from gitboot.migration.systems import SYSTEMS
 from gitboot.resolve.decide import decide

@@ -7,18 +7,7 @@ from hashlib import sha256
 from itertools import groupby
 from typing import Any
 
-from gitboot.migration.estate import (
-    Estate,
-    ImportedBoot,
-    ImportedMachine,
-    ImportedNic,
-    ImportRemark,
-    guessed,
-    kept,
-    lost,
-    missing,
-)
-from gitboot.migration.foreign import (
+from gitboot.importers.inventory import (
     Texts,
     address_of,
     architecture_of,
@@ -31,6 +20,17 @@ from gitboot.migration.foreign import (
     name_of,
     sequence,
     words,
+)
+from gitboot.migration.estate import (
+    Estate,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    guessed,
+    kept,
+    lost,
+    missing,
 )
 from gitboot.model.scalars.machines import MacAddress
 

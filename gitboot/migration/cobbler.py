@@ -6,6 +6,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from shlex import split
 from typing import Any, Final
 
+from gitboot.importers.inventory import (
+    Texts,
+    address_of,
+    architecture_of,
+    arguments_of,
+    bmc_of,
+    json_of,
+    mac_of,
+    mapping,
+    name_of,
+    words,
+)
 from gitboot.migration.estate import (
     Estate,
     ImportedBmc,
@@ -17,18 +29,6 @@ from gitboot.migration.estate import (
     kept,
     lost,
     missing,
-)
-from gitboot.migration.foreign import (
-    Texts,
-    address_of,
-    architecture_of,
-    arguments_of,
-    bmc_of,
-    json_of,
-    mac_of,
-    mapping,
-    name_of,
-    words,
 )
 
 _INHERIT: Final = "<<inherit>>"

@@ -6,18 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gitboot.migration.estate import (
-    Estate,
-    ImportedBmc,
-    ImportedBoot,
-    ImportedMachine,
-    ImportedNic,
-    ImportRemark,
-    kept,
-    lost,
-    missing,
-)
-from gitboot.migration.foreign import (
+from gitboot.importers.inventory import (
     Texts,
     architecture_of,
     arguments_of,
@@ -31,6 +20,17 @@ from gitboot.migration.foreign import (
     name_of,
     uuid_of,
     words,
+)
+from gitboot.migration.estate import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    kept,
+    lost,
+    missing,
 )
 
 _OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before them (drivers/modules/ipxe_config.template)

@@ -6,18 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gitboot.migration.estate import (
-    Estate,
-    ImportedBmc,
-    ImportedBoot,
-    ImportedMachine,
-    ImportedNic,
-    ImportRemark,
-    kept,
-    lost,
-    missing,
-)
-from gitboot.migration.foreign import (
+from gitboot.importers.inventory import (
     Texts,
     address_of,
     architecture_of,
@@ -32,6 +21,17 @@ from gitboot.migration.foreign import (
     uuid_of,
     words,
     yaml_of,
+)
+from gitboot.migration.estate import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    kept,
+    lost,
+    missing,
 )
 
 _Object = Mapping[str, Any]

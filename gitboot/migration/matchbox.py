@@ -6,6 +6,18 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from gitboot.importers.inventory import (
+    Texts,
+    arguments_of,
+    at,
+    is_secret,
+    json_of,
+    mac_of,
+    mapping,
+    sequence,
+    uuid_of,
+    words,
+)
 from gitboot.migration.estate import (
     Estate,
     ImportedBoot,
@@ -17,18 +29,6 @@ from gitboot.migration.estate import (
     kept,
     lost,
     missing,
-)
-from gitboot.migration.foreign import (
-    Texts,
-    arguments_of,
-    at,
-    is_secret,
-    json_of,
-    mac_of,
-    mapping,
-    sequence,
-    uuid_of,
-    words,
 )
 from gitboot.model.scalars.names import parse_label_key, parse_label_value, parse_variable_name
 from gitboot.model.scalars.texts import Malformed

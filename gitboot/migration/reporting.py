@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from gitboot.importers.fleet_files import PENDING, Imported, ImportedFleet
 from gitboot.migration.estate import ImportFate, ImportRemark
-from gitboot.migration.fleetfiles import PENDING, Imported, ImportedFleet
 from gitboot.phrases import count
 from gitboot.text import printable
 

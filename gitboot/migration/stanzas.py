@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, lost
-from gitboot.migration.foreign import (
+from gitboot.importers.inventory import (
     Texts,
     address_of,
     architecture_of,
@@ -15,6 +14,7 @@ from gitboot.migration.foreign import (
     uuid_of,
     without_secrets,
 )
+from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, lost
 
 
 def xcat(files: Texts) -> Estate:

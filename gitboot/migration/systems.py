@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gitboot.importers.inventory import Texts
 from gitboot.importers.sources import warewulf as warewulf_module
 from gitboot.migration import bss, cobbler, ironic, leased, manifests, matchbox, netbox, stanzas
 from gitboot.migration.estate import Estate
-from gitboot.migration.foreign import Texts
 
 
 @dataclass(frozen=True, slots=True)

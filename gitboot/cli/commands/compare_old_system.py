@@ -26,8 +26,8 @@ from gitboot.migration.former import SHAPES
 if TYPE_CHECKING:
     from gitboot.cli.planning import Planned
     from gitboot.http_client import HttpClient
+    from gitboot.importers.boot_comparison import Contrast
     from gitboot.load.repository import FleetRepository
-    from gitboot.migration.contrast import Contrast
     from gitboot.migration.former import Asker, OldBoot
     from gitboot.resolve.decisions import Decisions
     from gitboot.resolve.server_decision_from_plan import Decision
@@ -95,7 +95,7 @@ def command(
     """
     from gitboot.cli.planning import planned_fleet
     from gitboot.http_client import HttpClient, host_of
-    from gitboot.migration.contrast import Likeness
+    from gitboot.importers.boot_comparison import Likeness
 
     host_of(old)
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
@@ -172,7 +172,7 @@ def _compared(
 ) -> Contrast:
     """One server; whatever the old system does is a verdict."""
     from gitboot.errors import HostUnreachable
-    from gitboot.migration.contrast import Contrast, Likeness, contrasted, elsewhere
+    from gitboot.importers.boot_comparison import Contrast, Likeness, contrasted, elsewhere
 
     boot = decision.policy.boot if decision.policy is not None else None
     try:
@@ -268,7 +268,7 @@ def _fetched(client: HttpClient, url: str, timeout_s: float) -> str | None:
 
 def _as_text(found: list[Contrast]) -> str:
     from gitboot.cli.terminal import table, wrapped
-    from gitboot.migration.contrast import Likeness
+    from gitboot.importers.boot_comparison import Likeness
 
     others = [each for each in found if each.verdict is not Likeness.EQUAL]
     rows = [(_short(each.server), str(each.verdict), _what(each)) for each in others]
@@ -294,7 +294,7 @@ def _what(each: Contrast) -> str:
 
 
 def _as_markdown(found: list[Contrast]) -> str:
-    from gitboot.migration.contrast import Likeness
+    from gitboot.importers.boot_comparison import Likeness
     from gitboot.review.markdown import code
 
     def cell(text: str) -> str:

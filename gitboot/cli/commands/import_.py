@@ -62,7 +62,7 @@ SYSTEM and what SOURCE, a file or a directory, is:"""
     help="The Fleet's baseURL. Default: http://boot.example.net, to be changed.",
 )
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
-    from gitboot.migration.fleetfiles import IGNORE, fleet_of
+    from gitboot.importers.fleet_files import IGNORE, fleet_of
     from gitboot.migration.known import Supplement, sums_of, uuids_of
     from gitboot.migration.reporting import report, summary
     from gitboot.model.scalars.artifacts import parse_base_url

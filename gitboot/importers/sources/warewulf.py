@@ -5,8 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gitboot.importers.inventory import (
+    Texts,
+    address_of,
+    at,
+    bmc_of,
+    mac_of,
+    mapping,
+    name_of,
+    sequence,
+    words,
+    yaml_of,
+)
 from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, lost, missing
-from gitboot.migration.foreign import Texts, address_of, at, bmc_of, mac_of, mapping, name_of, sequence, words, yaml_of
 
 
 def warewulf(files: Texts) -> Estate:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import yaml
 
+from gitboot.importers.inventory import is_secret, literal, name_of
 from gitboot.jsonio_from_model_envelope import API_VERSION
 from gitboot.migration.estate import (
     Estate,
@@ -20,7 +21,6 @@ from gitboot.migration.estate import (
     lost,
     missing,
 )
-from gitboot.migration.foreign import is_secret, literal, name_of
 from gitboot.migration.known import Supplement
 from gitboot.model.scalars.artifacts import parse_artifact_url, parse_bmc_address
 from gitboot.model.scalars.names import parse_kernel_argument, parse_label_key, parse_label_value

@@ -10,7 +10,7 @@ from enum import StrEnum
 from itertools import zip_longest
 from urllib.parse import urlsplit
 
-from gitboot.migration.foreign import is_secret
+from gitboot.importers.inventory import is_secret
 from gitboot.migration.former import LEADS, OldBoot
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile
 
