@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from gitboot.importers.inventory import Texts
+from gitboot.importers.sources import cobbler, dhcp_servers, ironic, kubernetes, matchbox, netbox, openchami, xcat
 from gitboot.importers.sources import warewulf as warewulf_module
-from gitboot.migration import bss, cobbler, ironic, leased, manifests, matchbox, netbox, stanzas
 from gitboot.migration.estate import Estate
 
 
@@ -24,18 +24,18 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
     "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
     "openchami": OldSystem(
-        bss.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
+        openchami.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
     ),
-    "tinkerbell": OldSystem(manifests.read, "Hardware and Machine objects as YAML"),
-    "metal3": OldSystem(manifests.read, "BareMetalHost and HardwareData objects as YAML"),
+    "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
+    "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": OldSystem(
-        manifests.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
+        kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
     ),
     "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
     "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
-    "xcat": OldSystem(stanzas.xcat, "`lsdef -t node -z`"),
+    "xcat": OldSystem(xcat.xcat, "`lsdef -t node -z`"),
     "warewulf": OldSystem(warewulf_module.warewulf, "nodes.conf of Warewulf 4"),
-    "dnsmasq": OldSystem(leased.dnsmasq, "dhcp-host lines: MAC, name, address only"),
-    "isc": OldSystem(leased.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
-    "kea": OldSystem(leased.kea, "reservations: MAC, name, address only"),
+    "dnsmasq": OldSystem(dhcp_servers.dnsmasq, "dhcp-host lines: MAC, name, address only"),
+    "isc": OldSystem(dhcp_servers.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
+    "kea": OldSystem(dhcp_servers.kea, "reservations: MAC, name, address only"),
 }
