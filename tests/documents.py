@@ -21,9 +21,9 @@ from pydantic import TypeAdapter
 from gitboot.fleet.resources import KINDS, Resource
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model import scalars
+from gitboot.model.boot_image import Artifact, Artifacts, Signature
+from gitboot.model.boot_policy import BootProfileSpec, Window
 from gitboot.model.fleet import FleetSpec, Provisioning
-from gitboot.model.image import Artifact, Artifacts, Signature
-from gitboot.model.policy import BootProfileSpec, Window
 from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
 from gitboot.model.structure import Scalar, alias_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from gitboot.audit.rollout import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
 from gitboot.load.snapshot import Revision
-from gitboot.model.image import Rollout
+from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.choice import joins_at
 from gitboot.resolve.decide import decide

@@ -30,8 +30,8 @@ from gitboot.cli.main import cli
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
+from gitboot.model.json_schema import KINDS
 from gitboot.model.scalars.machines import parse_uuid
-from gitboot.model.schema import KINDS
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record_from_plan
 from gitboot.resolve.provisioning_record_from_plan import Record

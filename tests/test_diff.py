@@ -12,7 +12,7 @@ from gitboot.diff.effects import Effect, When
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.whole import load
-from gitboot.model.policy import (
+from gitboot.model.boot_policy import (
     DiskBoot,
     HttpBoot,
     Method,

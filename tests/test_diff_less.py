@@ -14,9 +14,17 @@ from hypothesis import strategies as st
 
 from gitboot.diff.less import is_less
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.model.boot_image import ConfigFrom
+from gitboot.model.boot_policy import (
+    DiskBoot,
+    MaintenancePower,
+    Method,
+    NetworkBoot,
+    OverrideMode,
+    PolicyPower,
+    PolicyWait,
+)
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.model.image import ConfigFrom
-from gitboot.model.policy import DiskBoot, MaintenancePower, Method, NetworkBoot, OverrideMode, PolicyPower, PolicyWait
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.resolve.instant import has_run, plan, wanted_release

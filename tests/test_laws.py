@@ -20,7 +20,7 @@ from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
 from gitboot.load.whole import load
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions

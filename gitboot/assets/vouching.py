@@ -14,7 +14,7 @@ from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT
 from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.model.image import Artifact, Artifacts, BootImage, Checksums, Signature
+from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
 from gitboot.model.scalar_from_document import Path as Field
 from gitboot.openpgp import Distrusted
 from gitboot.resolve.bootfiles import fetched_from

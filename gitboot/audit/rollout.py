@@ -12,7 +12,7 @@ from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision
-from gitboot.model.image import Rollout
+from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
 from gitboot.resolve.attempts import step_of

@@ -20,8 +20,8 @@ from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
-from gitboot.model.image import BootImage
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_image import BootImage
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision

@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision
 from gitboot.review.reinstalls import Reinstall, asks_at_once
 from gitboot.review.risks import Risk

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 from gitboot.fleet.identities_from_diff_identities import LostIdentity, Mark
 from gitboot.load.machines import Machine
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
-from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid, byte_orders, lookup_uuids
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
 from gitboot.model.server import Lifecycle

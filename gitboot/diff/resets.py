@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.model.policy import MaintenancePower
+from gitboot.model.boot_policy import MaintenancePower
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision_from_plan import Decision, MaintenanceDecision
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.attempts import is_provisioned
 from gitboot.resolve.instant import has_run

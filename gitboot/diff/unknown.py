@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.resolve.newcomers import NEW_UP_TO
 from gitboot.resolve.server_decision_from_plan import Decision
 

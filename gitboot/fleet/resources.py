@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from gitboot.load.snapshot import BlobId
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
-from gitboot.model.image import BootImage, ImageStream
-from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
 
 Resource = Fleet | Server | BootImage | ImageStream | BootProfile | BootPolicy | Maintenance

@@ -6,8 +6,8 @@ from functools import partial
 
 from gitboot.controller.learn.install_boots import fetches
 from gitboot.load.machines import Machine
+from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
-from gitboot.model.policy import NetworkBoot, OverrideMode
 from gitboot.resolve.attempts import is_provisioned
 from gitboot.resolve.instant import has_run
 from gitboot.resolve.provisioning_record_from_plan import Record

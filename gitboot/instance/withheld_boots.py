@@ -14,7 +14,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import merged
 from gitboot.ledger.entries import Withheld
 from gitboot.load.snapshot import Revision
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.attempts import is_overwritten, is_provisioned, overtaken_attempt, provision_reason
 from gitboot.resolve.provisioning_record_from_plan import Record

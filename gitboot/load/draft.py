@@ -14,9 +14,9 @@ from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Snapshot
 from gitboot.load.unread import ANYTHING, AllUnread
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
-from gitboot.model.image import BootImage, ImageStream
-from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.server import Server
 from gitboot.model.structure import read

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gitboot.fleet.resources import Resource
+from gitboot.model.boot_image import ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet, UnknownProfile
-from gitboot.model.image import ImageStream
-from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import Name
 from gitboot.model.selectors import Selector

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from gitboot.fleet.resources import Id, Origin
 from gitboot.fleet.yaml import Place, locate
 from gitboot.load.snapshot import BlobId, Revision
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
-from gitboot.model.image import BootImage, ImageStream
-from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity

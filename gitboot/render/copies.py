@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.model.policy import HttpBoot
+from gitboot.model.boot_policy import HttpBoot
 from gitboot.render import grub, ipxe, paths, pxelinux
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files

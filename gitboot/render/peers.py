@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from gitboot.canonical import canonical
-from gitboot.model.image import UserDataFormat
+from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.quoting import ipxe_url
 from gitboot.render import paths

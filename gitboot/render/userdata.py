@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.model.image import UserDataFormat
+from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.render import paths
 from gitboot.render.disc import disc

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gitboot.model.image import Artifact, Artifacts
+from gitboot.model.boot_image import Artifact, Artifacts
 from gitboot.resolve.server_decision_from_plan import BootFile, BootFiles
 
 # What mirrored files are called below their digest; the name says as what one is served.

@@ -10,8 +10,8 @@ from typing import Final
 from gitboot.fleet.identities import identities
 from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.model.image import SkewMode
-from gitboot.model.policy import NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
+from gitboot.model.boot_image import SkewMode
+from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars.numbers import version_key
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server

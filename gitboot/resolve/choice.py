@@ -9,8 +9,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.model.image import ImageStream
-from gitboot.model.policy import (
+from gitboot.model.boot_image import ImageStream
+from gitboot.model.boot_policy import (
     BootPolicySpec,
     BootProfile,
     DiskBoot,

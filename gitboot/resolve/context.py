@@ -9,7 +9,7 @@ from msgspec.json import decode
 
 from gitboot.canonical import canonical
 from gitboot.fleet.resources import Resource
-from gitboot.model.policy import Taint
+from gitboot.model.boot_policy import Taint
 from gitboot.model.server import Server
 from gitboot.model.structure import written
 from gitboot.resolve.merging import merged_vars

@@ -7,7 +7,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from gitboot.fleet.resources import Id
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import FleetTerms

@@ -12,8 +12,8 @@ from gitboot.certificates import certificate_ends
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
+from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
-from gitboot.model.policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import longest

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gitboot.fleet.resources import Id
+from gitboot.model.boot_image import BootImage, Skew
+from gitboot.model.boot_policy import BootProfile, Maintenance
 from gitboot.model.fleet import Output, Serving
-from gitboot.model.image import BootImage, Skew
-from gitboot.model.policy import BootProfile, Maintenance
 from gitboot.model.server import Loader, Server
 from gitboot.resolve.choice import Pool
 from gitboot.resolve.found import Field

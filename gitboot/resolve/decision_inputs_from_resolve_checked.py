@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.model.policy import BootProfile
+from gitboot.model.boot_policy import BootProfile
 
 
 def templates_of(profile: BootProfile) -> tuple[str, ...]:

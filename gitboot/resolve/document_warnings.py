@@ -7,7 +7,7 @@ from typing import Final
 
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.model.image import BootImage
+from gitboot.model.boot_image import BootImage
 from gitboot.phrases import count
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity

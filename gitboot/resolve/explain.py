@@ -8,7 +8,7 @@ from typing import Any
 
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.model.policy import Maintenance, Method
+from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.attempts import step_of, what_was_seen, what_was_seen_of_run

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from gitboot.fleet.resources import Id
-from gitboot.model.image import Artifact, Artifacts, ConfigFrom
-from gitboot.model.policy import HttpBoot, Method
+from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom
+from gitboot.model.boot_policy import HttpBoot, Method
 from gitboot.model.server import Firmware
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments

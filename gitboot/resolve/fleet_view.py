@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
+from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Site, UnknownProfile
-from gitboot.model.policy import BootProfile, Maintenance, Method
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, in_rollout, maintenance_image, pools
 from gitboot.resolve.decision_inputs import (

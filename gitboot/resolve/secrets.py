@@ -6,7 +6,7 @@ from base64 import b64encode
 from typing import Final
 
 from gitboot.load.sealed import sealed
-from gitboot.model.policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.problems.codes import Code
 from gitboot.resolve.server_decision_from_plan import provisioned_token
 from gitboot.resolve.source import BootSource, Unbootable

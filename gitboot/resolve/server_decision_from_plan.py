@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 from gitboot.canonical import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.model.image import ConfigFrom
-from gitboot.model.policy import (
+from gitboot.model.boot_image import ConfigFrom
+from gitboot.model.boot_policy import (
     DiskBoot,
     HttpBoot,
     MaintenancePower,

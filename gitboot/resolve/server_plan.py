@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from gitboot.canonical import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.model.policy import OverrideMode
+from gitboot.model.boot_policy import OverrideMode
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.provisioning_record_from_plan import InstallStep

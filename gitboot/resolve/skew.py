@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gitboot.load.repository import FleetRepository
-from gitboot.model.image import SkewMode
+from gitboot.model.boot_image import SkewMode
 
 
 class MinimumVersion(NamedTuple):

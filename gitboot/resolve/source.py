@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gitboot.fleet.resources import Id
-from gitboot.model.image import BootImage
-from gitboot.model.policy import BootProfile, Maintenance
+from gitboot.model.boot_image import BootImage
+from gitboot.model.boot_policy import BootProfile, Maintenance
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems.codes import Code
 from gitboot.resolve.choice import Pool

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from gitboot.model.policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
+from gitboot.model.boot_policy import DiskBoot, NetworkBoot, OverrideMode, PolicyWait
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 

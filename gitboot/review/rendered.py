@@ -10,8 +10,8 @@ from typing import Final
 
 from gitboot.canonical import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
-from gitboot.model.policy import NetworkBoot
 from gitboot.phrases import count, more
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File

@@ -198,7 +198,7 @@ def _compared(
 
 def _installs(decision: Decision) -> bool:
     """Whether gitboot would boot it from the network, once its document is no longer Parked."""
-    from gitboot.model.policy import NetworkBoot
+    from gitboot.model.boot_policy import NetworkBoot
 
     assert decision.policy is not None  # noqa: S101
     return decision.provision > 0 or decision.policy.network_boot is NetworkBoot.ALWAYS

@@ -136,7 +136,7 @@ def _explain_kind(kind: str, field: str | None, outputs: tuple[OutputOption, ...
 
 def _fields_as_text(kind: str, field: str | None) -> str:
     from gitboot.cli.terminal import table
-    from gitboot.model.schema import KINDS, schema, schema_fields
+    from gitboot.model.json_schema import KINDS, schema, schema_fields
 
     documents = {each.__name__: schema(each) for each in KINDS if kind in (each.__name__, "Any")}
     if kind == "Any":

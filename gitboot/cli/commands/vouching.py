@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.jsonio_from_model_scalars_artifacts import Digest
     from gitboot.load.repository import FleetRepository
-    from gitboot.model.image import BootImage
+    from gitboot.model.boot_image import BootImage
     from gitboot.problems.problem import Problem
 
 

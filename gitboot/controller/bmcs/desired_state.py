@@ -10,7 +10,7 @@ from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.model.policy import MaintenancePower, OverrideMode, PolicyPower
+from gitboot.model.boot_policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.schedule import About
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -14,7 +14,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import Beginning
 from gitboot.load.machines import BmcAccess
-from gitboot.model.policy import HttpBoot, PolicyWait
+from gitboot.model.boot_policy import HttpBoot, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Firmware
 from gitboot.render.keyed import TokenKeys

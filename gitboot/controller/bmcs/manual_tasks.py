@@ -55,7 +55,7 @@ from gitboot.instance.stops import stop_of
 from gitboot.instance.withheld_boots import offering
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
-from gitboot.model.policy import HttpBoot
+from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.keyed import TokenKeys
 from gitboot.resolve.attempts import step_of

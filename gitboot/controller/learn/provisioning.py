@@ -24,9 +24,9 @@ from gitboot.instance.installing import (
     withheld,
 )
 from gitboot.load.machines import Machine, Moves, taken_over
+from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
-from gitboot.model.policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.phrases import some

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
 from gitboot.model.review import DiffFacts
-from gitboot.model.schema import _DIALECT, KINDS, any_document, schema
 
 
 @cache
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         differ = [name for name, text in schemas().items() if _read(directory / name) != text]
         extra = sorted({path.name for path in directory.glob("*.json")} - schemas().keys())
         for name in differ + extra:
-            hint = f"python -m gitboot.model.schema {directory}"
+            hint = f"python -m gitboot.model.json_schema {directory}"
             sys.stdout.write(f"{directory / name} is not what the models say: {hint}\n")
         return 1 if differ or extra else 0
     directory.mkdir(parents=True, exist_ok=True)

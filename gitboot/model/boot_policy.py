@@ -3,6 +3,7 @@
 from enum import StrEnum
 from typing import Literal
 
+from gitboot.model.boot_image import FormatField
 from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     CountOrPercent,
@@ -19,7 +20,6 @@ from gitboot.model.fields import (
     Variable,
     VariableName,
 )
-from gitboot.model.image import FormatField
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.structure import Field, Struct, check, structure

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
+from gitboot.model.boot_image import BootImage, ImageStream
+from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
-from gitboot.model.image import BootImage, ImageStream
-from gitboot.model.policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.server import Server
 
 _DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
