@@ -13,7 +13,10 @@ from gitboot.diff.fields import FieldChange
 from gitboot.diff.images import ImageChange
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.model.review import (
+from gitboot.problems.problem import Problem
+from gitboot.review import words
+from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
+from gitboot.review.formats.json import (
     AccessFacts,
     AreaFacts,
     CauseFacts,
@@ -36,9 +39,6 @@ from gitboot.model.review import (
     TripFacts,
     UnheededFacts,
 )
-from gitboot.problems.problem import Problem
-from gitboot.review import words
-from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import Trip, Verdict, trailer
 from gitboot.review.rendered import RenderedDiff

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from gitboot.model.json_schema import _DIALECT, KINDS, any_document, schema
-from gitboot.model.review import DiffFacts
+from gitboot.review.formats.json import DiffFacts
 
 
 @cache
