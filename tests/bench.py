@@ -21,11 +21,11 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.schedule import RenderedState
 from gitboot.resolve.decisions import Decisions

@@ -18,6 +18,7 @@ from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
+from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.frames import encode
 from gitboot.ledger.store import Store
 from gitboot.load.machines import BmcAccess
@@ -25,7 +26,6 @@ from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.publish.directory import Published
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys

@@ -26,13 +26,13 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.planning import about_all
 from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
+from gitboot.fetchlog import access_logs, spool
+from gitboot.fetchlog.log_entries import first_of
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
-from gitboot.observe import accesslog, spool
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
-from gitboot.observe.refused import first_of
 from gitboot.observe.reports import read_reports
 from gitboot.oci.layers import chosen, files, parse_manifest
 from gitboot.problems.problem import Problem
@@ -131,7 +131,7 @@ def _keys() -> Keys:
 def access_log(data: bytes) -> None:
     """Lines of a mirror's access log."""
     for line in data.splitlines(keepends=True):
-        found = accesslog.read(line)
+        found = access_logs.read(line)
         if isinstance(found, Observation):
             assert found.at.tzinfo is not None
             assert found.path.startswith("boot/") and ".." not in found.path.split("/"), found

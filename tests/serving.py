@@ -20,10 +20,10 @@ import httpx
 from gitboot.cli.planning import Planned, about_all
 from gitboot.controller.instance_state import Standing
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.manifest import STATUS

@@ -27,11 +27,11 @@ from urllib.parse import urlsplit
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.errors import GitbootError, PublishError
+from gitboot.fetchlog.spool import Spool, aside
 from gitboot.ledger import requests
 from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import NotTaken
-from gitboot.observe.spool import Spool, aside
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.publish.directory import Directory
 from gitboot.publish.disk import Disk

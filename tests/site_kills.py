@@ -108,7 +108,7 @@ class HeldSyncs:
     Only `fdatasync` in the thread of a fetch log is held: gitboot calls it once for each batch of lines.
     """
 
-    thread: Final = "spool"  # the name that `gitboot.observe.spool` gives to its thread
+    thread: Final = "spool"  # the name that `gitboot.fetchlog.spool` gives to its thread
 
     def __init__(self) -> None:
         self.begun: SimpleQueue[Future[None] | None] = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.observe.spool import take
+from gitboot.fetchlog.spool import take
 from tests.preloaded import captured
 from tests.serving import ENTRY
 from tests.test_observe_accesslog import NGINX, OBSERVED

@@ -24,12 +24,12 @@ from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.fetchlog.spool import identity
 from gitboot.instance.patrol import Patrol
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import identity
 from gitboot.publish import directory
 from gitboot.publish.disk import Disk
 from gitboot.publish.index import shard_path

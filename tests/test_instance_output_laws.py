@@ -16,8 +16,8 @@ from typing import Any, Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gitboot.fetchlog.spool import IDENTITY
 from gitboot.load.snapshot import Snapshot
-from gitboot.observe.spool import IDENTITY
 from gitboot.publish.directory import Directory
 from tests.bench import Bench
 from tests.fleets import snapshot

@@ -19,13 +19,13 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.publish_stage import shared
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
+from gitboot.fetchlog.spool import forgotten, identity
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Transaction
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import forgotten, identity
 from gitboot.publish.directory import Directory, Published
 from gitboot.publish.disk import Disk
 from gitboot.publish.ended_windows import EndedWindows

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried
 from gitboot.instance.seen import KeptUnknown, read_unknown
 from gitboot.model.scalars.machines import SystemUuid, parse_mac
 from gitboot.observe.asked import UnknownAsked
-from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from tests import plain

@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import LockedByAnother
-from gitboot.observe.spool import files
+from gitboot.fetchlog.spool import files
 from tests.fleets import uuid_of
 from tests.instance import Instance, eventually, running
 from tests.postgresqls import PostgresServer, postgresql

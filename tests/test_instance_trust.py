@@ -17,12 +17,12 @@ from gitboot.controller.forge import Forge, Project
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.entries import Facts
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import SpoolFile, line_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.resolve.server_plan import Phase

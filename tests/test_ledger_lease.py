@@ -31,6 +31,7 @@ from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
+from gitboot.fetchlog.spool import line_of
 from gitboot.instance.bookkeeping import write
 from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
@@ -46,7 +47,6 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import line_of
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event

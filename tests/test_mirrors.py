@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 import pytest
 
-from gitboot.observe.accesslog import Ignored, Told, read
+from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.spool import take
+from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import take
-from gitboot.observe.undescribed import UnknownMachine
 from gitboot.render.paths import TABLE, Role, kind_of
 from gitboot.render.tree import File
 from tests import every_path, plain

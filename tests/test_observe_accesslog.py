@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.observe.accesslog import Ignored, Told, read
+from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.observe.observation import Observation
-from gitboot.observe.undescribed import UnknownMachine
 from tests.cases import for_each
 from tests.serving import ENTRY, IPXE, MAC, UUID
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.observe.spool import take
+from gitboot.fetchlog.spool import take
 from tests import plain
 from tests.caches import CACHES, TURN_HEAD_INTO_GET
 from tests.fleets import SEED, fleet, mac_of, policy, server

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.fetchlog.unknown_machines import (
+    UnknownMachine,
+    UnknownMachines,
+    inventoried,
+    parse_unknown,
+    render_unknown,
+)
 from gitboot.model.server import Architecture, Firmware
 from gitboot.observe.components import Findings, findings_of, parse_sent
-from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, parse_unknown, render_unknown
 from tests.cases import for_each
 from tests.fleets import at
 

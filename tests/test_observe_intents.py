@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.fetchlog.spool import SpoolFile, line_of, parse
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.observe.given import GivenBoots, how_given
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.observe.spool import SpoolFile, line_of, parse
 from gitboot.system_clock import Uptime
 from tests.cases import for_each
 

@@ -10,10 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.ledger import server_tables
-from gitboot.observe.observation import Observation
-from gitboot.observe.secret_fetches import (
+from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     MOST_FETCHES,
     InstallationFetches,
@@ -21,7 +18,10 @@ from gitboot.observe.secret_fetches import (
     network_of,
     secret_of,
 )
-from gitboot.observe.spool import line_of, parse
+from gitboot.fetchlog.spool import line_of, parse
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.ledger import server_tables
+from gitboot.observe.observation import Observation
 from gitboot.serve.recorder import RepeatedFetches
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
+from gitboot.fetchlog import spool
+from gitboot.fetchlog.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.observe import spool
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
 

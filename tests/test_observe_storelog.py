@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.fetchlog.access_logs import Ignored, Told, read
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.observe.accesslog import Ignored, Told, read
 from gitboot.observe.observation import Observation
 from tests.cases import for_each
 from tests.serving import ENTRY, MAC, UUID

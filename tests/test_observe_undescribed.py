@@ -9,8 +9,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.observe.asked import UnknownAsked, unknown_left
-from gitboot.observe.undescribed import (
+from gitboot.fetchlog.unknown_machines import (
     KEPT,
     MOST,
     MOST_OF_ONE,
@@ -20,6 +19,7 @@ from gitboot.observe.undescribed import (
     render_unknown,
     unknown_of,
 )
+from gitboot.observe.asked import UnknownAsked, unknown_left
 from tests.cases import for_each
 from tests.fleets import at
 

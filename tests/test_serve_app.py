@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gitboot.observe.spool import identity
+from gitboot.fetchlog.spool import identity
 from gitboot.publish.index import shard_path
 from gitboot.render.paths import kind_of
 from gitboot.render.state import state_path
@@ -54,9 +54,7 @@ from tests.serving import (
     planned,
     undated,
 )
-from tests.serving import (
-    site as new_site,
-)
+from tests.serving import site as new_site
 
 SWAPPED = "-".join([*("".join(re.findall("..", part)[::-1]) for part in UUID.split("-")[:3]), *UUID.split("-")[3:]])
 NOBODY = ()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.fetchlog.spool import Spool, files, identity, line_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside
@@ -22,7 +23,6 @@ from gitboot.ledger.postgresql import connected
 from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import Spool, files, identity, line_of
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.recorder import ForwardedRecording, Recording

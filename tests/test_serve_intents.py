@@ -15,9 +15,9 @@ from typing import Self
 
 import pytest
 
+from gitboot.fetchlog.spool import line_of, take
 from gitboot.ledger.postgresql import connected
 from gitboot.observe.observation import Outcome
-from gitboot.observe.spool import line_of, take
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.serve.app import _has_received
 from gitboot.serve.connection import RECEIVED

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.observe.asked import UnknownAsked, unknown_left
 from gitboot.observe.components import MOST_BYTES
-from gitboot.observe.undescribed import UnknownMachine
 from gitboot.serve.app import Endpoint
 from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.tree import PublishedTree

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.observe.accesslog import Ignored, read
+from gitboot.fetchlog.access_logs import Ignored, read
+from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import Observation
 from gitboot.observe.stopped import say
-from gitboot.observe.undescribed import UnknownMachine, unknown_of
 from gitboot.render.aliases import TABLE
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import Kind, Role, identity_of, kind_of

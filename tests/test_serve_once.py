@@ -19,12 +19,12 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
+from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
 from gitboot.files import write_whole
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.observe.spool import Spool, forget, forgotten_next, take
 from gitboot.problems.codes import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import terms

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.tree import verify

@@ -24,12 +24,12 @@ from gitboot.cli.exit import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
+from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import instance_tables, overrides, records
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.observe.spool import SpoolFile, line_of, take
 from gitboot.publish.directory import Directory
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of

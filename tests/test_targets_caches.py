@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gitboot.observe.spool import take
+from gitboot.fetchlog.spool import take
 from gitboot.render.paths import content_type_of, delivery_of
 from gitboot.render.tree import File
 from tests import every_path, plain

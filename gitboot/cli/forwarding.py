@@ -56,7 +56,7 @@ def arguments_of(shared: PostgresAddress | None) -> list[str]:
 @contextmanager
 def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator[Recording | ForwardedRecording | None]:
     """Open what records fetches until the block ends; None if there is no spool."""
-    from gitboot.observe.spool import Spool
+    from gitboot.fetchlog.spool import Spool
     from gitboot.serve.app import DEADLINE_S
     from gitboot.serve.recorder import ForwardedRecording, Recording
 

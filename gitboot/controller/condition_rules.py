@@ -17,12 +17,12 @@ from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import behind, unkept
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fetchlog import log_entries
+from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, described
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.fleet import NOBODY
-from gitboot.observe import refused
-from gitboot.observe.secret_fetches import InstallationFetches, SecretFetches, described
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
 from gitboot.resolve.decisions import Decisions
@@ -101,9 +101,9 @@ def _given(standing: Standing) -> dict[str, str | Sequence[str]]:
         given |= {"DIGEST": held.digest, "GUARDS": [word for guard in held.guards for word in ("--guard", guard)]}
     if claims := standing.knowledge.claims:
         given |= {"CLAIMS": [claim.file for claim in claims], "FETCHLOG": claims[0].fetch_log}
-    if proxies := refused.proxies_to_name(standing.unnamed_proxies):
+    if proxies := log_entries.proxies_to_name(standing.unnamed_proxies):
         given["PROXIES"] = proxies
-    refusals = {each.server for each in refused.telling(standing.refused)}
+    refusals = {each.server for each in log_entries.telling(standing.refused)}
     return given | ({"SERVER": min(refusals)} if refusals else {})
 
 
@@ -295,7 +295,7 @@ def _of_the_list(found: SignedListState | None, at: datetime) -> Iterator[Condit
 _ROOT_WARNING: Final = timedelta(days=60)  # for a person to bring the root key and the new files together
 
 
-# A log without the User-Agent leaves open who fetched a boot: see `gitboot.observe.accesslog`.
+# A log without the User-Agent leaves open who fetched a boot: see `gitboot.fetchlog.access_logs`.
 _NEW_LOGS: Final = (
     "Before you let copies serve them, install the new ops/serve/nginx.conf or ops/serve/Caddyfile of OUTPUT on each "
     "mirror: the log of an older nginx.conf has no User-Agent, so a fetch by GRUB or PXELINUX proves no installation"
@@ -329,11 +329,11 @@ def _of_what_was_asked_for(standing: Standing, at: datetime) -> Iterator[Conditi
     if standing.unread is not None:
         message = f"{standing.unread}: what machines fetch and report is not noticed until it is"
         yield _condition("SpoolRead", False, "Unreadable", message, at)
-    if (found := refused.first_of(standing.refused)) is not None:
+    if (found := log_entries.first_of(standing.refused)) is not None:
         reason, message = found
         yield _condition("BootsGiven", False, reason, message, at)
     if named := standing.unnamed_proxies:
-        yield _condition("ProxiesNamed", False, "Unnamed", refused.unnamed_message(named), at)
+        yield _condition("ProxiesNamed", False, "Unnamed", log_entries.unnamed_message(named), at)
 
 
 def _of_the_output(standing: Standing, at: datetime) -> Iterator[Condition]:

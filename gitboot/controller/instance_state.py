@@ -13,12 +13,12 @@ from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
 from gitboot.instance.stops import is_named
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.refused import NotGiven, UnnamedProxy
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.recordfiles import Members
 from gitboot.render.terms import Terms

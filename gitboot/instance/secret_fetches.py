@@ -9,9 +9,7 @@ from typing import Any
 
 from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.errors import UsageError
-from gitboot.model.scalars.machines import SystemUuid, parse_uuid
-from gitboot.observe.observation import Observation
-from gitboot.observe.secret_fetches import (
+from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     InstallationFetches,
     SecretFetches,
@@ -20,6 +18,8 @@ from gitboot.observe.secret_fetches import (
     network_of,
     secret_of,
 )
+from gitboot.model.scalars.machines import SystemUuid, parse_uuid
+from gitboot.observe.observation import Observation
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 

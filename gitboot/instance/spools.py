@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from gitboot.fetchlog import spool
+from gitboot.fetchlog.spool import Taken
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
-from gitboot.observe import spool
-from gitboot.observe.spool import Taken
 
 
 class ReadSpool(Protocol):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.secret_fetches import InstallationFetches
 
 
 def read(store: Store) -> dict[SystemUuid, InstallationFetches]:

@@ -16,13 +16,13 @@ from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
+from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.observe.secret_fetches import AddressFetches, InstallationFetches, SecretFetches
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
 from gitboot.resolve.server_plan import Offer, Phase

@@ -10,8 +10,8 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final, NamedTuple
 
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
 from gitboot.files import write_whole
-from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
 
 SUFFIX: Final = ".unknown"
 _MOST_FILES: Final = 64  # of writers that have ended, say, while no instance takes them

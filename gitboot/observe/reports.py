@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
+from gitboot.fetchlog.log_entries import KEPT, NotGiven, UnnamedProxy, WhyNot
 from gitboot.files import write_whole
 from gitboot.observe.observation import instant_of
-from gitboot.observe.refused import KEPT, NotGiven, UnnamedProxy, WhyNot
 
 SUFFIX: Final = ".report"
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gitboot.observe.spool import aside
+from gitboot.fetchlog.spool import aside
 from gitboot.stoppage import SoleClaim
 
 _INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: the host's spool, by site

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from gitboot import __version__
 from gitboot.canonical import canonical
 from gitboot.errors import UsageError
-from gitboot.observe.undescribed import UnknownMachines
+from gitboot.fetchlog.unknown_machines import UnknownMachines
 from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
 from gitboot.render.paths import is_immutable
 from gitboot.render.state import PublishedServer, parse, server_of, state_path, turn_of

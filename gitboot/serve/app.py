@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from gitboot.assets.below import file_below
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.fetchlog.log_entries import WhyNot, in_general
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
-from gitboot.observe.refused import WhyNot, in_general
 from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.aliases import FOR_UNKNOWN, INVENTORY
 from gitboot.render.disk import sent_to_disk

@@ -18,6 +18,7 @@ from secrets import token_hex
 from typing import Final, NamedTuple
 
 from gitboot.endpoint.age_encryption import Keys, Unopened
+from gitboot.fetchlog.log_entries import KEPT, NotGiven, UnnamedProxy, WhyNot
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
@@ -25,7 +26,6 @@ from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool, may_be_system
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.observe.refused import KEPT, NotGiven, UnnamedProxy, WhyNot
 from gitboot.observe.reports import Report, remove_report, write_report
 from gitboot.render.paths import HOP, Role, token_in
 from gitboot.render.state import Need

@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gitboot import __version__
-from gitboot.observe.refused import WhyNot
+from gitboot.fetchlog.log_entries import WhyNot
 from gitboot.serve import catalogue
 from gitboot.serve.access_control import Stranger
 from gitboot.serve.answers import Answered, Metrics

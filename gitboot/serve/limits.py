@@ -12,7 +12,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from starlette.types import Receive, Scope
 
-from gitboot.observe.undescribed import network_of
+from gitboot.fetchlog.unknown_machines import network_of
 from gitboot.serve.reply import TIMED_OUT, TOO_LARGE, TOO_MANY, Reply
 
 MOST_IDLE: Final = 32

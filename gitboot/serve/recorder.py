@@ -22,12 +22,12 @@ from datetime import datetime
 from functools import partial
 from typing import Final, TypeVar
 
+from gitboot.fetchlog.one_time_boots import MOST_ADDRESSES, MOST_FETCHES, OTHERS, network_of, secret_of
+from gitboot.fetchlog.spool import Spool, forgotten, identity, try_out
 from gitboot.observe.elsewhere import SpoolElsewhere, Unrecordable, is_lease
 from gitboot.observe.given import Given, GivenBoots, joined
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.observe.secret_fetches import MOST_ADDRESSES, MOST_FETCHES, OTHERS, network_of, secret_of
 from gitboot.observe.sole_claims import claims_in
-from gitboot.observe.spool import Spool, forgotten, identity, try_out
 from gitboot.render.paths import Role, kind_of
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.events_from_status import Event

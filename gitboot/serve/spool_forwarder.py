@@ -11,9 +11,9 @@ from types import TracebackType
 from typing import Final, Self
 
 from gitboot.background_threads import BackgroundThread
+from gitboot.fetchlog.spool import aside, files, identity, spent
 from gitboot.observe.batches import Writer, next_batch
 from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere
-from gitboot.observe.spool import aside, files, identity, spent
 from gitboot.phrases import in_one_line
 
 _logger = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from stat import S_ISREG
 from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
+from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.status_age import with_age
 from gitboot.observe.stopped import Words, folders, with_stop
-from gitboot.observe.undescribed import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.publish.index import parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.render import terms

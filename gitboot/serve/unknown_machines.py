@@ -6,9 +6,9 @@ from collections import Counter
 from datetime import timedelta
 from typing import Final
 
+from gitboot.fetchlog.unknown_machines import UnknownMachine, inventoried, network_of, unknown_of
 from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.components import MOST_BYTES, parse_sent
-from gitboot.observe.undescribed import UnknownMachine, inventoried, network_of, unknown_of
 from gitboot.render.paths import Role
 from gitboot.serve.boot_gate import Asking, Census
 from gitboot.serve.limits import ReadBody

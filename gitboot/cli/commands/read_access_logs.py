@@ -19,8 +19,8 @@ from gitboot.jsonio_from_cli_inputs import document
 from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
+    from gitboot.fetchlog.spool import SpoolFile
     from gitboot.observe.asked import UnknownAsked
-    from gitboot.observe.spool import SpoolFile
     from gitboot.observe.versions import SentVersions
 
 _POLL_S: Final = 0.5
@@ -48,9 +48,9 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     If a line does not show whether a machine fetched a boot, the line is counted as unclear. It proves no installation.
     However, a one-time boot that writes a disk is used up by it, so that no server is installed a second time.
     """
+    from gitboot.fetchlog.spool import SpoolFile
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.logfile import LogFile
-    from gitboot.observe.spool import SpoolFile
     from gitboot.observe.versions import SentVersions
 
     if _STDIN in logs and len(logs) > 1:
@@ -104,9 +104,9 @@ def _observe(
     asked: UnknownAsked,
     sent: SentVersions | None,
 ) -> None:
-    from gitboot.observe.accesslog import Ignored, read
-    from gitboot.observe.spool import line_of
-    from gitboot.observe.undescribed import UnknownMachine
+    from gitboot.fetchlog.access_logs import Ignored, read
+    from gitboot.fetchlog.spool import line_of
+    from gitboot.fetchlog.unknown_machines import UnknownMachine
 
     for line in lines:
         found = read(line)

@@ -221,9 +221,9 @@ def _work(
     push_secret: Path | None = None,
     life: int | None = None,
 ) -> None:
+    from gitboot.fetchlog.log_entries import unnamed_message
+    from gitboot.fetchlog.spool import aside
     from gitboot.observe.asked import UnknownAsked
-    from gitboot.observe.refused import unnamed_message
-    from gitboot.observe.spool import aside
     from gitboot.observe.stopped import Words, folders
     from gitboot.serve.app import Endpoint
     from gitboot.serve.boot_gate import reporting_to

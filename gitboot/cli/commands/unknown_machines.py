@@ -13,7 +13,7 @@ from gitboot.cli.terminal import table, wrapped
 from gitboot.phrases import count
 
 if TYPE_CHECKING:
-    from gitboot.observe.undescribed import UnknownMachine, UnknownMachines
+    from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})

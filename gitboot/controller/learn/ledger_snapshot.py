@@ -12,13 +12,13 @@ from gitboot.bmc.credentials import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger.entries import Approval, Facts, Request
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.secret_fetches import InstallationFetches
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
 from gitboot.status.events_from_status import Event
