@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+from gitboot.artifacts.oci import Registries
 from gitboot.assets.registries import RegistryFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient
 from gitboot.oci.reference import AllowedRegistry
-from gitboot.oci.registry import Registries
 from tests.registries import Registry, Scripted, digest, registry, serving
 
 KERNEL = b"kernel" * 1_000_000

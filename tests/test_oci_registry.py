@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.artifacts.oci import Registries
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.oci.credentials import RegistryCredentials
 from gitboot.oci.reference import AllowedRegistry, OciReference
-from gitboot.oci.registry import Registries
 from gitboot.oci.resolve import resolve
 from tests.cases import for_each
 from tests.registries import (

@@ -8,11 +8,11 @@ from http import HTTPStatus
 
 from gitboot.artifacts.availability_from_assets_fetching import Content
 from gitboot.artifacts.fetchers import CHUNK
+from gitboot.artifacts.oci import Registries
 from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, HostUnreachable, NotInRegistry, RegistryRefused
 from gitboot.http_client import AnswerStream
 from gitboot.oci.reference import OciReference
-from gitboot.oci.registry import Registries
 
 
 class RegistryFetcher:

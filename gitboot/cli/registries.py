@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from gitboot.oci.registry import Registries
+    from gitboot.artifacts.oci import Registries
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,10 +58,10 @@ def opened_registries(
     allow_token_over_http: bool,
 ) -> Registries:
     """What those options say; raises `UsageError`."""
+    from gitboot.artifacts.oci import Registries
     from gitboot.http_client import HttpClient
     from gitboot.oci.credentials import RegistryCredentials
     from gitboot.oci.reference import AllowedRegistry
-    from gitboot.oci.registry import Registries
 
     allowed = [AllowedRegistry.parse(each) for each in registries]
     credentials = RegistryCredentials(registry_credentials) if registry_credentials is not None else None

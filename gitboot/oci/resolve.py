@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from gitboot.artifacts.oci import Registries
 from gitboot.errors import UsageError
 from gitboot.model.server import Architecture
 from gitboot.oci.layers import Descriptor, chosen, files, parse_manifest
 from gitboot.oci.reference import OciReference
-from gitboot.oci.registry import Registries
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
+from gitboot.artifacts.oci import Registries
 from gitboot.errors import HostUnreachable, OperatorError
 from gitboot.model.scalars.artifacts import OCI
 from gitboot.oci.reference import OciReference
-from gitboot.oci.registry import Registries
 from gitboot.oci.resolve import Resolved, resolve
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem

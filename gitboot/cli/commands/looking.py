@@ -10,6 +10,7 @@ from typing import Any
 from gitboot.artifacts.availability import ReadResults, look_at_all
 from gitboot.artifacts.availability_from_assets_fetching import Fetcher
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
+from gitboot.artifacts.oci import Registries
 from gitboot.assets.needed import NamedArtifact, named_artifacts
 from gitboot.assets.registries import RegistryFetcher
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware
@@ -21,7 +22,6 @@ from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_cli_inputs import document
-from gitboot.oci.registry import Registries
 from gitboot.phrases import count, did_you_mean
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
