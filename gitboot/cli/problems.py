@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from gitboot.fleet.problem_formats import sarif
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count
 from gitboot.problems.github import github
 from gitboot.problems.junit import junit
 from gitboot.problems.problem import Problem, Severity
-from gitboot.problems.sarif import sarif
 from gitboot.terminal import style
 from gitboot.text import printable
 
