@@ -35,11 +35,11 @@ from benchmarks.gitboot_version import find_gitboot
 from benchmarks.instance import Instance, edit_one_server
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
-from gitboot.publish.directory import Directory
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.list_root import make_list_keys
+from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import RENEWED_BELOW
-from gitboot.publish.tree import read_manifest
+from gitboot.publish.tree_reader import read_manifest
 from gitboot.targets.mirror_units import PROGRAM
 from tests.buckets import KEY, Store
 from tests.credentials import give_credentials

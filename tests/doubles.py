@@ -26,9 +26,9 @@ from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.publish.directory import Published
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
+from gitboot.publish.publisher import Published
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide

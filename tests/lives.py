@@ -26,9 +26,9 @@ from gitboot.ledger import evidence, instance_tables, requests
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store
 from gitboot.observe.observation import Observation
-from gitboot.publish.directory import Published
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
+from gitboot.publish.publisher import Published
 from gitboot.render.keyed import NO_KEYS
 from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.state import PublishedServer, parse, state_path, turn_of

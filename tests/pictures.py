@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
+from gitboot.publish.publisher import Directory
 from gitboot.render.parts import PAGE
 from gitboot.render.schedule import RenderedState
 from gitboot.resolve.provisioning_record_from_plan import Record

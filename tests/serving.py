@@ -24,9 +24,9 @@ from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.intents import that_use_up, with_outcomes
 from gitboot.observe.observation import Observation
-from gitboot.publish.directory import Directory, Published
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.manifest import STATUS
+from gitboot.publish.publisher import Directory, Published
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
 from gitboot.render.keyed import NO_KEYS, TokenKeys

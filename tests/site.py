@@ -33,8 +33,8 @@ from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.stopped import Words, folders, say, take_back
-from gitboot.publish.directory import Directory
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts
 from gitboot.review.guards import Guard, Limits, trailer

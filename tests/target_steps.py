@@ -7,7 +7,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import FileStore
 from gitboot.targets.follower import FollowedBy

@@ -30,12 +30,12 @@ from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.publish import directory
-from gitboot.publish.disk import Disk
+from gitboot.publish import publisher
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.index import shard_path
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
-from gitboot.publish.tree import Tree
+from gitboot.publish.tree_reader import Tree
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -374,7 +374,7 @@ def test_a_start_after_a_publication_that_was_cut_short_is_one_that_begins_with_
             resumed.append(found is not None)
         return found
 
-    monkeypatch.setattr(directory, "now_named", noted)
+    monkeypatch.setattr(publisher, "now_named", noted)
     twins = Twins(tmp_path, random.Random(seed), cut=1)
     try:
         for _ in range(4):

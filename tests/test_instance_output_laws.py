@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.load.snapshot import Snapshot
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from tests.bench import Bench
 from tests.fleets import snapshot
 from tests.generated import GeneratedFleet, fleets, in_blocks

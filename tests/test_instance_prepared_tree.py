@@ -26,9 +26,9 @@ from gitboot.controller.instance.prepared_tree import Prepared, StandbyPlace, pr
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree import LOCK, OWN, PENDING, verify
+from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.terms import TERMS
 from gitboot.serve.recorder import why_not_ready
 from gitboot.serve.tree import PublishedTree

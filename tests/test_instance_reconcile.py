@@ -26,12 +26,12 @@ from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
-from gitboot.publish.directory import Directory, Published
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
+from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.recorded import records_in
-from gitboot.publish.tree import verify
+from gitboot.publish.tree_reader import verify
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import is_content
 from gitboot.render.schedule import RenderedState

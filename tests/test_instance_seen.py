@@ -14,8 +14,8 @@ from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, i
 from gitboot.instance.seen import KeptUnknown, read_unknown
 from gitboot.model.scalars.machines import SystemUuid, parse_mac
 from gitboot.observe.asked import UnknownAsked
-from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
+from gitboot.publish.publisher import Directory
 from tests import plain
 from tests.fleets import mac_of, uuid_of
 from tests.preloaded import captured

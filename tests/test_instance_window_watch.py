@@ -25,10 +25,10 @@ from gitboot.evaluator.protocol import exceeded
 from gitboot.frames import Child
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
-from gitboot.publish.directory import Directory, Published
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.resuming import suspects
-from gitboot.publish.tree import verify
+from gitboot.publish.tree_reader import verify
 from gitboot.serve.answers import Answers
 from gitboot.serve.tree import PublishedTree
 from gitboot.status.progress import Told, counted

@@ -23,7 +23,7 @@ from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.frames import Buffer, Child, encode
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.load.snapshot import BlobId
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
 from gitboot.status.events_from_status import Event
 from gitboot.status.progress import Underway, Work, counted

@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.publish import directory as directory_module
 from gitboot.publish import durable
-from gitboot.publish.changes import GRACE
-from gitboot.publish.directory import Directory, Published, would_change
-from gitboot.publish.disk import Disk
+from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable import staged
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
-from gitboot.publish.tree import LOCK, Difference, read_manifest, verify
+from gitboot.publish.publisher import Directory, Published, would_change
+from gitboot.publish.tree_changes import GRACE
+from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
 from gitboot.render.paths import ContentType
 from gitboot.render.state import Listed, state_path
 from gitboot.render.tree import File, Files
@@ -866,7 +866,7 @@ import os, resource, sys
 from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.errors import PublishError
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
 {after}
 try:

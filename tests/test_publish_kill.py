@@ -24,20 +24,20 @@ from typing import Any
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish import directory as directory_module
-from gitboot.publish import disk as disk_module
 from gitboot.publish import durable, first_publication
+from gitboot.publish import durable_files as disk_module
 from gitboot.publish import folders as folders_module
 from gitboot.publish import modes as modes_module
-from gitboot.publish.directory import Directory
-from gitboot.publish.disk import Disk
+from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable import staged
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.index import index_of, parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.modes import OPEN, TreeModes
+from gitboot.publish.publisher import Directory
 from gitboot.publish.resuming import ALL, Inventory
-from gitboot.publish.tree import PENDING, read_manifest, verify
+from gitboot.publish.tree_reader import PENDING, read_manifest, verify
 from gitboot.render.paths import (
     CHAIN,
     FIRST_SCRIPT,

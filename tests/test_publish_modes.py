@@ -13,8 +13,8 @@ import pytest
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.publish import modes
-from gitboot.publish.directory import Directory
 from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
+from gitboot.publish.publisher import Directory
 from tests.serving import ALWAYS, FLEET, Fleet, planned
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)

@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish import directory as directory_module
+from gitboot.publish import publisher as directory_module
 from gitboot.publish.amend import amended
-from gitboot.publish.directory import Directory
-from gitboot.publish.disk import Disk
 from gitboot.publish.durable import Unsynced
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.index import shard_path
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -30,7 +29,8 @@ from gitboot.publish.manifest import (
     render_digests,
     render_head,
 )
-from gitboot.publish.tree import Tree, read_manifest, verify
+from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_reader import Tree, read_manifest, verify
 from gitboot.render.state import server_of, state_path
 from gitboot.render.tree import File, Files
 from tests.trees import server_files

@@ -24,12 +24,12 @@ from tuf.api.exceptions import ExpiredMetadataError, LengthOrHashMismatchError, 
 from gitboot.canonical import canonical
 from gitboot.errors import PublishError
 from gitboot.publish import signed_list
-from gitboot.publish.directory import Directory
 from gitboot.publish.durable import staged
 from gitboot.publish.list_keys import KeyNotInRoot, KeyUnreadable, read_list_keys
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import Stamp
 from gitboot.publish.mirror_program import Listing, ListProblem, parse_keys, parse_listing, read_list
+from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID, ListAbout, amend_list, bin_of
 from gitboot.render.listing import ListedFile, listing_path, render
 from gitboot.render.tree import File, Files

@@ -16,9 +16,9 @@ import pytest
 
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import UNKNOWN
-from gitboot.publish.tree import verify
+from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_reader import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.parts import PAGE as FOLDER
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen

@@ -30,7 +30,7 @@ from gitboot.ledger import instance_tables, overrides, records
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
 from tests.cases import for_each

@@ -15,7 +15,7 @@ import pytest
 from gitboot import __version__
 from gitboot.controller.target_followers import Followed
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID
 from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.publish.directory import Directory
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_program import read_list
+from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
 from gitboot.targets import folder as folder_module
 from gitboot.targets.claim import Claim

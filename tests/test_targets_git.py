@@ -15,7 +15,7 @@ import pygit2
 import pytest
 
 from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused, UsageError
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
 from gitboot.source.branch import Authorship, OwnedBranch
 from gitboot.source.bringing import Fetching

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from gitboot.errors import ForeignTree, PublishError
-from gitboot.publish.directory import Directory
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_program import TOLERANCE
+from gitboot.publish.publisher import Directory
 from gitboot.render.paths import FIRST_SCRIPT
 from gitboot.render.tree import File
 from gitboot.targets.address import BucketAddress, parse_target

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
-from gitboot.publish.directory import Directory
+from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File, Files
 from gitboot.targets import bucket as bucket_module
 from gitboot.targets.address import BucketAddress

@@ -8,7 +8,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
-from gitboot.publish.directory import Directory, Published
+from gitboot.publish.publisher import Directory, Published
 from gitboot.render import state
 from gitboot.render.paths import asked_for
 from gitboot.render.state import Listed, PublishedServer, server_of, state_path

@@ -22,7 +22,7 @@ from gitboot.ledger import events
 from gitboot.notices.delivery import Rereading, Send
 from gitboot.notices.notice import MOST, NotedEvent, Notice, noted
 from gitboot.notices.receivers import Receiver, read_receiver, read_receivers
-from gitboot.publish.tree import read_state
+from gitboot.publish.tree_reader import read_state
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 600.0

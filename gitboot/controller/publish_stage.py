@@ -22,7 +22,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.publish.directory import Published
+from gitboot.publish.publisher import Published
 from gitboot.render.formats import is_of_hosts, shared_files
 from gitboot.render.keyed import TokenKeys
 from gitboot.render.page.shards import page_files

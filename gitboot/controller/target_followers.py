@@ -15,9 +15,9 @@ from gitboot.controller.publish_stage import Target
 from gitboot.errors import PublishError, UsageError
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.publish.directory import Published
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys, read_list_keys
+from gitboot.publish.publisher import Published
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.source.branch import OwnedBranch, authorship_of

@@ -10,11 +10,11 @@ from types import MappingProxyType
 from gitboot.canonical import canonical
 from gitboot.errors import PublishError
 from gitboot.publish.amend import Parts
-from gitboot.publish.changes import TreeChanges
-from gitboot.publish.disk import Disk
 from gitboot.publish.durable import staged
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.first_publication_from_publish_changing import rendered
-from gitboot.publish.tree import PENDING, Tree, batch_path
+from gitboot.publish.tree_changes import TreeChanges
+from gitboot.publish.tree_reader import PENDING, Tree, batch_path
 from gitboot.render.paths import Stage, is_content, publication_stage
 from gitboot.status.progress import Told, counted, unheard
 

@@ -17,9 +17,9 @@ from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.modes import TreeModes
-from gitboot.publish.tree import LOCK
+from gitboot.publish.tree_reader import LOCK
 from gitboot.render.paths import BOOT
 from gitboot.render.state import PublishedServer, Turn, parse, server_of, state_path, turn_of
 

@@ -26,14 +26,14 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.phrases import count
 from gitboot.publish import durable
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import SHARED, Publication
-from gitboot.publish.disk import NEW, NO_LINK, Disk
 from gitboot.publish.durable import refused, split
+from gitboot.publish.durable_files import NEW, NO_LINK, Disk
 from gitboot.publish.first_publication_from_publish_changing import rendered
 from gitboot.publish.index import index_of
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, listing_in
-from gitboot.publish.tree import OWN, Tree, check_path
+from gitboot.publish.tree_changes import SHARED, Publication
+from gitboot.publish.tree_reader import OWN, Tree, check_path
 from gitboot.render.listing import ListedFile
 from gitboot.render.paths import is_content, is_immutable, move_order
 from gitboot.render.state import outline, state_path

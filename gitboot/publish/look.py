@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from gitboot.publish.directory import Published, would_change
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
+from gitboot.publish.publisher import Published, would_change
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
 

@@ -9,7 +9,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass
 
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, Stamp, node_path
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.errors import PublishError
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.index import Shard, is_of_index, parse_shard, shard_path
 from gitboot.publish.manifest import SHARED, digest_of
 from gitboot.publish.manifest_from_publish_reindex import Pair
-from gitboot.publish.tree import PENDING, Tree
+from gitboot.publish.tree_reader import PENDING, Tree
 from gitboot.render.page import INDEX
 from gitboot.render.parts import is_of_part
 from gitboot.render.paths import is_content

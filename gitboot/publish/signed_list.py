@@ -24,11 +24,11 @@ from gitboot.canonical import canonical
 from gitboot.decoders import convert
 from gitboot.errors import PublishError
 from gitboot.jsonio_from_model_scalars_instants import format_instant
-from gitboot.publish.disk import Disk
 from gitboot.publish.durable import is_staged, staged
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import Stamp, digest_of
-from gitboot.publish.tree import Tree, damaged
+from gitboot.publish.tree_reader import Tree, damaged
 from gitboot.render.listing import SHARED_LISTING, ListedFile, listing_path, render, shared_listing, target_name
 from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
 from gitboot.render.state import parse, state_path

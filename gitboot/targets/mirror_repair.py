@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from gitboot.errors import PublishError, UsageError
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.phrases import count, did_you_mean
-from gitboot.publish.disk import Disk
+from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.modes import TreeModes
 from gitboot.publish.signed_list import list_version
-from gitboot.publish.tree import PENDING, read_state
+from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
 from gitboot.targets.file_store import Expected, FileConflict, FileStore, StoredFile, TargetFile
 from gitboot.targets.folder import TargetFolder

@@ -32,7 +32,7 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
     It reads the tree, so nothing is spent: a boot that is made once is still there for the machine. Whether an
     endpoint has given it already, its own answer says, to whoever asks: a comment in the second line.
     """
-    from gitboot.publish.tree import read_state
+    from gitboot.publish.tree_reader import read_state
 
     state = read_state(tree, name)
     if state is None:

@@ -33,7 +33,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
     OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those
     that anybody computes: an instance publishes others, and hears no installer that reports by these.
     """
-    from gitboot.publish.directory import Directory
+    from gitboot.publish.publisher import Directory
     from gitboot.render.formats import shared_files
 
     _check_own(out, path)

@@ -71,9 +71,9 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words, folders
-from gitboot.publish.directory import Directory
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.modes import OPEN
+from gitboot.publish.publisher import Directory
 from gitboot.publish.recorded import records_in
 from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record_from_plan import Record

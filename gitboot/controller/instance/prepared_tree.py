@@ -38,7 +38,7 @@ from gitboot.ledger.entries import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
-from gitboot.publish.directory import Directory, Published
+from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.resuming import Inventory
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import token_in

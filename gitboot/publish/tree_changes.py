@@ -10,12 +10,12 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.phrases import some
-from gitboot.publish.disk import Disk, holds, is_file
+from gitboot.publish.durable_files import Disk, holds, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import Shard, shard_path
 from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.reindex import reindexed, reindexed_wholly
-from gitboot.publish.tree import Tree, check_path
+from gitboot.publish.tree_reader import Tree, check_path
 from gitboot.render.parts import AS_IT_WAS, PartFiles, is_of_part
 from gitboot.render.paths import is_content
 from gitboot.render.state import Listed, outline, server_of, state_path

@@ -22,8 +22,8 @@ from typing import Final, TypeVar
 from gitboot.errors import PublishError
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.scalars.instants import parse_instant
-from gitboot.publish.disk import Disk, is_file
 from gitboot.publish.durable import split
+from gitboot.publish.durable_files import Disk, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (

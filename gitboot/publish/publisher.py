@@ -13,10 +13,9 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.publish.amend import amended
-from gitboot.publish.changes import NamedContent, Publication, TreeChanges, decide
 from gitboot.publish.changing import change, discard
-from gitboot.publish.disk import Disk, holds, is_there, make_root
 from gitboot.publish.durable import staged
+from gitboot.publish.durable_files import Disk, holds, is_there, make_root
 from gitboot.publish.ended_windows import EndedWindows, WindowEnds
 from gitboot.publish.first_publication import check_room, check_room_for, fill, finish
 from gitboot.publish.list_keys import ListKeys
@@ -25,7 +24,8 @@ from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.resuming import Inventory, left_in_index, now_named
 from gitboot.publish.signed_list import ListAbout, Listings, SignedList, listing_in
-from gitboot.publish.tree import LOCK, PENDING, Tree, is_bare
+from gitboot.publish.tree_changes import NamedContent, Publication, TreeChanges, decide
+from gitboot.publish.tree_reader import LOCK, PENDING, Tree, is_bare
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.tree import File, Files
