@@ -26,8 +26,8 @@ from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import RenderedState
+from gitboot.render.server_states import RenderedState
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.records import record_facts

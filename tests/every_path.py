@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from gitboot.model.fleet import Output
-from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import SIGNED, Role, kind_of
+from gitboot.render.token_keys import TokenKeys
 from tests.fleets import fleet, image, policy, profile, server
 from tests.serving import planned
 

@@ -38,8 +38,8 @@ from gitboot.oci.layers import chosen, files, parse_manifest
 from gitboot.problems.problem import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
-from gitboot.render import state, terms
-from gitboot.render.schedule import server_state
+from gitboot.render import endpoint_files, terms
+from gitboot.render.server_states import server_state
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.templates import TemplateSet
@@ -87,7 +87,7 @@ def _commit(files: Mapping[str, bytes]) -> None:
         found = server_state(decisions, decision, Record(), BEFORE, about[name])
         for path in found.files:
             assert path.startswith(("boot/", "ops/")) and not {"", ".", ".."} & set(path.split("/")), path
-        assert state.parse(state.render(found.published)) == found.published
+        assert endpoint_files.parse(endpoint_files.render(found.published)) == found.published
 
 
 def _problems_have_places(problems: tuple[Problem, ...], files: Mapping[str, bytes]) -> None:
@@ -160,7 +160,7 @@ def spooled(data: bytes) -> None:
 def published(data: bytes) -> None:
     """A file of a published tree, which a mirror or a disk may have damaged."""
     parsers: tuple[Callable[[bytes], object], ...] = (
-        *(state.parse, terms.parse, parse_shard),
+        *(endpoint_files.parse, terms.parse, parse_shard),
         *(parse_digests, parse_head, parse_listing),
     )
     for parse in parsers:

@@ -29,9 +29,9 @@ from gitboot.observe.observation import Observation
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.publisher import Published
-from gitboot.render.keyed import NO_KEYS
+from gitboot.render.endpoint_files import PublishedServer, parse, state_path, turn_of
 from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
-from gitboot.render.state import PublishedServer, parse, state_path, turn_of
+from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.tree import File, Files
 from gitboot.resolve.records import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase

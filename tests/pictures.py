@@ -12,7 +12,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from gitboot.render.parts import PAGE
-from gitboot.render.schedule import RenderedState
+from gitboot.render.server_states import RenderedState
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.browser import Browser, browser
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server

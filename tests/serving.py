@@ -29,10 +29,10 @@ from gitboot.publish.manifest import STATUS
 from gitboot.publish.publisher import Directory, Published
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
-from gitboot.render.keyed import NO_KEYS, TokenKeys
 from gitboot.render.parts import AS_IT_WAS, PartFiles
-from gitboot.render.schedule import RenderedState, rendered, server_state
+from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.render.tree import File, Files
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from gitboot.diff.documents import Fate
 from gitboot.load.repository import FleetRepository
 from gitboot.load.whole import load
+from gitboot.render.endpoint_files import state_path
 from gitboot.render.formats import server_files, shared_files, tombstones
-from gitboot.render.schedule import server_state
-from gitboot.render.state import state_path
+from gitboot.render.server_states import server_state
 from gitboot.render.tree import File
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 
 from gitboot.ledger import requests
-from gitboot.render.state import Turn, parse, state_path, turn_of
+from gitboot.render.endpoint_files import Turn, parse, state_path, turn_of
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
 from gitboot.serve.server import EndpointServer, listen_at, url_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.load.whole import load
-from gitboot.render.copies import copy_files
+from gitboot.render.boot_files import copy_files
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.resolve.decide import decide
 from gitboot.resolve.decisions import Decisions

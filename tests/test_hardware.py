@@ -22,7 +22,7 @@ from gitboot.cli.exit import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.render.state import parse, turn_of
+from gitboot.render.endpoint_files import parse, turn_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.review.guards import Limits

@@ -19,8 +19,8 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.entries import Facts, Request
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.keyed import NO_KEYS
-from gitboot.render.schedule import ServerState, rendered
+from gitboot.render.server_states import ServerState, rendered
+from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.attempts import attempt_of, provision_reason
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.resolve.server_decision_from_plan import Decision

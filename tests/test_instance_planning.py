@@ -13,8 +13,8 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.entries import Facts, Request
-from gitboot.render.keyed import NO_KEYS
-from gitboot.render.schedule import rendered
+from gitboot.render.server_states import rendered
+from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.server_decision_from_plan import WithheldBoot
 from tests.doubles import Commits
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of

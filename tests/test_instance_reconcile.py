@@ -34,7 +34,7 @@ from gitboot.publish.recorded import records_in
 from gitboot.publish.tree_reader import verify
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import is_content
-from gitboot.render.schedule import RenderedState
+from gitboot.render.server_states import RenderedState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Phase

@@ -21,8 +21,8 @@ from gitboot.instance.tokenkeys import HEARD, token_keys
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.render.keyed import EarlierKey, TokenKeys
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
+from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.server_decision_from_plan import provisioned_token

@@ -31,8 +31,8 @@ from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, rend
 from gitboot.publish.publisher import Directory, Published, would_change
 from gitboot.publish.tree_changes import GRACE
 from gitboot.publish.tree_reader import LOCK, Difference, read_manifest, verify
+from gitboot.render.endpoint_files import Listed, state_path
 from gitboot.render.paths import ContentType
-from gitboot.render.state import Listed, state_path
 from gitboot.render.tree import File, Files
 from tests.trees import owner, publish_files, server_files, split, whole
 

@@ -15,7 +15,7 @@ from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.ended_windows import WindowEnds, WindowsNotEnded, end_windows
 from gitboot.publish.publisher import Directory
-from gitboot.render.state import server_of
+from gitboot.render.endpoint_files import server_of
 from tests.fleets import at, image, mac_of, maintenance, server
 from tests.serving import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned
 

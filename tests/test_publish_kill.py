@@ -38,6 +38,7 @@ from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.publisher import Directory
 from gitboot.publish.resuming import ALL, Inventory
 from gitboot.publish.tree_reader import PENDING, read_manifest, verify
+from gitboot.render.endpoint_files import parse, server_of
 from gitboot.render.paths import (
     CHAIN,
     FIRST_SCRIPT,
@@ -50,7 +51,6 @@ from gitboot.render.paths import (
     is_immutable,
     publication_stage,
 )
-from gitboot.render.state import parse, server_of
 from gitboot.render.tree import File, Files
 from tests.searching import every
 from tests.trees import owner, publish_files, server_files, split, whole

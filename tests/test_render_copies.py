@@ -18,7 +18,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.observe.stopped import say
 from gitboot.publish import mirror_program
 from gitboot.render.paths import Role, kind_of
-from gitboot.render.schedule import RenderedState
+from gitboot.render.server_states import RenderedState
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.stoppage import Halt, Stoppage
 from tests.fleets import at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

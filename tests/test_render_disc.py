@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.render.disc import disc
+from gitboot.render.user_data_files import disc
 from tests.git_servers import program
 
 NOCLOUD = {

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.render.disk import sent_to_disk
+from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.formats import server_files
 from gitboot.resolve.decide import decide
 from gitboot.resolve.instant import plan

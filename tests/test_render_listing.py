@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.render.listing import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
-from gitboot.render.schedule import RenderedState, server_state
+from gitboot.render.server_states import RenderedState, server_state
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.stoppage import Halt

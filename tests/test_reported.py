@@ -12,7 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gitboot.render.schedule import RenderedState, server_state
+from gitboot.render.server_states import RenderedState, server_state
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.serve.limits import Bodies

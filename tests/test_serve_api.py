@@ -12,7 +12,7 @@ import pytest
 
 from gitboot import __version__
 from gitboot.problems.problem import Problem, Severity
-from gitboot.render.state import render, state_path
+from gitboot.render.endpoint_files import render, state_path
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase
 from gitboot.serve.api import FILTERS, MOST, Api

@@ -21,8 +21,8 @@ import pytest
 
 from gitboot.fetchlog.spool import identity
 from gitboot.publish.index import shard_path
+from gitboot.render.endpoint_files import state_path
 from gitboot.render.paths import kind_of
-from gitboot.render.state import state_path
 from gitboot.serve.answers import Answer, Answers
 from tests import plain
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
 from gitboot.publish.manifest import MANIFEST
-from gitboot.render.keyed import TokenKeys
+from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import fleet, image, policy, profile, server
 from tests.git_servers import program

@@ -18,9 +18,9 @@ from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import Observation
 from gitboot.observe.stopped import say
-from gitboot.render.aliases import TABLE
-from gitboot.render.keyed import TokenKeys
+from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
+from gitboot.render.token_keys import TokenKeys
 from gitboot.serve.answers import Answers
 from gitboot.serve.named import NamedAnswers
 from gitboot.serve.tree import PublishedTree

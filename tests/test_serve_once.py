@@ -28,7 +28,7 @@ from gitboot.observe.observation import Observation, Outcome
 from gitboot.problems.codes import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
-from gitboot.render.state import state_path
+from gitboot.render.endpoint_files import state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve.decide import decide
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen

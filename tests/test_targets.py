@@ -17,9 +17,9 @@ from gitboot.controller.target_followers import Followed
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID
+from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
-from gitboot.render.state import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.tree import File
 from gitboot.status.instance_status import Following
 from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target

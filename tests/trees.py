@@ -9,9 +9,9 @@ from hashlib import sha256
 from typing import Any
 
 from gitboot.publish.publisher import Directory, Published
-from gitboot.render import state
+from gitboot.render import endpoint_files
+from gitboot.render.endpoint_files import Listed, PublishedServer, server_of, state_path
 from gitboot.render.paths import asked_for
-from gitboot.render.state import Listed, PublishedServer, server_of, state_path
 from gitboot.render.tree import File, Files
 
 SHARED = ("boot/boot.ipxe", "ops/serve/nginx.conf", "ops/serve/Caddyfile", "boot/a", "boot/o/1/a")
@@ -35,7 +35,7 @@ def server_files(name: str, files: Files) -> dict[str, File]:
         contents={},
         paths={},
     )
-    return {**files, state_path(name): File(state.render(published))}
+    return {**files, state_path(name): File(endpoint_files.render(published))}
 
 
 def split(files: Files) -> tuple[dict[str, Files], Files]:

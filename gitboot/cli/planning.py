@@ -24,7 +24,7 @@ from gitboot.publish.recorded import read_records
 from gitboot.render.formats import server_files
 from gitboot.render.page.shards import page_files
 from gitboot.render.parts import PartFiles
-from gitboot.render.schedule import About, RenderedState, server_state
+from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.render.tree import File
 from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.install_attempts_from_resolve_records import first_records

@@ -41,8 +41,8 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.resuming import ALL, PARTS, Inventory
 from gitboot.render import terms
-from gitboot.render.keyed import TokenKeys
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
+from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision

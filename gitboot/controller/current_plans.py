@@ -17,8 +17,8 @@ from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.instance.agenda import Agenda
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.numbers import version_key
-from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.schedule import About, ServerState, planned
+from gitboot.render.server_states import About, ServerState, planned
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.attempts import attempt_of, begun_run, is_overwritten, step_of
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run

@@ -19,9 +19,9 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.keyed import NO_KEYS, TokenKeys
-from gitboot.render.recordfiles import Members
+from gitboot.render.plan_and_record_files import Members
 from gitboot.render.terms import Terms
+from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.attempts import has_shown_all
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Run
 from gitboot.status.conditions_from_status import Condition

@@ -1,4 +1,4 @@
-"""A line of an access log, of a mirror as `gitboot.render.mirrors` configures it or of a CDN -> an observation."""
+"""A line of an access log, of a mirror as `gitboot.render.web_servers` configures it or of a CDN -> an observation."""
 
 from __future__ import annotations
 

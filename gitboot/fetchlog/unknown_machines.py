@@ -23,7 +23,7 @@ from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, 
 from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.components import Findings, findings_of
 from gitboot.observe.observation import instant_of
-from gitboot.render.aliases import entry_by_query
+from gitboot.render.emulated_apis import entry_by_query
 from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
 
 MOST: Final = 1000

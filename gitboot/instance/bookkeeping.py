@@ -32,8 +32,8 @@ from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
-from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import token_in
+from gitboot.render.token_keys import TokenKeys
 from gitboot.status.events_from_status import Event
 
 

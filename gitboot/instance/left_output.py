@@ -8,7 +8,7 @@ from gitboot.controller.current_plans import Plans
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
 from gitboot.resolve.server_plan import Cause
 
 

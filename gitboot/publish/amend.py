@@ -19,7 +19,7 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.tree_reader import Tree
-from gitboot.render.state import Listed
+from gitboot.render.endpoint_files import Listed
 
 Parts = dict[str, bytes | None]  # by path, the head last; None: it lists nothing any more, and so has no file
 

@@ -1,7 +1,7 @@
 """End maintenance windows in the files of a published tree, without the ledger and the repository.
 
 An instance publishes no plans while it stands by, and before it has evaluated its accepted commit. The server states in
-the tree (`gitboot.render.state`) say what each path answers from which time on, which is enough to end a window.
+the tree (`gitboot.render.endpoint_files`) say what each path answers from which time on, which is enough to end a window.
 Nothing here opens a window.
 """
 
@@ -20,8 +20,8 @@ from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.modes import TreeModes
 from gitboot.publish.tree_reader import LOCK
+from gitboot.render.endpoint_files import PublishedServer, Turn, parse, server_of, state_path, turn_of
 from gitboot.render.paths import BOOT
-from gitboot.render.state import PublishedServer, Turn, parse, server_of, state_path, turn_of
 
 _SERVERS: Final = "ops/servers"
 _IN_WINDOW: Final = b'"inWindow":true'  # is in each state that has a window

@@ -18,7 +18,7 @@ from hashlib import sha256
 from typing import Any, Final
 
 from gitboot.canonical import canonical
-from gitboot.render.state import Listed
+from gitboot.render.endpoint_files import Listed
 
 MANIFEST: Final = "ops/manifest.json"
 SHARED: Final = "ops/manifest/shared.json"

@@ -14,10 +14,10 @@ from gitboot.publish.index import Shard, is_of_index, parse_shard, shard_path
 from gitboot.publish.manifest import SHARED, digest_of
 from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.tree_reader import PENDING, Tree
+from gitboot.render.endpoint_files import Listed, PublishedServer, parse, server_of, state_path
 from gitboot.render.page import INDEX
 from gitboot.render.parts import is_of_part
 from gitboot.render.paths import is_content
-from gitboot.render.state import Listed, PublishedServer, parse, server_of, state_path
 
 ALL: Final = ""  # stands for a server where the files of all are meant, or those that are no server's
 PARTS: Final = "/"  # where those are meant that are in parts, all of them

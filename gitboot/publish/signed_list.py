@@ -29,9 +29,9 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import Stamp, digest_of
 from gitboot.publish.tree_reader import Tree, damaged
+from gitboot.render.endpoint_files import parse, state_path
 from gitboot.render.listing import SHARED_LISTING, ListedFile, listing_path, render, shared_listing, target_name
 from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
-from gitboot.render.state import parse, state_path
 from gitboot.render.tree import Files
 
 VALID: Final = timedelta(hours=24)  # of a timestamp

@@ -16,9 +16,9 @@ from gitboot.publish.index import Shard, shard_path
 from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.reindex import reindexed, reindexed_wholly
 from gitboot.publish.tree_reader import Tree, check_path
+from gitboot.render.endpoint_files import Listed, outline, server_of, state_path
 from gitboot.render.parts import AS_IT_WAS, PartFiles, is_of_part
 from gitboot.render.paths import is_content
-from gitboot.render.state import Listed, outline, server_of, state_path
 from gitboot.render.tree import File, Files
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more

@@ -44,10 +44,10 @@ from gitboot.publish.manifest import (
     place_of,
 )
 from gitboot.publish.older import read_older
+from gitboot.render.endpoint_files import Listed, Outline, PublishedServer, outline, parse, state_path
 from gitboot.render.listing import is_list_record
 from gitboot.render.page import SAID
 from gitboot.render.paths import BOOT
-from gitboot.render.state import Listed, Outline, PublishedServer, outline, parse, state_path
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"

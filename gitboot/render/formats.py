@@ -9,18 +9,18 @@ from typing import Final
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
 from gitboot.render import (
-    aliases,
+    dhcp,
     dnsmasq,
+    emulated_apis,
     grub,
     httpboot,
     ipxe,
-    kea,
-    mirrors,
     paths,
     peers,
     provisioned,
     pxelinux,
     userdata,
+    web_servers,
 )
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File
@@ -57,7 +57,7 @@ SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File
     (Output.GRUB, grub.shared),
     (Output.PXELINUX, pxelinux.shared),
     (Output.DHCP_DNSMASQ, dnsmasq.shared),
-    (Output.DHCP_KEA, kea.shared),
+    (Output.DHCP_KEA, dhcp.shared),
     (Output.MATCHBOX, ipxe.shared_elsewhere("boot.ipxe.0")),
     (Output.SMEE, ipxe.shared_elsewhere("auto.ipxe")),
     (Output.SMEE, ipxe.shared_elsewhere("ipxe/script/auto.ipxe")),  # where Tinkerbell has it
@@ -110,7 +110,7 @@ def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[
 
     ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
     """
-    files = {**dict(aliases.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
+    files = {**dict(emulated_apis.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
     for output, shared in SHARED:
         if output in decisions.outputs:
             files.update(shared(decisions))
@@ -118,4 +118,4 @@ def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[
         if boot.user_data is not None:
             files |= dict(userdata.immutable(boot.user_data))
     base_urls = {decisions.base_url, *decisions.sites.values()}
-    return {**dict(mirrors.shared(decisions.outputs, files, base_urls, list(map(str, monitors)))), **files}
+    return {**dict(web_servers.shared(decisions.outputs, files, base_urls, list(map(str, monitors)))), **files}

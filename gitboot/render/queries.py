@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from gitboot.render.aliases import FOR_UNKNOWN, TABLE, Alias
+from gitboot.render.emulated_apis import FOR_UNKNOWN, TABLE, Alias
 from gitboot.render.paths import BOOT, FIRST_SCRIPT, ContentType, Kind, PathKind
 
 _BYTE: Final = "([0-9a-f]{2})"

@@ -24,10 +24,10 @@ from gitboot.fetchlog.log_entries import WhyNot, in_general
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.status_age import STATUS_CURRENT
-from gitboot.render.aliases import FOR_UNKNOWN, INVENTORY
-from gitboot.render.disk import sent_to_disk
+from gitboot.render.boot_script_parts import sent_to_disk
+from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
+from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.render.state import Need
 from gitboot.serve.access_control import OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
 from gitboot.serve.answers import Answer, Answered, Answers, Entry, Metrics
 from gitboot.serve.api import LEADS_TO_PAGE, PAGE, Api, page_routes

@@ -27,8 +27,8 @@ from gitboot.observe.agents import has_identity, is_check, is_loader, is_system,
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.reports import Report, remove_report, write_report
+from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import HOP, Role, token_in
-from gitboot.render.state import Need
 from gitboot.render.terms import Terms
 from gitboot.serve.access_control import LOOPBACK, membership
 from gitboot.serve.recorder import Recorder

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from gitboot.observe.agents import parse_query
-from gitboot.render.aliases import (
+from gitboot.render.emulated_apis import (
     ALIASES,
     EC2,
     EC2_VERSIONS,
@@ -22,8 +22,8 @@ from gitboot.render.aliases import (
     named,
     parse,
 )
+from gitboot.render.endpoint_files import PublishedServer
 from gitboot.render.paths import BOOT, FIRST_SCRIPT, NOCLOUD, ContentType, Kind, identity_of
-from gitboot.render.state import PublishedServer
 from gitboot.serve.answers import Answer, Answered, Answers
 from gitboot.serve.reply import UNCACHED, file_reply
 from gitboot.serve.tree import Located, PublishedTree, Signature, signature

@@ -22,8 +22,8 @@ from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.publish.index import parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.render import terms
+from gitboot.render.endpoint_files import Listed, PublishedServer, parse, state_path
 from gitboot.render.paths import Kind, identity_of
-from gitboot.render.state import Listed, PublishedServer, parse, state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.serve.clocks import ComparedClock
 from gitboot.status.conditions import remedy

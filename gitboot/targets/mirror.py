@@ -20,8 +20,8 @@ from gitboot.observe.agents import CHECKER
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, artifact_digest, paths_in
 from gitboot.publish.tree_reader import read_manifest, read_state
+from gitboot.render.endpoint_files import server_of
 from gitboot.render.paths import BOOT, CHECK, is_content
-from gitboot.render.state import server_of
 from gitboot.targets.mirrored import (
     NOBODY,
     PRIVATE,

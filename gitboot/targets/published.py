@@ -21,8 +21,8 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
+from gitboot.render.endpoint_files import parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
-from gitboot.render.state import parse, state_path
 from gitboot.targets.file_store import TargetFile
 from gitboot.targets.holding import LIST, SHARED
 from gitboot.targets.served import Served, served

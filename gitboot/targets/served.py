@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from gitboot.render.endpoint_files import PublishedServer, Turn
 from gitboot.render.paths import BOOT, REVALIDATED, ContentType, Role, content_type_of, delivery_of
-from gitboot.render.state import PublishedServer, Turn
 
 
 class Served(NamedTuple):

@@ -13,7 +13,7 @@ from gitboot.errors import UsageError
 from gitboot.jsonio_from_cli_inputs import document
 
 if TYPE_CHECKING:
-    from gitboot.render.state import PublishedServer, Turn
+    from gitboot.render.endpoint_files import PublishedServer, Turn
 
 
 @click.command()
@@ -57,8 +57,8 @@ def _missing(name: str, tree: Path) -> str:
 
 def _entries(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
     """Each entry with all paths that it stands at, the first ones first."""
+    from gitboot.render.endpoint_files import turn_of
     from gitboot.render.paths import BOOT, Role
-    from gitboot.render.state import turn_of
 
     by_content: dict[tuple[str, str], list[str]] = {}
     for path, turns in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):

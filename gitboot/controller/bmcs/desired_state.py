@@ -12,7 +12,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.boot_policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.schedule import About
+from gitboot.render.server_states import About
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

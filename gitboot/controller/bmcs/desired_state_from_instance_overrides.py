@@ -17,9 +17,9 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Firmware
-from gitboot.render.keyed import TokenKeys
 from gitboot.render.paths import BOOT, MEDIUM
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
+from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import OverrideTarget

@@ -57,7 +57,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.keyed import TokenKeys
+from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.instant import plan
 from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record

@@ -24,8 +24,8 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.agenda import Agenda
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.render.keyed import TokenKeys
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
+from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.status.events_from_status import Event
 

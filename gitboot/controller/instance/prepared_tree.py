@@ -42,7 +42,7 @@ from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.resuming import Inventory
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import token_in
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
 from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Offer

@@ -33,7 +33,7 @@ from gitboot.model import fleet
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.intents import with_outcomes
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
 from gitboot.resolve.instant import wanted_release
 from gitboot.resolve.provisioning_record_from_plan import Seen
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase

@@ -11,7 +11,7 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
 from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.install_attempts_from_resolve_records import ran
 from gitboot.resolve.install_progress import disk_boot_token, progress_of

@@ -15,7 +15,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, shard_of, static
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles
-from gitboot.render.schedule import ServerState
+from gitboot.render.server_states import ServerState
 from gitboot.render.tree import File
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.source_locations import SourceLocations

@@ -14,10 +14,10 @@ from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
-from gitboot.render import state
-from gitboot.render.copies import asking_scripts, copy_files, may_ask_for_end
+from gitboot.render import endpoint_files
+from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end
+from gitboot.render.endpoint_files import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
 from gitboot.render.formats import server_files, tombstones
-from gitboot.render.keyed import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.render.listing import Listing, listing_path, versions, window_end
 from gitboot.render.listing import render as render_listing
 from gitboot.render.page.details import server_file
@@ -43,7 +43,7 @@ from gitboot.render.paths import (
     token_in,
 )
 from gitboot.render.plans import document, summary
-from gitboot.render.state import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
+from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.render.tree import File, Files
 from gitboot.resolve.attempts import step_of
 from gitboot.resolve.decisions import Decisions
@@ -281,7 +281,7 @@ def rendered(planned: ServerState, decisions: Decisions, keys: TokenKeys) -> Ren
     )
     return RenderedState(
         **{name: getattr(planned, name) for name in _OF_A_STATE},
-        files={**files, state_path(decision.server): File(state.render(published), ContentType.JSON)},
+        files={**files, state_path(decision.server): File(endpoint_files.render(published), ContentType.JSON)},
         published=published,
     )
 
