@@ -22,7 +22,7 @@ from gitboot.model.selectors import Selector
 from gitboot.phrases import did_you_mean
 from gitboot.publish.recorded import read_records
 from gitboot.render.formats import server_files
-from gitboot.render.page.shards import page_files
+from gitboot.render.page_shards import page_files
 from gitboot.render.parts import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.render.tree import File
