@@ -1,4 +1,4 @@
-"""Write gitboot/resolve/tokens.py anew: what tokens of others look like, by the rules of betterleaks.
+"""Write gitboot/resolve/betterleaks_patterns.py anew: what tokens of others look like, by the rules of betterleaks.
 
     pip install kingfisher-secret-scanner && python scripts/leak_rules.py
 

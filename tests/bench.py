@@ -28,9 +28,9 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.render.server_states import RenderedState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_facts
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.events_from_status import Event
 from gitboot.system_clock import Uptime

@@ -31,7 +31,7 @@ from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.publisher import Published
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.guards import Limits
 from gitboot.source.line import Merge
 from tests import fleets

@@ -9,10 +9,10 @@ from hashlib import sha256
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
-from gitboot.resolve.instant import plan
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
 

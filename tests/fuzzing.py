@@ -40,7 +40,7 @@ from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.render import endpoint_files, terms
 from gitboot.render.server_states import server_state
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.templates import TemplateSet
 from gitboot.system_clock import Uptime

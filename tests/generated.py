@@ -25,11 +25,11 @@ from gitboot.load.whole import load
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
 from tests.fleets import SHA, at, mac_of, snapshot, uuid_of

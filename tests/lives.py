@@ -33,7 +33,7 @@ from gitboot.render.endpoint_files import PublishedServer, parse, state_path, tu
 from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.render.tree import File, Files
-from gitboot.resolve.records import imported
+from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.server_plan import BootPlan, Offer, Phase
 from gitboot.status.events_from_status import Event
 from tests import fleets

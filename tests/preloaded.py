@@ -219,8 +219,8 @@ def _warm_up() -> None:
 
     from gitboot.load.whole import load
     from gitboot.render.formats import server_files, shared_files
-    from gitboot.resolve.decide import decide
-    from gitboot.resolve.instant import plan
+    from gitboot.resolve.fleet_decisions import decide
+    from gitboot.resolve.plan_at_time import plan
     from gitboot.source.snapshot import open_snapshot
     from gitboot.source.worktree import WORKTREE
 

@@ -9,7 +9,7 @@ from gitboot.cli.evaluated_fleet import FleetEvaluator
 from gitboot.cli.ranges import side
 from gitboot.fleet.revision import Message
 from gitboot.load.snapshot import Revision
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.review import review
 from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.guards import Limits

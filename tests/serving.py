@@ -34,7 +34,7 @@ from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.render.tree import File, Files
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock

@@ -35,8 +35,8 @@ from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
+from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_facts
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock

@@ -11,8 +11,8 @@ import pytest
 from gitboot import jsonio_from_cli_inputs
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.resolve.choice import joins_at
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.rollout_progress import Images, images
 from tests.fleets import at, document, fleet, image, maintenance, policy, profile, repository, server, uuid_of

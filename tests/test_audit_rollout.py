@@ -10,9 +10,9 @@ from gitboot.audit.rollout import AppliedRollout, Headway, Proof, StepOutcome, a
 from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.choice import joins_at
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts_from_resolve_records import adopted
+from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen
 from tests.cases import for_each
 from tests.fleets import at, document, fleet, image, policy, profile, repository, server, uuid_of

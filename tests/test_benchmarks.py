@@ -40,7 +40,7 @@ from gitboot.ledger.leader_lease import SECONDS
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from tests.git_servers import Relay
 
 FLEET = Fleet(servers=3 * RACK)

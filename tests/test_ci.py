@@ -21,7 +21,7 @@ from gitboot.cli.commands.init import CI, PACKAGES, seed
 from gitboot.cli.main import cli
 from gitboot.load.whole import load
 from gitboot.publish.manifest import Head, Stamp, render_head
-from gitboot.resolve.records import exported
+from gitboot.resolve.provisioning_record import exported
 from gitboot.source.snapshot import open_snapshot
 from tests.ci_jobs import (
     PIPELINE,

@@ -34,8 +34,8 @@ from gitboot.model.json_schema import KINDS
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.resolve import provisioning_record_from_plan
+from gitboot.resolve.provisioning_record import exported
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import exported
 from tests import plain
 from tests.cases import for_each
 from tests.credentials import give_credentials

@@ -12,8 +12,8 @@ import pytest
 from gitboot import storage
 from gitboot.disk_cache import DiskCache
 from gitboot.frames import encode
+from gitboot.resolve.provisioning_record import exported
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import exported
 from tests.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of
 from tests.rack import typed
 from tests.repositories import Work

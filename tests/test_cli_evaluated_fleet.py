@@ -9,8 +9,8 @@ import pytest
 
 from gitboot.cli import evaluated_fleet
 from gitboot.evaluator.workers import Forks
-from gitboot.resolve import decide
-from gitboot.resolve.boot import Composer
+from gitboot.resolve import fleet_decisions
+from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.source import worktree
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
@@ -92,13 +92,13 @@ def test_only_servers_whose_keys_are_not_cached_are_decided(
     cache: Path, work: Work, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decided: list[str] = []
-    decide_server = decide.decide_server
+    decide_server = fleet_decisions.decide_server
 
-    def noted(inputs: ServerInputs, composer: Composer) -> decide.DecidedServer:
+    def noted(inputs: ServerInputs, composer: Composer) -> fleet_decisions.DecidedServer:
         decided.append(inputs.server.metadata.name)
         return decide_server(inputs, composer)
 
-    monkeypatch.setattr(decide, "decide_server", noted)
+    monkeypatch.setattr(fleet_decisions, "decide_server", noted)
     monkeypatch.setattr(evaluated_fleet, "evaluation_workers", Forks)  # other processes would note nothing here
     work.write({"web02.yaml": server("web02", "role: web")})
     typed("validate")

@@ -26,8 +26,8 @@ from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
 from gitboot.frames import encode, framed
+from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_facts
 from tests.fleets import SEED, server, uuid_of
 from tests.instance import alive, eventually
 from tests.rack import Rack, typed

@@ -19,7 +19,7 @@ from gitboot.load.whole import load
 from gitboot.model.fleet import Evidence
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at
 from tests.repositories import Work

@@ -19,7 +19,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.observe.stopped import WORD
 from gitboot.publish.recorded import read_records
-from gitboot.resolve.records import exported
+from gitboot.resolve.provisioning_record import exported
 from tests import plain
 from tests.configured import configured
 from tests.fleets import uuid_of

@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.choice import joins_at
+from gitboot.resolve.policy_selection import joins_at
 from tests.configured import configured
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.instance import Instance, Repository, eventually, running

@@ -24,7 +24,7 @@ from gitboot.model.boot_policy import (
     TaintEffect,
 )
 from gitboot.model.server import Architecture, Firmware, Lifecycle
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_decision_from_plan import Boot, BootFiles, Decision
 from gitboot.review.decision_changes import ServerChange, compare
 from gitboot.review.reinstalls import Why

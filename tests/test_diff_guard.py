@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 from gitboot.fleet.revision import Message
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.fleet import Guards
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
 from gitboot.review.guards import Acknowledged, Guard, Limits, acknowledgements, judge, trailer
 from tests.cases import for_each

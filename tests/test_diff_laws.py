@@ -16,11 +16,11 @@ from gitboot.render.endpoint_files import state_path
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.server_states import server_state
 from gitboot.render.tree import File
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, ServerChange, compare
 from gitboot.review.groups import groups

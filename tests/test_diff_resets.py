@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gitboot.load.whole import load
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.review import words
 from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.guards import Guard, Limits, judge

@@ -19,8 +19,8 @@ from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.load.repository import FleetRepository
 from gitboot.load.whole import load
-from gitboot.resolve.boot import Composer
-from gitboot.resolve.decide import decide_server
+from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.fleet_decisions import decide_server
 from gitboot.resolve.fleet_view import FleetView
 from tests.fleets import document, fleet, image, maintenance, policy, profile, repository, server
 from tests.generated import GeneratedFleet, fleets

@@ -25,10 +25,10 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.frames import encode
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
-from gitboot.resolve import decide
-from gitboot.resolve.boot import Composer
-from gitboot.resolve.decide import DecidedServer
+from gitboot.resolve import fleet_decisions
+from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
+from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare
 from gitboot.source import history as source_history
 from gitboot.source.commits import CommitSummary
@@ -318,13 +318,13 @@ def test_an_invalid_commit_decides_only_servers_that_it_changes(monkeypatch: pyt
     first = history.commit(good)
     evaluator.evaluate(first, None)
     changed = {"web03.yaml": server("web03", "role: web, ring: canary"), "broken.yaml": "kind: Nothing"}
-    decided, decide_server = list[str](), decide.decide_server
+    decided, decide_server = list[str](), fleet_decisions.decide_server
 
     def recorded(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         decided.append(inputs.server.metadata.name)
         return decide_server(inputs, composer)
 
-    monkeypatch.setattr(decide, "decide_server", recorded)
+    monkeypatch.setattr(fleet_decisions, "decide_server", recorded)
     with pytest.raises(InvalidRepository):
         evaluator.evaluate(history.commit(good | changed), first)
     assert decided == ["web03"]

@@ -18,11 +18,11 @@ import pytest
 from gitboot.load.whole import load
 from gitboot.render.boot_files import copy_files
 from gitboot.render.formats import server_files, shared_files, tombstones
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
-from gitboot.resolve.instant import fallback, plan
+from gitboot.resolve.plan_at_time import fallback, plan
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.source.snapshot import open_snapshot
 from gitboot.stoppage import Halt
 from tests.cases import for_each

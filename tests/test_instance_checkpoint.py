@@ -38,8 +38,8 @@ from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
 from gitboot.publish.tree_reader import Tree
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
+from gitboot.resolve.provisioning_record import record_facts, shard_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_facts, shard_of
 from gitboot.source.clone import Source
 from tests.doubles import note_fetch
 from tests.evaluated import Here

@@ -17,8 +17,8 @@ from gitboot.model.scalars.machines import MacAddress, SystemUuid, lookup_uuids,
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
 from gitboot.publish.recorded import read_records
 from gitboot.render.paths import asked_for
+from gitboot.resolve.provisioning_record import exported
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import exported
 from tests import instance as instance_module
 from tests.cases import for_each
 from tests.fleets import SEED, decided, server, uuid_of

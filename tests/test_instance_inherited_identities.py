@@ -15,7 +15,7 @@ import pytest
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger import lost_identities, requests
 from gitboot.model.scalars.machines import SystemUuid, swapped
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
 from tests.configured import configured
 from tests.doubles import UNLIMITED

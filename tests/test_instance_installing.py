@@ -16,10 +16,10 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import events
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
-from gitboot.resolve.attempts import overtaken_attempt, step_of
-from gitboot.resolve.explain import explain
+from gitboot.resolve.explanation import explain
+from gitboot.resolve.install_attempts import overtaken_attempt, step_of
+from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
-from gitboot.resolve.records import exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, policy, profile, repository, server, uuid_of

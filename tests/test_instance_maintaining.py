@@ -11,8 +11,8 @@ import pytest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, IGNITION
-from gitboot.resolve.explain import explain
-from gitboot.resolve.records import exported, imported
+from gitboot.resolve.explanation import explain
+from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.serve.exposition import of_status
 from tests.bench import NOON, Bench

@@ -34,8 +34,8 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import machines, requests
 from gitboot.load.whole import load
 from gitboot.observe.observation import Observation
-from gitboot.resolve.decide import decide
-from gitboot.resolve.records import record_facts
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
 from tests.cases import for_each
 from tests.credentials import give_credentials

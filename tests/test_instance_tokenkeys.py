@@ -24,7 +24,7 @@ from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.render.tree import File
-from gitboot.resolve.attempts import step_of
+from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.server_decision_from_plan import provisioned_token
 from gitboot.resolve.server_plan import Cause, Phase
 from tests import plain

@@ -23,8 +23,8 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.entries import Facts
 from gitboot.observe.observation import Observation
+from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_facts
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.serve.tree import PublishedTree

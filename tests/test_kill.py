@@ -13,8 +13,8 @@ from pathlib import Path
 
 from gitboot.load.whole import load
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve.decide import decide
-from gitboot.resolve.instant import plan
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
 from gitboot.source.snapshot import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process

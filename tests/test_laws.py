@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 from gitboot.load.whole import load
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
-from gitboot.resolve.instant import plan, transition
+from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.fleets import SEED, image, maintenance, planned, policy, profile, snapshot

@@ -17,9 +17,9 @@ from gitboot.importers.fleet_files import fleet_of
 from gitboot.load.whole import load
 from gitboot.migration.known import Supplement
 from gitboot.migration.systems import SYSTEMS
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
 from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at
 from tests.rack import typed

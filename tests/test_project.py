@@ -33,7 +33,7 @@ def _lint_imports(root: Path) -> subprocess.CompletedProcess[str]:
 
 STRAY = {
     "no stage": ("utils.py", "", "gitboot.utils"),
-    "a clock in a pure module": ("resolve/arguments.py", "import time", "gitboot.resolve.arguments -> time"),
+    "a clock in a pure module": ("resolve/arguments.py", "import time", "gitboot.resolve.kernel_arguments -> time"),
     "upwards": ("errors.py", "import gitboot.load", "gitboot.errors -> gitboot.load"),
     "sushy outside bmc": ("status.py", "import sushy", "gitboot.status.instance_status -> sushy"),
     "starlette outside serve": ("ledger.py", "import starlette", "gitboot.ledger -> starlette"),
@@ -176,7 +176,8 @@ def test_the_licence_of_others_rules_is_shipped_with_them() -> None:
     notice = (ROOT / "NOTICE").read_text()
     assert "NOTICE" in shipped and "Permission is hereby granted, free of charge" in notice
     (owner,) = re.findall(
-        r"betterleaks: (Copyright \(c\) .+), MIT License", (ROOT / "gitboot/resolve/tokens.py").read_text()
+        r"betterleaks: (Copyright \(c\) .+), MIT License",
+        (ROOT / "gitboot/resolve/betterleaks_patterns.py").read_text(),
     )
     assert f"\n{owner}\n" in notice
 

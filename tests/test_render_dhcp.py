@@ -17,7 +17,7 @@ import pytest
 from gitboot.artifacts.boot_loaders import LOADERS as PLACED
 from gitboot.render.formats import shared_files
 from gitboot.render.loaders import LOADERS
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from tests import generated
 from tests.cases import for_each
 from tests.fleets import uuid_of

@@ -15,9 +15,9 @@ from gitboot.render.boot_script_parts import EFI_LOADERS
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.grub import first_configuration
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import idle
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.server_decision import Decisions
 from tests import generated
 from tests.fleets import SEED, at, decided, document, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.generated import GeneratedFleet

@@ -9,8 +9,8 @@ import pytest
 from gitboot.errors import InvalidRepository
 from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.formats import server_files
-from gitboot.resolve.decide import decide
-from gitboot.resolve.instant import plan
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
 from tests.cases import for_each
 from tests.fleets import at, decided, fleet, image, policy, profile, repository, server
 from tests.test_render_dhcp import configuration, elements

@@ -7,8 +7,8 @@ import pytest
 from gitboot.render.formats import server_files
 from gitboot.render.ipxe import first_script, render_by_serial
 from gitboot.render.tree import File
-from gitboot.resolve.decide import decide_all
-from gitboot.resolve.instant import plan
+from gitboot.resolve.fleet_decisions import decide_all
+from gitboot.resolve.plan_at_time import plan
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, fleet, image, profile, repository, server, uuid_of
 

@@ -13,8 +13,8 @@ import pytest
 from gitboot.render.listing import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.server_states import RenderedState, server_state
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
+from gitboot.resolve.server_decision import Decisions
 from gitboot.stoppage import Halt
 from tests import every_path, plain
 from tests.cases import for_each

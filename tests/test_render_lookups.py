@@ -11,7 +11,7 @@ from gitboot.model.scalars.machines import parse_mac
 from gitboot.render import paths
 from gitboot.render.formats import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import at, decided, fleet, image, maintenance, policy, profile, server
 

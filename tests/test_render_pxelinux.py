@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, policy, profile, server
 
 MAC = mac_of("web01").replace(":", "-")

@@ -13,8 +13,8 @@ import pytest
 from starlette.types import Message
 
 from gitboot.render.server_states import RenderedState, server_state
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.serve.limits import Bodies
 from gitboot.serve.reply import TOO_LARGE
 from tests import plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.resolve.arguments import REPEATED, merged, name_of
+from gitboot.resolve.kernel_arguments import REPEATED, merged, name_of
 from tests.cases import for_each
 
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from gitboot.errors import InvalidRepository
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve import leaks
+from gitboot.resolve.betterleaks_patterns import TOKENS, TokenRule
 from gitboot.resolve.leaks import Secret, secrets
-from gitboot.resolve.secretrules import RULES, SecretSpan
-from gitboot.resolve.tokens import TOKENS, TokenRule
+from gitboot.resolve.secret_scan import RULES, SecretSpan
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server
 from tests.linear import AT_MOST, TIMES, growth

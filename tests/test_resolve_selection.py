@@ -13,7 +13,7 @@ from gitboot.evaluator.evaluation_result import commit_of
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects
 from gitboot.resolve import sites
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.selection import Selecting
 from tests.fleets import fleet, image, policy, profile, repository, server
 

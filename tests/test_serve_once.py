@@ -30,7 +30,7 @@ from gitboot.publish.manifest import STATUS
 from gitboot.render import terms
 from gitboot.render.endpoint_files import state_path
 from gitboot.render.terms import TERMS, Terms
-from gitboot.resolve.decide import decide
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.serve.recorder import Recording
 from gitboot.serve.tree import PublishedTree

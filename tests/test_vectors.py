@@ -55,11 +55,11 @@ from gitboot.model.server import Lifecycle
 from gitboot.observe.observation import Observation
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
-from gitboot.resolve.instant import plan
+from gitboot.resolve.fleet_decisions import decide
+from gitboot.resolve.plan_at_time import plan
+from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
-from gitboot.resolve.records import exported, imported
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan, Phase
 from tests.cases import for_each

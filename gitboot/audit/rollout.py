@@ -15,9 +15,9 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count, some
-from gitboot.resolve.attempts import step_of
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.rollout_progress import followers
 

@@ -54,7 +54,7 @@ class FleetEvaluator:
         ``begun`` is called with the number of its files. ``is_base``: an earlier version of gitboot may have accepted
         the snapshot.
         """
-        from gitboot.resolve.decisions import check_acceptable
+        from gitboot.resolve.server_decision import check_acceptable
 
         begun(len(snapshot.blobs))
         self._snapshots[snapshot.revision] = snapshot

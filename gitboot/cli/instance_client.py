@@ -16,8 +16,8 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.recorded import read_records
 from gitboot.render.parts import RECORDS
+from gitboot.resolve.provisioning_record import record_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_of
 from gitboot.resolve.server_decision_from_plan import Decision
 
 if TYPE_CHECKING:

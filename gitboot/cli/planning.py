@@ -26,12 +26,12 @@ from gitboot.render.page_shards import page_files
 from gitboot.render.parts import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
-from gitboot.resolve.instant import plan
 from gitboot.resolve.optouts import opt_outs
 from gitboot.resolve.places import Places
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.resolve.sites import sites_of

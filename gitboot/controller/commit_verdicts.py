@@ -28,7 +28,7 @@ from gitboot.phrases import count
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
-from gitboot.resolve.decisions import check_acceptable
+from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
 from gitboot.review.guards import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.status.instance_status import PassedMerge

@@ -25,7 +25,7 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.status.conditions import remedy

@@ -24,8 +24,8 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.phrases import count
+from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import last_word, record_of
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
 

@@ -31,8 +31,8 @@ from gitboot.render.server_states import RenderedState, ServerState, halted, lim
 from gitboot.render.terms import Terms, render
 from gitboot.render.token_keys import TokenKeys
 from gitboot.render.tree import File, Files
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.events_from_status import Event

@@ -23,7 +23,7 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.review.reinstalls import Reinstall, Why
 

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.attempts import is_provisioned
-from gitboot.resolve.instant import has_run
+from gitboot.resolve.install_attempts import is_provisioned
+from gitboot.resolve.plan_at_time import has_run
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision
 

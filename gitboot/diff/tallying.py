@@ -13,7 +13,7 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, machine
 from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.document_changes import changes_ledger, shared_change, unknown_change
 from gitboot.review.risks import Risk, risks

@@ -22,7 +22,7 @@ from gitboot.resolve.server_decision_from_plan import Decision
 
 if TYPE_CHECKING:  # an instance only reads results: it neither loads files nor decides
     from gitboot.fleet.validation import LoadedFile
-    from gitboot.resolve.decide import DecidedServer
+    from gitboot.resolve.fleet_decisions import DecidedServer
 
 V = TypeVar("V")
 

@@ -26,8 +26,8 @@ from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.source_locations import SourceLocations
 from gitboot.resolve.written import Written

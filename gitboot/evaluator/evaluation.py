@@ -35,7 +35,7 @@ from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revisi
 from gitboot.load.blobs import ParseCache, ParsedBlob
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
-from gitboot.resolve.decide import Decided, DecidedServer, DecidedServers, decide_all
+from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.reading import decide_loaded
 

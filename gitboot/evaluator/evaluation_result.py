@@ -14,8 +14,8 @@ from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.optouts import OptOut, opt_outs
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.skew import MinimumVersion, minimum_versions

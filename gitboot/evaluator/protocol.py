@@ -27,9 +27,9 @@ from gitboot.model.server import Architecture
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.skew import MinimumVersion
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation

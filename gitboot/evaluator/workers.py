@@ -23,7 +23,7 @@ from gitboot.evaluator.cache import encode_decided, encode_servers
 from gitboot.frames import Buffer, encode, framed
 from gitboot.load.blobs import ParsedBlob, read_blob
 from gitboot.load.snapshot import BlobId, Snapshot
-from gitboot.resolve.decide import DecidedServer
+from gitboot.resolve.fleet_decisions import DecidedServer
 
 T = TypeVar("T")
 

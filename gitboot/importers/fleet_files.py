@@ -29,7 +29,7 @@ from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable, ipxe_arguments
-from gitboot.resolve.arguments import merged
+from gitboot.resolve.kernel_arguments import merged
 from gitboot.text import printable
 
 PENDING: Final = "pending"  # documents that lack what only a person knows

@@ -9,7 +9,7 @@ from gitboot.diff.identities import Described, GainedIdentity, Inheritance, gain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.attempts import last_given
+from gitboot.resolve.install_attempts import last_given
 from gitboot.resolve.newcomers import NEW_UP_TO
 
 

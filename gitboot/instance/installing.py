@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from gitboot.controller.learn.install_boots import is_past
-from gitboot.resolve.attempts import has_shown_all, image_reason, last_attempt
-from gitboot.resolve.instant import is_made
+from gitboot.resolve.install_attempts import has_shown_all, image_reason, last_attempt
+from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer
 

@@ -8,8 +8,8 @@ from gitboot.controller.learn.install_boots import fetches
 from gitboot.load.machines import Machine
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
-from gitboot.resolve.attempts import is_provisioned
-from gitboot.resolve.instant import has_run
+from gitboot.resolve.install_attempts import is_provisioned
+from gitboot.resolve.plan_at_time import has_run
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.resolve.instant import plan
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.stoppage import Halt
 

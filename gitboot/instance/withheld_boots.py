@@ -16,7 +16,7 @@ from gitboot.ledger.entries import Withheld
 from gitboot.load.snapshot import Revision
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.attempts import is_overwritten, is_provisioned, overtaken_attempt, provision_reason
+from gitboot.resolve.install_attempts import is_overwritten, is_provisioned, overtaken_attempt, provision_reason
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision, WithheldBoot
 

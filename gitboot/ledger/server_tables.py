@@ -23,8 +23,8 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation
+from gitboot.resolve.provisioning_record import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
-from gitboot.resolve.records import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
 from gitboot.resolve.server_plan import Offer, Phase
 
 

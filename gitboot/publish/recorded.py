@@ -10,8 +10,8 @@ from gitboot.errors import UsageError
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_uuid
 from gitboot.render.parts import RECORDS
+from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import imported
 
 
 def read_records(path: Path) -> dict[SystemUuid, Record]:

@@ -10,7 +10,7 @@ from gitboot.model.boot_policy import HttpBoot
 from gitboot.render import grub, ipxe, paths, pxelinux
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
-from gitboot.resolve.instant import harmless_boot
+from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.stoppage import Halt

@@ -16,8 +16,8 @@ from gitboot.render.loaders import Client, LoaderOffer, Mirror, mirrors, offers,
 from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
+from gitboot.resolve.server_decision import Decisions
 
 Element = Mapping[str, Any]
 

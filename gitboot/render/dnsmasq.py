@@ -15,8 +15,8 @@ from gitboot.render.loaders import CLIENTS, LoaderOffer, Mirror, mirrors, offers
 from gitboot.render.paths import ContentType
 from gitboot.render.reservations import Reservation, reservations
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
+from gitboot.resolve.server_decision import Decisions
 
 _HEADER: Final = """\
 # gitboot: the fleet's reservations and loaders. Read it from dnsmasq's own configuration: conf-file=THIS-FILE

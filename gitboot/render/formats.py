@@ -24,7 +24,7 @@ from gitboot.render import (
 )
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
 

@@ -9,7 +9,7 @@ from gitboot.model.server import Architecture
 from gitboot.render import paths
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
 

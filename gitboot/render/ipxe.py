@@ -12,7 +12,7 @@ from gitboot.render import boot_script_parts, paths
 from gitboot.render.header import heading
 from gitboot.render.paths import ContentType, PathKind
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan
 

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from gitboot.model.fleet import Output
 from gitboot.model.server import Loader
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 
 
 class Platform(StrEnum):

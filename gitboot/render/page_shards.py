@@ -17,7 +17,7 @@ from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.server_states import ServerState
 from gitboot.render.tree import File
-from gitboot.resolve.attempts import step_of
+from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.source_locations import SourceLocations
 
 COLUMNS: Final = (

@@ -16,7 +16,7 @@ from gitboot.render.tree import File
 from gitboot.render.userdata import told_by
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.userdata import family
+from gitboot.resolve.user_data_formats import family
 
 # By which of matchbox's paths a format is asked for; /generic for all others (matchbox: docs/api-http.md).
 _MATCHBOX: Final = {

@@ -8,8 +8,8 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.parts import RECORDS, PartFiles
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
+from gitboot.resolve.provisioning_record import exported, shard_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import exported, shard_of
 
 Members = Mapping[str, frozenset[SystemUuid]]  # by shard, whose records are in it; none is empty
 

@@ -15,7 +15,7 @@ from gitboot.render import boot_script_parts, paths
 from gitboot.render.header import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
 from gitboot.resolve.server_plan import BootPlan
 

@@ -45,12 +45,12 @@ from gitboot.render.paths import (
 from gitboot.render.plans import document, summary
 from gitboot.render.token_keys import NO_KEYS, PublishedNames, TokenKeys
 from gitboot.render.tree import File, Files
-from gitboot.resolve.attempts import step_of
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
-from gitboot.resolve.instant import fallback, plan, transition, without_left
+from gitboot.resolve.plan_at_time import fallback, plan, transition, without_left
+from gitboot.resolve.provisioning_record import drift, record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import drift, record_facts
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, BootFile, Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, InstallProgress, Phase
 from gitboot.resolve.written import Written

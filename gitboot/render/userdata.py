@@ -12,7 +12,7 @@ from gitboot.render.tree import File
 from gitboot.render.user_data_files import disc
 from gitboot.resolve.server_decision_from_plan import Decision, UserDataFiles
 from gitboot.resolve.server_plan import BootPlan
-from gitboot.resolve.userdata import family, meta_data, volume
+from gitboot.resolve.user_data_formats import family, meta_data, volume
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

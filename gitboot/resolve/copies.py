@@ -13,7 +13,7 @@ from gitboot.problems.problem import Severity
 from gitboot.resolve.decision_inputs import FleetTerms
 from gitboot.resolve.decision_inputs_from_resolve_copies import _OF_IPXE, _WITHOUT_HTTPS
 from gitboot.resolve.found import DecisionFinding, Field
-from gitboot.resolve.instant import harmless_boot
+from gitboot.resolve.plan_at_time import harmless_boot
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision
 
 

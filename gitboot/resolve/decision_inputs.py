@@ -10,8 +10,8 @@ from gitboot.model.boot_image import BootImage, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance
 from gitboot.model.fleet import Output, Serving
 from gitboot.model.server import Loader, Server
-from gitboot.resolve.choice import Pool
 from gitboot.resolve.found import Field
+from gitboot.resolve.policy_selection import Pool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from gitboot.model.boot_policy import HttpBoot, Method
 from gitboot.model.server import Firmware
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable, grub_arguments, ipxe_arguments
-from gitboot.resolve import userdata
+from gitboot.resolve import user_data_formats
 from gitboot.resolve.merging import ArgumentLists
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
 from gitboot.resolve.source import BootSource, Unbootable
@@ -124,7 +124,7 @@ def _check_medium(boot: Boot, source: BootSource, user_data: UserDataFiles) -> N
             f"BootImage/{boot.image} says configFrom: Medium, and method {boot.method} inserts none",
             "boot it by method VirtualMedia, or correct the image's configFrom",
         )
-    if userdata.volume(user_data.format) is None:
+    if user_data_formats.volume(user_data.format) is None:
         raise Unbootable(
             Code.NO_WAY_IN,
             f"BootImage/{boot.image} says configFrom: Medium, and no system looks for {user_data.format} on a medium",
@@ -137,7 +137,7 @@ def _check_medium(boot: Boot, source: BootSource, user_data: UserDataFiles) -> N
 def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:
     """What is booted without a loader is given nothing, but for what its system fetches itself."""
     asks_by_uuid = boot.config_from is ConfigFrom.SYSTEM_UUID
-    if asks_by_uuid and user_data is not None and userdata.family(user_data.format).value == "Ignition":
+    if asks_by_uuid and user_data is not None and user_data_formats.family(user_data.format).value == "Ignition":
         return  # all of it can stand in the Ignition document that the system fetches
     giver = next((resource for resource, arguments in own if arguments), None)
     what, resource, path = None, source.profile_id, ("spec", "method")

@@ -11,7 +11,6 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Site, UnknownProfile
 from gitboot.model.server import Lifecycle, Server
-from gitboot.resolve.choice import Pool, Tie, Won, choose_image, choose_policy, in_rollout, maintenance_image, pools
 from gitboot.resolve.decision_inputs import (
     BootInputs,
     FleetTerms,
@@ -24,6 +23,16 @@ from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.decision_inputs_from_resolve_copies import LOADER_OUTPUTS
 from gitboot.resolve.found import Field
 from gitboot.resolve.leaks import allowance
+from gitboot.resolve.policy_selection import (
+    Pool,
+    Tie,
+    Won,
+    choose_image,
+    choose_policy,
+    in_rollout,
+    maintenance_image,
+    pools,
+)
 from gitboot.resolve.selection import Selecting
 
 _ALLOWS: Final = b"gitboot:allow-secret"

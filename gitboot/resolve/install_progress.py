@@ -9,7 +9,7 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.graces import SERVED_GRACE
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.resolve.attempts import overtaken_attempt
+from gitboot.resolve.install_attempts import overtaken_attempt
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, InstallStep, Record
 from gitboot.resolve.server_decision_from_plan import token
 from gitboot.resolve.server_plan import EVIDENCE_OF_A_BEGINNING, InstallProgress, InstallState

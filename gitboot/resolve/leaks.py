@@ -14,7 +14,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from gitboot.problems.problem import Severity
-from gitboot.resolve.secretrules import RULES, LeakRule, SecretSpan
+from gitboot.resolve.secret_scan import RULES, LeakRule, SecretSpan
 from gitboot.resolve.server_decision_from_plan import Boot
 
 

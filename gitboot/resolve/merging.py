@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gitboot.fleet.resources import Id
-from gitboot.resolve import arguments, userdata
+from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles
 from gitboot.resolve.source import BootSource
 
@@ -36,8 +36,12 @@ def own_arguments(source: BootSource) -> ArgumentLists:
 
 def with_user_data_arguments(merged: tuple[str, ...], user_data: UserDataFiles) -> tuple[str, ...]:
     """Adds what leads a first boot to its user data, unless the author has set it."""
-    names = {arguments.name_of(argument) for argument in merged}
-    added = (argument for argument in userdata.arguments(user_data) if arguments.name_of(argument) not in names)
+    names = {kernel_arguments.name_of(argument) for argument in merged}
+    added = (
+        argument
+        for argument in user_data_formats.arguments(user_data)
+        if kernel_arguments.name_of(argument) not in names
+    )
     return (*merged, *added)
 
 

@@ -11,7 +11,7 @@ from gitboot.load.repository import FleetRepository
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import DatedProblem
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decide import Decided, decide_all
+from gitboot.resolve.fleet_decisions import Decided, decide_all
 from gitboot.resolve.later import not_yet
 
 

@@ -10,7 +10,7 @@ from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import BootProfile, Maintenance
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems.codes import Code
-from gitboot.resolve.choice import Pool
+from gitboot.resolve.policy_selection import Pool
 from gitboot.resolve.server_plan import Phase
 
 

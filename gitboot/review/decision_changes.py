@@ -27,7 +27,7 @@ from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.sites import sites
 from gitboot.review.document_changes import (

@@ -10,8 +10,8 @@ from gitboot.canonical import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
-from gitboot.resolve.decisions import Decisions
 from gitboot.resolve.hosts import Host
+from gitboot.resolve.server_decision import Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from gitboot.diff.unknown import BecomesUnknown
 from gitboot.fleet.resources import Id
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.causes import Causes, is_own
 from gitboot.review.decision_changes import Changes, ServerChange

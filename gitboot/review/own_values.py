@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, provisioned_token
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"

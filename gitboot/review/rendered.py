@@ -15,7 +15,7 @@ from gitboot.model.fleet import Output
 from gitboot.phrases import count, more
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange

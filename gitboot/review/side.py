@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gitboot.load.repository import FleetRepository
 from gitboot.problems.problem import Problem
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

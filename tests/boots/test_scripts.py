@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from gitboot.load.whole import load
 from gitboot.render.tree import File
-from gitboot.resolve.decide import decide
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
+from gitboot.resolve.server_decision import Decisions
 from gitboot.source.snapshot import open_snapshot
 from tests import generated
 from tests.boots.interpreter import Run, run

@@ -259,7 +259,7 @@ def _resolved(
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
     from gitboot.controller.operator_requests import ACCEPT, BACK, REPLACE, RESOLVE
     from gitboot.instance.stops import stop_of
-    from gitboot.resolve.instant import plan
+    from gitboot.resolve.plan_at_time import plan
 
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)
     decision = look.commit.decisions.servers[server] if machine is not None else None

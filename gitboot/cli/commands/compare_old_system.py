@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gitboot.importers.boot_comparison import Contrast
     from gitboot.load.repository import FleetRepository
     from gitboot.migration.former import Asker, OldBoot
-    from gitboot.resolve.decisions import Decisions
+    from gitboot.resolve.server_decision import Decisions
     from gitboot.resolve.server_decision_from_plan import Decision
 
 _MOST_BYTES: Final = 1 << 20  # of one answer
@@ -121,7 +121,7 @@ def command(
 def _active(repository: FleetRepository, now: datetime) -> Decisions:
     """What would be decided if nobody else worked on the servers: what is Parked here is the old system's."""
     from gitboot.model.server import Lifecycle
-    from gitboot.resolve.decide import decide
+    from gitboot.resolve.fleet_decisions import decide
 
     fleet, servers = copy(repository.fleet), {}
     object.__setattr__(fleet, "spec", copy(fleet.spec))

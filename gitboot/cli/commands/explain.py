@@ -20,7 +20,7 @@ from gitboot.source.worktree import WORKTREE
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.resolve.explain import Explanation, Reason
+    from gitboot.resolve.explanation import Explanation, Reason
     from gitboot.source.blame import Blame
 
 _KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
@@ -74,8 +74,8 @@ def command(
         _explain_kind(subject, field, outputs)
         return
     from gitboot.jsonio import facts
-    from gitboot.resolve.explain import explain
-    from gitboot.resolve.instant import plan
+    from gitboot.resolve.explanation import explain
+    from gitboot.resolve.plan_at_time import plan
     from gitboot.source.blame import open_blame
 
     fleet = planned_fleet(path, rev, at or this_second(), records)

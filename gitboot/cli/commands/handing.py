@@ -15,8 +15,8 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.scalars.texts import Malformed
 from gitboot.render.endpoint_files import state_path
+from gitboot.resolve.provisioning_record import record_facts, record_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import record_facts, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

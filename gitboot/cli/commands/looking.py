@@ -23,7 +23,7 @@ from gitboot.errors import UsageError
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_cli_inputs import document
 from gitboot.phrases import count, did_you_mean
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.resolve.sites import sites_of
 from gitboot.terminal import style

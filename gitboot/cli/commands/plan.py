@@ -80,7 +80,7 @@ def _write_plans(
     """Write the plans of the selected servers; raises `UsageError` if the selector matches no server."""
     from gitboot.render.plans import summary
     from gitboot.resolve.install_progress import progress_of
-    from gitboot.resolve.instant import already_made
+    from gitboot.resolve.plan_at_time import already_made
 
     chosen = selected(selector)
     asked = sorted({fleet.decision(name).server for name in names}) or fleet.decisions.servers
@@ -119,7 +119,7 @@ def _write_plans(
 def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
     """Write what one server boots now and after each change up to and including ``until``."""
     from gitboot.resolve.install_progress import progress_of
-    from gitboot.resolve.instant import plan
+    from gitboot.resolve.plan_at_time import plan
 
     decision = fleet.decision(server)
     record = fleet.records.get(decision.uuid)
@@ -154,7 +154,7 @@ def _write_timeline(fleet: Planned, server: str, until: datetime, outputs: tuple
 def _next_change(decision: Decision, instant: datetime, record: Record | None) -> datetime | None:
     """Return when the plan changes next, or when an installation is no longer shown. None: never by itself."""
     from gitboot.resolve.install_progress import progress_of
-    from gitboot.resolve.instant import transition
+    from gitboot.resolve.plan_at_time import transition
 
     progress = progress_of(record, instant)
     ends = progress.until if progress is not None else None

@@ -108,7 +108,7 @@ def _check_named(instance: Look) -> None:
 def _beginning(what: str) -> dict[str, Any]:
     """What is asked for, as a request says it."""
     from gitboot.instance.beginning import Beginning
-    from gitboot.resolve.records import record_facts
+    from gitboot.resolve.provisioning_record import record_facts
 
     if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):
         return {"how": what}
@@ -175,8 +175,8 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     from gitboot.cli.instance import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
     from gitboot.resolve.install_attempts_from_resolve_records import adopted
+    from gitboot.resolve.provisioning_record import last_word, record_facts
     from gitboot.resolve.provisioning_record_from_plan import Record
-    from gitboot.resolve.records import last_word, record_facts
 
     at = now()
     with looked_at(state, at) as instance:
@@ -207,7 +207,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
     from gitboot.cli.instance import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
     from gitboot.errors import UsageError
-    from gitboot.resolve.records import record_facts
+    from gitboot.resolve.provisioning_record import record_facts
 
     records = _read(file)
     with looked_at(state, now()) as instance:
@@ -261,7 +261,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     from gitboot.cli.commands.handing import called_here, read_hand_over, taken
     from gitboot.cli.instance import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
-    from gitboot.resolve.records import record_facts
+    from gitboot.resolve.provisioning_record import record_facts
 
     given = read_hand_over(file)
     with looked_at(state, now()) as instance:
@@ -292,8 +292,8 @@ def _replaced(record: Record, before: Record, at: datetime) -> Record:
 
 
 def _items(instance: Look) -> list[dict[str, Any]]:
-    from gitboot.resolve.attempts import step_of
-    from gitboot.resolve.records import drift, record_facts
+    from gitboot.resolve.install_attempts import step_of
+    from gitboot.resolve.provisioning_record import drift, record_facts
 
     items = []
     for name, decision in instance.commit.decisions.servers.items():

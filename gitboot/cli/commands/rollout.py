@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gitboot.cli.evaluator_process import Begun
     from gitboot.cli.instance_client import Informant
     from gitboot.load.snapshot import Revision, Snapshot
-    from gitboot.resolve.decide import Decided
+    from gitboot.resolve.fleet_decisions import Decided
 
 _PERCENT: Final = ("spec", "rollout", "percent")
 _SETTINGS: Final = {"auto_envvar_prefix": "GITBOOT"}

@@ -20,7 +20,7 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.attempts import last_attempt, provision_reason
+from gitboot.resolve.install_attempts import last_attempt, provision_reason
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

@@ -58,8 +58,8 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.attempts import step_of
-from gitboot.resolve.instant import plan
+from gitboot.resolve.install_attempts import step_of
+from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, BootPlan, Cause, Phase

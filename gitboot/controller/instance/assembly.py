@@ -76,8 +76,8 @@ from gitboot.publish.modes import OPEN
 from gitboot.publish.publisher import Directory
 from gitboot.publish.recorded import records_in
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
+from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.resolve.records import ahead
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.serve.tree import status_file
 from gitboot.source.clone import Source, accepted_snapshot

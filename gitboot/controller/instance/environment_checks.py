@@ -20,7 +20,7 @@ from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.publish.modes import is_open
 from gitboot.render.loaders import mirrors, offers, wanted
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import remedy
 from gitboot.storage import check_output, check_state
 from gitboot.system_clock import Keeping

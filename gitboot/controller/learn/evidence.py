@@ -34,7 +34,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.intents import with_outcomes
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.render.server_states import ServerState
-from gitboot.resolve.instant import wanted_release
+from gitboot.resolve.plan_at_time import wanted_release
 from gitboot.resolve.provisioning_record_from_plan import Seen
 from gitboot.resolve.server_plan import WAITING, Cause, Offer, Phase
 from gitboot.status.events_from_status import Event

@@ -12,10 +12,10 @@ from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.render.server_states import ServerState
-from gitboot.resolve.attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
+from gitboot.resolve.install_attempts import due_boot, last_attempt, numbers_of, provision_reason, token_of
 from gitboot.resolve.install_attempts_from_resolve_records import ran
 from gitboot.resolve.install_progress import disk_boot_token, progress_of
-from gitboot.resolve.instant import is_made
+from gitboot.resolve.plan_at_time import is_made
 from gitboot.resolve.provisioning_record_from_plan import Record, Run, Seen
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import WAITING, BootPlan, Offer, Phase

@@ -30,11 +30,11 @@ from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.phrases import some
-from gitboot.resolve.attempts import attempt_of, is_provisioned, overtaken_attempt
-from gitboot.resolve.decisions import Decisions
+from gitboot.resolve.install_attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.install_attempts_from_resolve_records import adopted
 from gitboot.resolve.newcomers import Known, newcomer
 from gitboot.resolve.plan_at_time_from_resolve_records import carried
+from gitboot.resolve.provisioning_record import attempt_facts, last_shown
 from gitboot.resolve.provisioning_record_from_plan import (
     Failure,
     InstallAttempt,
@@ -44,7 +44,7 @@ from gitboot.resolve.provisioning_record_from_plan import (
     Seen,
     UnknownServe,
 )
-from gitboot.resolve.records import attempt_facts, last_shown
+from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event

@@ -13,7 +13,7 @@ from gitboot.model.boot_policy import DiskBoot, Method, NetworkBoot, OverrideMod
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.attempts import (
+from gitboot.resolve.install_attempts import (
     due_boot,
     is_covered,
     is_overwritten,

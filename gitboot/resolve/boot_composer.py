@@ -13,7 +13,7 @@ from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.boot_policy import UserData
 from gitboot.model.scalars.texts import Malformed
 from gitboot.problems.codes import Code
-from gitboot.resolve import arguments, userdata
+from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.bootfiles import boot_files
 from gitboot.resolve.context import Context, Plain
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
@@ -118,7 +118,7 @@ class Composer:
 
     def _arguments(self, lists: ArgumentLists, context: Context) -> tuple[str, ...]:
         rendered = [self._rendered_arguments(resource, given, context) for resource, given in lists]
-        return arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
+        return kernel_arguments.merged(tuple([tuple([text for _, text in each]) for each in rendered]))
 
     def _rendered_arguments(self, resource: Id, given: tuple[str, ...], context: Context) -> list[tuple[int, str]]:
         """One place's arguments with their numbers; an empty one is none."""
@@ -147,7 +147,7 @@ class Composer:
     def _user_data(self, wanted: UserData, context: Context, source: BootSource) -> UserDataFiles:
         at = ("spec", "userData", "format")
         at_most = source.image.spec.user_data
-        if not userdata.understood(wanted.format, at_most):
+        if not user_data_formats.understood(wanted.format, at_most):
             raise Unbootable(
                 Code.USER_DATA_FORMAT,
                 f"user data is {wanted.format}, and BootImage/{source.image.metadata.name} understands {at_most}",
@@ -156,15 +156,19 @@ class Composer:
                 *at,
             )
         secrets = secret_texts(source)
-        text = self._checked(wanted.template, "template", partial(userdata.check, wanted.format), context, source)
+        text = self._checked(
+            wanted.template, "template", partial(user_data_formats.check, wanted.format), context, source
+        )
         beside = {
-            name: self._checked(path, field, partial(userdata.check_beside, wanted.format, name), context, source)
+            name: self._checked(
+                path, field, partial(user_data_formats.check_beside, wanted.format, name), context, source
+            )
             for name, (field, path) in wanted.beside.items()
         }
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
-        found = userdata.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
+        found = user_data_formats.bundled(wanted.format, text, beside, instance=instance, base_url=source.base_url)
         return replace(found, secrets=secrets) if secrets else found
 
     def _checked(

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Final, NamedTuple
 
 from gitboot.problems.problem import Severity
-from gitboot.resolve.tokens import TOKENS
+from gitboot.resolve.betterleaks_patterns import TOKENS
 
 
 class SecretSpan(NamedTuple):

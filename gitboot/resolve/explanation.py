@@ -11,12 +11,12 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_policy import Maintenance, Method
 from gitboot.model.selectors import selects
 from gitboot.model.server import Lifecycle
-from gitboot.resolve.attempts import step_of, what_was_seen, what_was_seen_of_run
-from gitboot.resolve.boot import Composer
-from gitboot.resolve.choice import Lost, Named, Pool, Won, choose_image, choose_policy, maintenance_image
-from gitboot.resolve.decide import boot_source
+from gitboot.resolve.boot_composer import Composer
+from gitboot.resolve.fleet_decisions import boot_source
+from gitboot.resolve.install_attempts import step_of, what_was_seen, what_was_seen_of_run
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.places import Places, Step
+from gitboot.resolve.policy_selection import Lost, Named, Pool, Won, choose_image, choose_policy, maintenance_image
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import BootPlan

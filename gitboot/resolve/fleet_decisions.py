@@ -19,8 +19,7 @@ from gitboot.problems.codes import Code
 from gitboot.problems.dated import longest
 from gitboot.problems.first import first
 from gitboot.problems.problem import Severity
-from gitboot.resolve.boot import Composer
-from gitboot.resolve.checked import (
+from gitboot.resolve.boot_checks import (
     check_authority,
     check_end,
     check_every_boot,
@@ -35,10 +34,9 @@ from gitboot.resolve.checked import (
     check_wait,
     declared,
 )
-from gitboot.resolve.choice import Pool
+from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.copies import check_copies
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms, MaintenanceInputs, ServerInputs, UnknownInputs
-from gitboot.resolve.decisions import Decisions, check_acceptable
 from gitboot.resolve.document_warnings import placeholder_digests, rejected_labels
 from gitboot.resolve.families import left_out
 from gitboot.resolve.fleet_view import FleetView
@@ -46,6 +44,8 @@ from gitboot.resolve.found import DecisionFinding, FindingPlace, located, of_unb
 from gitboot.resolve.hardware import NOT_FOUND, check_loader, loader_of, local_disk_of
 from gitboot.resolve.hosts import Host, host
 from gitboot.resolve.later import not_yet
+from gitboot.resolve.policy_selection import Pool
+from gitboot.resolve.server_decision import Decisions, check_acceptable
 from gitboot.resolve.server_decision_from_plan import Boot, CopyTerms, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.resolve.server_plan import Phase
 from gitboot.resolve.source import BootSource, Unbootable
