@@ -41,7 +41,7 @@ from gitboot.review.formats.json import (
 )
 from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import Trip, Verdict, trailer
-from gitboot.review.rendered import RenderedDiff
+from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import ImageClaim, Review
 from gitboot.review.risks import Risk
 

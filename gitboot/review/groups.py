@@ -21,7 +21,7 @@ from gitboot.review.causes import Causes, is_own
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.hidden import decision_to_show
 from gitboot.review.reinstalls import Reinstall
-from gitboot.review.rendered import RenderedChanges, RenderedDiff
+from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff
 from gitboot.review.risks import Risk
 
 _OWN: Final = ("server", "uuid", "replaces", "macs", "serial")  # which server it is

@@ -16,7 +16,7 @@ from gitboot.phrases import count, more, some
 from gitboot.problems.problem import Problem, Severity
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group
-from gitboot.review.rendered import RenderedDiff
+from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.text import printable
 

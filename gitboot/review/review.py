@@ -21,7 +21,7 @@ from gitboot.review.groups import ChangeCause, Commit, Group, change_causes, gro
 from gitboot.review.guards import Guard, Limits, Unheeded, Verdict, acknowledgements, judge, trailers
 from gitboot.review.merges import Between, HeldStep, judged_by_steps, tightened
 from gitboot.review.reinstalls import RAISED, may_be_installed
-from gitboot.review.rendered import RenderedDiff, shared_diffs, unknown_diffs
+from gitboot.review.rendered_diffs import RenderedDiff, shared_diffs, unknown_diffs
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.review.side import Side
 

@@ -10,7 +10,7 @@ from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.phrases import count, more, some
 from gitboot.review import words
 from gitboot.review.groups import ChangeCause, Group
-from gitboot.review.rendered import RenderedDiff
+from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.terminal import style
 from gitboot.text import printable
