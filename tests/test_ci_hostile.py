@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gitboot.cli.commands.init import CI, PACKAGES, packages, seed
-from gitboot.review.markdown import marker
+from gitboot.review.formats.markdown import marker
 from tests.ci_jobs import (
     BOT,
     MALLORY,

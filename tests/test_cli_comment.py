@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
-from gitboot.review.markdown import commit_marker, marker
+from gitboot.review.formats.markdown import commit_marker, marker
 from tests.ci_jobs import CommentHost, comment_host
 
 COMMIT = "c" * 40

@@ -6,8 +6,8 @@ from typing import Any
 
 from gitboot.load.whole import load
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review import words
 from gitboot.review.decision_changes import Changes, compare
+from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Limits, judge
 from gitboot.review.risks import Risk
 from tests.cases import for_each
@@ -106,5 +106,5 @@ def test_other_changes_are_none() -> None:
 
 def test_a_review_says_which_maintenance_resets_how_many_at_a_time() -> None:
     changes = changed((), (check(f"{RESTART}, maxUnavailable: 5%, maxUnavailablePer: rack"),))
-    lines = [line for change in changes.servers for line in words.switched(change)]
+    lines = [line for change in changes.servers for line in phrases.switched(change)]
     assert lines == ["Maintenance/check: Restart, 5% at a time of each rack"]

@@ -12,8 +12,8 @@ from gitboot.fleet.revision import Message
 from gitboot.resolve.server_decision_from_plan import Boot
 from gitboot.review.annotations import as_problems
 from gitboot.review.as_json import as_json
+from gitboot.review.formats.markdown import LIMIT, as_markdown, code
 from gitboot.review.hidden import fit_to_show
-from gitboot.review.markdown import LIMIT, as_markdown, code
 from tests.cases import for_each
 from tests.fleets import decision, document, fleet, image, profile, server
 from tests.reviewed import FLEET, USER_DATA, Files, reviewed

@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.fields import FieldChange, changed_fields
-from gitboot.review import words
+from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Trip
 from gitboot.review.reinstalls import Reinstall, Why
 from tests.cases import for_each
@@ -31,7 +31,7 @@ from tests.fleets import at
     ],
 )
 def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
-    assert words.reason(asked) == expected
+    assert phrases.reason(asked) == expected
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_a_reason_to_reinstall_reads(asked: Reinstall, expected: str) -> None:
     ],
 )
 def test_an_instant_reads(effect: Effect, expected: str) -> None:
-    assert words.when(effect) == expected
+    assert phrases.when(effect) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,14 +72,14 @@ def test_an_instant_reads(effect: Effect, expected: str) -> None:
     ],
 )
 def test_a_limit_reads(trip: Trip, expected: str) -> None:
-    assert words.trip(trip) == expected
+    assert phrases.trip(trip) == expected
 
 
 @pytest.mark.parametrize(
     ("number", "of", "expected"), [(0, 9, "0"), (1, 1000, "1 (<1 %)"), (500, 1000, "500 (50 %)"), (3, 0, "3")]
 )
 def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int, expected: str) -> None:
-    assert words.share(number, of) == expected
+    assert phrases.share(number, of) == expected
 
 
 @for_each(
@@ -96,8 +96,8 @@ def test_a_share_is_never_nothing_where_there_is_something(number: int, of: int,
     ],
 )
 def test_a_field_reads(old: Mapping[str, Any], new: Mapping[str, Any], expected: list[str]) -> None:
-    assert [words.change(field) for field in changed_fields(old, new)] == expected
+    assert [phrases.change(field) for field in changed_fields(old, new)] == expected
 
 
 def test_a_field_of_which_only_that_it_differs_is_told_reads() -> None:
-    assert words.change(FieldChange(("files",), "(some)", "(some)")) == "files: another"
+    assert phrases.change(FieldChange(("files",), "(some)", "(some)")) == "files: another"

@@ -37,7 +37,7 @@ from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
 from gitboot.problems.dated import next_change
 from gitboot.problems.problem import Problem, Severity
-from gitboot.review import words
+from gitboot.review.formats import phrases
 from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
@@ -637,7 +637,7 @@ def _refused(
 def _acknowledged(hops: Iterable[tuple[Revision, Verdict]], at: datetime) -> Iterator[Event]:
     for revision, verdict in hops:
         for trip in verdict.trips:
-            message = f"{revision[:12]}: {trip.guard} is acknowledged: {words.trip(trip)} (by {trip.by})"
+            message = f"{revision[:12]}: {trip.guard} is acknowledged: {phrases.trip(trip)} (by {trip.by})"
             facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
             yield Event(at=at, type="Acknowledged", message=message, facts=facts)
 
@@ -716,7 +716,7 @@ _MOST_INHERITED: Final = 3  # that a message shows
 def held_message(held: Candidate) -> str:
     """By which numbers a commit is held, and how it is acknowledged."""
     verdict = held.verdict
-    trips = "; ".join(f"{trip.guard}: {words.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
+    trips = "; ".join(f"{trip.guard}: {phrases.trip(trip)}" for trip in verdict.trips if not trip.acknowledged)
     guards = " ".join(f"--guard {guard}" for guard in verdict.holding)
     approve = f"gitboot approve {verdict.digest} {guards} --reason … --state …"
     if Guard.MAX_REINSTALLS in verdict.holding and held.reinstalls:
@@ -742,7 +742,9 @@ def held_message(held: Candidate) -> str:
             f"{revision[:12]} with {_quoted(step, held.need) or 'gitboot approve'}" for revision, step in held.steps
         )
         message = f"{message}. Or each merge by itself: {each}"
-    unheeded = tuple(f"{words.value(each.line)!r} does not count: {words.value(each.why)}" for each in held.unheeded)
+    unheeded = tuple(
+        f"{phrases.value(each.line)!r} does not count: {phrases.value(each.why)}" for each in held.unheeded
+    )
     return f"{message} ({some(unheeded)})" if unheeded else message
 
 

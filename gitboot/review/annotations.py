@@ -9,7 +9,7 @@ from gitboot.fleet.resources import Id
 from gitboot.phrases import some
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
-from gitboot.review import words
+from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause
 from gitboot.review.guards import Guard
 from gitboot.review.review import Review
@@ -49,7 +49,7 @@ def _trips(review: Review) -> Iterator[Problem]:
             review,
             [*claimed, *_places(causing)],
             Code.HELD,
-            f"{trip.guard}: {words.trip(trip)}" + (f", acknowledged by {trip.by}" if trip.acknowledged else ""),
+            f"{trip.guard}: {phrases.trip(trip)}" + (f", acknowledged by {trip.by}" if trip.acknowledged else ""),
             "" if trip.acknowledged else f"look at it, then acknowledge it: {lines.get(trip.guard, review.approval)}",
             Severity.WARNING if trip.acknowledged else Severity.ERROR,
         )
@@ -59,12 +59,12 @@ def _dangers(review: Review) -> Iterator[Problem]:
     for group in review.groups:
         risks = [risk for risk in group.risks if risk in DANGEROUS]
         if risks:
-            message = f"{words.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
+            message = f"{phrases.title(group)} ({some(group.names, 3)}): {', '.join(risks)}"
             yield _placed(review, _places(group.causes), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING)
 
     if review.changes is not None:
         for change in review.changes.access:
-            message = f"{Risk.ACCESS}: {words.who_may_fetch(change)}"
+            message = f"{Risk.ACCESS}: {phrases.who_may_fetch(change)}"
             yield _placed(
                 review, _at_fleet(review, change), Code.DANGEROUS, message, Code.DANGEROUS.hint, Severity.WARNING
             )

@@ -14,8 +14,8 @@ from gitboot.diff.images import ImageChange
 from gitboot.jsonio import facts
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.problems.problem import Problem
-from gitboot.review import words
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
+from gitboot.review.formats import phrases
 from gitboot.review.formats.json import (
     AccessFacts,
     AreaFacts,
@@ -97,7 +97,7 @@ def _claim(claim: ImageClaim) -> ClaimFacts:
 
 
 def _credentials(change: BmcChange) -> CredentialFacts:
-    return CredentialFacts(server=change.server, old=words.access(change.old), new=words.access(change.new))
+    return CredentialFacts(server=change.server, old=phrases.access(change.old), new=phrases.access(change.new))
 
 
 def _counts(changes: Changes) -> CountFacts:
@@ -148,8 +148,8 @@ def _group(group: Group) -> GroupFacts:
         causes=tuple(map(_cause, group.causes)),
         risks=tuple(group.risks),
         effects=tuple(map(_effect, group.effects)),
-        reinstalls=tuple(map(words.reason, group.reinstalls)),
-        unknown=tuple(map(words.unknown, group.unknown)),
+        reinstalls=tuple(map(phrases.reason, group.reinstalls)),
+        unknown=tuple(map(phrases.unknown, group.unknown)),
         servers=group.names,
         example=group.names[0],
         own=group.own,

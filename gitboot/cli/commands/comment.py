@@ -55,7 +55,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the scope api: a job's own token may
     not write notes. Run it in a job that runs no code of the branch.
     """
-    from gitboot.review.markdown import failed_review, marker
+    from gitboot.review.formats.markdown import failed_review, marker
 
     thread = _thread_of_job(allow_token_over_http=allow_token_over_http)
     if not thread.token:
@@ -76,7 +76,7 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
 
 def _read_review(file: Path, subpath: str, commit: str) -> str:
     """Return a review that `gitboot diff` wrote for this folder and commit; raise `UsageError` for any other file."""
-    from gitboot.review.markdown import commit_marker, marker
+    from gitboot.review.formats.markdown import commit_marker, marker
 
     try:
         content = _read_regular(file)

@@ -295,7 +295,7 @@ def _what(each: Contrast) -> str:
 
 def _as_markdown(found: list[Contrast]) -> str:
     from gitboot.importers.boot_comparison import Likeness
-    from gitboot.review.markdown import code
+    from gitboot.review.formats.markdown import code
 
     def cell(text: str) -> str:
         return code(text, in_table=True)

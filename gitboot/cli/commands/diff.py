@@ -130,7 +130,7 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
     from gitboot.cli.commands.review_text import as_text
     from gitboot.review.annotations import as_problems
     from gitboot.review.as_json import as_json
-    from gitboot.review.markdown import as_markdown
+    from gitboot.review.formats.markdown import as_markdown
 
     match format:
         case "text":

@@ -8,7 +8,7 @@ from typing import Final
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.phrases import count, more, some
-from gitboot.review import words
+from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
@@ -55,11 +55,11 @@ def _verdict(review: Review) -> Iterator[str]:
     headline = review.headline
     yield style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
     sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
-    yield printable(f" {words.ARROW} ".join(sides))
+    yield printable(f" {phrases.ARROW} ".join(sides))
     if review.verdict is not None and review.outcome is not ReviewOutcome.UNCHANGED:
         yield f"digest {review.verdict.digest}"
     if review.changes is not None:
-        yield words.counts(review.changes)
+        yield phrases.counts(review.changes)
         yield from (_wrapped(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
         if review.base.decisions is None:
             yield "The base is no valid fleet, so everything is new here."
@@ -71,8 +71,8 @@ def _blast_radius(review: Review) -> Iterator[str]:
     limits = review.verdict.limits
     yield _heading("Blast radius")
     yield table(
-        words.area_header(limits),
-        [words.area_cells(area, limits) for area in words.touched(review.changes.areas)],
+        phrases.area_header(limits),
+        [phrases.area_cells(area, limits) for area in phrases.touched(review.changes.areas)],
     )
 
 
@@ -83,7 +83,7 @@ def _guards(review: Review) -> Iterator[str]:
     yield _heading("Guards")
     for trip in review.verdict.trips[:_LIMITS]:
         state, colour = ("acknowledged", None) if trip.acknowledged else ("held", "red")
-        yield _wrapped(f"{state}: {trip.guard}: {words.trip(trip)}").replace(state, style(state, fg=colour), 1)
+        yield _wrapped(f"{state}: {trip.guard}: {phrases.trip(trip)}").replace(state, style(state, fg=colour), 1)
         if trip.by:
             yield _wrapped(f"by {trip.by}", "    ")
     if left := more(len(review.verdict.trips) - _LIMITS, "limit"):
@@ -124,34 +124,34 @@ def _groups(review: Review) -> Iterator[str]:
 def _shared(review: Review) -> Iterator[list[str]]:
     for shared in (review.unknown, review.shared):
         if shared is not None:
-            title = words.shared_title(shared.causes, shared.title)
-            fields = (_wrapped(words.change(field)) for field in shared.fields)
+            title = phrases.shared_title(shared.causes, shared.title)
+            fields = (_wrapped(phrases.change(field)) for field in shared.fields)
             yield [style(title, bold=True), *map(_cause, shared.causes), *fields, *_rendered(shared.rendered)]
 
 
 def _group(group: Group) -> list[str]:
-    title, risks = _wrapped(words.title(group), ""), ", ".join(group.risks)
+    title, risks = _wrapped(phrases.title(group), ""), ", ".join(group.risks)
     on_one_line = len(title) + len(risks) + 2 <= columns()
     lines = [style(title, bold=True) + (f": {risks}" if on_one_line else f"\n  {risks}")]
     lines.append(_wrapped(f"servers: {some(group.names, 10)}"))
     lines += map(_cause, group.causes)
-    lines += (_wrapped(f"takes effect {words.when(effect)}") for effect in group.effects)
-    lines += (_wrapped(f"{what}: {why}") for what, why in words.reasons(group))
-    lines += (_wrapped(words.change(field)) for field in group.fields)
+    lines += (_wrapped(f"takes effect {phrases.when(effect)}") for effect in group.effects)
+    lines += (_wrapped(f"{what}: {why}") for what, why in phrases.reasons(group))
+    lines += (_wrapped(phrases.change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
         lines.append(_wrapped(f"rendered otherwise than {outlier.than}, which changes by the same causes:"))
-        lines += (f"    {printable(line.expandtabs(4))}" for line in words.outlier(outlier))
+        lines += (f"    {printable(line.expandtabs(4))}" for line in phrases.outlier(outlier))
     if group.rendered is None:
         lines.append("  not rendered: there are too many lines")
     elif group.rendered:
-        lines.append(_wrapped(f"{words.rendered_for(group)}:"))
+        lines.append(_wrapped(f"{phrases.rendered_for(group)}:"))
         lines += _rendered(group.rendered)
     return lines
 
 
 def _cause(cause: ChangeCause) -> str:
     at = f"{cause.at} {':'.join(map(str, cause.place))}" if cause.place else ""
-    return _wrapped(f"{cause}{at}: {words.cause(cause)}")
+    return _wrapped(f"{cause}{at}: {phrases.cause(cause)}")
 
 
 def _rendered(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _rendered(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
 
 
 def _when(review: Review) -> Iterator[str]:
-    found = words.effects(review.groups)
+    found = phrases.effects(review.groups)
     if found:
         yield _heading("When")
         yield from (_wrapped(f"{when}: {count(number, 'server')}") for when, number in found)
@@ -183,7 +183,7 @@ def _documents(review: Review) -> Iterator[str]:
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
             yield _wrapped(f"BMC: overrides go to another BMC, or trust it otherwise: {some(bmcs)}", "")
-        if moved := words.credentials(review.changes.bmcs):
+        if moved := phrases.credentials(review.changes.bmcs):
             yield "Credentials go where they did not go before; an instance sends them only where it is told:"
             yield from (_wrapped(line) for line in moved[:_LIMITS])
             if left := more(len(moved) - _LIMITS, "BMC"):

@@ -14,7 +14,7 @@ from typing import Final
 
 from gitboot.phrases import count, more, some
 from gitboot.problems.problem import Problem, Severity
-from gitboot.review import words
+from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
@@ -78,7 +78,7 @@ def _verdict(review: Review, folder: str) -> Iterator[str]:
         yield f"digest {code(review.verdict.digest)}"
     if review.changes is not None:
         yield ""
-        yield words.counts(review.changes)
+        yield phrases.counts(review.changes)
     for commit, signer in review.signers:
         yield ""
         yield f"{code(commit[:12])} is signed by {code(str(signer))}"
@@ -96,11 +96,11 @@ def _blast_radius(review: Review) -> Iterator[str]:
         return
     limits = review.verdict.limits
     yield "\n### Blast radius\n"
-    yield _row(each.capitalize() for each in words.area_header(limits))
+    yield _row(each.capitalize() for each in phrases.area_header(limits))
     yield "|---|--:|--:|--:|--:|--:|--:|"
     rows = []
-    for area in words.touched(review.changes.areas):
-        name, *cells = words.area_cells(area, limits)
+    for area in phrases.touched(review.changes.areas):
+        name, *cells = phrases.area_cells(area, limits)
         rows.append(_row((code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))))
     yield from _fitting(rows, "server group")
 
@@ -116,7 +116,7 @@ def _guards(review: Review) -> Iterator[str]:
     yield "\n### Guards\n"
     yield from _fitting(
         [
-            f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(words.trip(trip))}"
+            f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {_told(phrases.trip(trip))}"
             + (f"; by {code(trip.by)}" if trip.by else "")
             for trip in review.verdict.trips
         ],
@@ -190,8 +190,8 @@ def _groups(review: Review, room: int) -> tuple[list[str], int]:
 def _shared_blocks(review: Review) -> Iterator[tuple[str, str]]:
     for shared in (review.unknown, review.shared):
         if shared is not None:
-            lines = [*map(_cause, shared.causes), *(f"- {code(words.change(field))}" for field in shared.fields)]
-            title = words.shared_title(shared.causes, shared.title)
+            lines = [*map(_cause, shared.causes), *(f"- {code(phrases.change(field))}" for field in shared.fields)]
+            title = phrases.shared_title(shared.causes, shared.title)
             yield _folded(title, "\n".join([*lines, "", _rendered(shared.rendered)]))
 
 
@@ -199,23 +199,23 @@ def _group(group: Group) -> tuple[str, str]:
     """A group with its details, and the same in one line."""
     lines = [f"- servers: {some(list(map(code, group.names)), 20)}"]
     lines += map(_cause, group.causes)
-    lines += (f"- takes effect {code(words.when(effect))}" for effect in group.effects)
-    lines += (f"- {what}: {code(why)}" for what, why in words.reasons(group))
-    lines += (f"- {code(words.change(field))}" for field in group.fields[:20])
+    lines += (f"- takes effect {code(phrases.when(effect))}" for effect in group.effects)
+    lines += (f"- {what}: {code(why)}" for what, why in phrases.reasons(group))
+    lines += (f"- {code(phrases.change(field))}" for field in group.fields[:20])
     if (outlier := group.outlier) is not None:
         lines.append(f"- **rendered otherwise than {code(outlier.than)}**, which changes by the same causes:")
-        lines += (f"  - {code(line)}" for line in words.outlier(outlier))
+        lines += (f"  - {code(line)}" for line in phrases.outlier(outlier))
     if group.rendered is None:
         lines.append("- not rendered: there are too many lines")
     elif group.rendered:
-        lines.append(f"\n{code(words.rendered_for(group))}:\n\n{_rendered(group.rendered)}")
+        lines.append(f"\n{code(phrases.rendered_for(group))}:\n\n{_rendered(group.rendered)}")
     risks = ", ".join(group.risks)
-    return _folded(f"{words.title(group)}: {risks}", "\n".join(lines))
+    return _folded(f"{phrases.title(group)}: {risks}", "\n".join(lines))
 
 
 def _cause(cause: ChangeCause) -> str:
     at = f"{cause.at} {code(':'.join(map(str, cause.place)))}" if cause.place else ""
-    return f"- {code(str(cause))}{at}: {code(words.cause(cause))}"
+    return f"- {code(str(cause))}{at}: {code(phrases.cause(cause))}"
 
 
 def _folded(summary: str, text: str) -> tuple[str, str]:
@@ -246,7 +246,7 @@ def _fenced(lines: list[str]) -> str:
 
 
 def _when(review: Review) -> Iterator[str]:
-    found = words.effects(review.groups)
+    found = phrases.effects(review.groups)
     if found:
         yield "\n### When\n"
         yield from _fitting([f"- {code(when)}: {count(number, 'server')}" for when, number in found], "instant")
@@ -267,7 +267,7 @@ def _documents(review: Review) -> Iterator[str]:
             shown = some(list(map(code, bmcs)), 10)
             number = count(len(bmcs), "server")
             yield f"\n**BMC**: overrides go to another BMC, or trust it otherwise: {number}: {shown}"
-        if moved := words.credentials(review.changes.bmcs):
+        if moved := phrases.credentials(review.changes.bmcs):
             yield "\n**Credentials** go where they did not go before; an instance sends them only where it is told:\n"
             yield from _fitting([f"- {code(line)}" for line in moved], "BMC")
 
