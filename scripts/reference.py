@@ -18,9 +18,9 @@ from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
 from gitboot.cli.exit import Exit
 from gitboot.cli.main import cli
+from gitboot.endpoint.metrics import families
 from gitboot.model.json_schema import KINDS, schema, schema_fields
 from gitboot.problems.codes import Code
-from gitboot.serve.catalogue import families
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jsonschema import Draft202012Validator, FormatChecker  # type: ignore[import-untyped]
 
-from gitboot.serve.api import description
+from gitboot.endpoint.api import description
 
 
 def _is_instant(value: object) -> bool:

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
+from gitboot.endpoint.tls import Certificate
 from gitboot.instance.laps import Laps, Stage
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem, Severity
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
-from gitboot.serve.tls import Certificate
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
 from tests.redfish.certificates import Authority

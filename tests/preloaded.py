@@ -236,7 +236,7 @@ def main(fd: int) -> None:
     from pkgutil import walk_packages
 
     import gitboot
-    from gitboot.serve import app
+    from gitboot.endpoint import app
     from tests.newledgers import make_at_once
     from tests.nursery import be_what_is_asked, open_nursery, run_to_its_end
     from tests.templates import compile_once

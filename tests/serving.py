@@ -19,7 +19,11 @@ import httpx
 
 from gitboot.cli.planning import Planned, about_all
 from gitboot.controller.instance_state import Standing
+from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.recorder import Recording
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
 from gitboot.observe.intents import that_use_up, with_outcomes
@@ -36,11 +40,7 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.render.tree import File, Files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recorder import Recording
-from gitboot.serve.server import EndpointServer, listen_at, url_of
-from gitboot.serve.tree import PublishedTree
 from gitboot.stoppage import Halt
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain

@@ -451,7 +451,7 @@ def test_the_tracer_lists_what_a_get_by_mac_address_calls_and_rejects_an_unknown
         with pytest.raises(FlowFailed, match=r"GET /v1/boot/02-00-00-00-00-01/boot\.ipxe: 404"):
             get(site, 1, "02-00-00-00-00-01")
         calls = site.tracing.read()[window]
-    assert ("gitboot serve", "gitboot.serve.app") in {(each.process, each.module) for each in calls}
+    assert ("gitboot serve", "gitboot.endpoint.app") in {(each.process, each.module) for each in calls}
 
 
 def test_a_comparison_of_flows_ignores_functions_that_only_some_rounds_call() -> None:

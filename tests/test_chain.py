@@ -11,9 +11,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.serve.app import Endpoint
-from gitboot.serve.server import EndpointServer, listen_at, url_of
-from gitboot.serve.tree import PublishedTree
+from gitboot.endpoint.app import Endpoint
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from tests import plain
 from tests.fleets import mac_of
 from tests.inprocess import in_process

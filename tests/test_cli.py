@@ -812,7 +812,7 @@ def test_all_that_serve_says_is_an_event(tmp_path: Path) -> None:
         (tmp_path / MANIFEST).parent.mkdir(parents=True)
         (tmp_path / MANIFEST).write_text("not a manifest")
         logged = next(event for event in said if event["type"] == "Logged")
-        assert (logged["level"], logged["logger"]) == ("warning", "gitboot.serve.tree")
+        assert (logged["level"], logged["logger"]) == ("warning", "gitboot.endpoint.served_files")
         assert str(tmp_path / MANIFEST) in logged["message"]
         process.send_signal(signal.SIGTERM)
         assert {event["type"] for event in said} <= {"NotReady", "Stopped"}

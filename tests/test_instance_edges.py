@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import SourceError
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
@@ -20,8 +22,6 @@ from gitboot.observe.observation import Observation, Outcome
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits
-from gitboot.serve.answers import Answers
-from gitboot.serve.tree import PublishedTree
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Held
 from tests.bench import Bench

@@ -24,14 +24,14 @@ from gitboot.child_processes import python
 from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.prepared_tree import Prepared, StandbyPlace, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
+from gitboot.endpoint.recorder import why_not_ready
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
 from gitboot.evaluator.protocol import Allowance
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
 from gitboot.render.terms import TERMS
-from gitboot.serve.recorder import why_not_ready
-from gitboot.serve.tree import PublishedTree
 from tests.fleets import mac_of, policy
 from tests.fleets import server as described
 from tests.instance import begin, eventually

@@ -18,6 +18,8 @@ from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.publish_stage import shared
 from gitboot.controller.target_followers import ListedTarget
+from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.fetchlog.spool import forgotten, identity
 from gitboot.ledger import evidence, instance_tables
@@ -39,8 +41,6 @@ from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
-from gitboot.serve.answers import Answers
-from gitboot.serve.tree import PublishedTree
 from gitboot.source.clone import Reader, Source
 from gitboot.source.remote import Remote
 from gitboot.status.conditions import with_state

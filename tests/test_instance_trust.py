@@ -17,6 +17,7 @@ from gitboot.controller.forge import Forge, Project
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
@@ -27,7 +28,6 @@ from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
-from gitboot.serve.tree import PublishedTree
 from gitboot.system_clock import Keeping, Uptime, keeping_of
 from tests.bench import NOON, Bench
 from tests.cases import for_each

@@ -18,6 +18,8 @@ from gitboot.controller import checkpoint, current_plans
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.loop import Loop
+from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, SourceError
 from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
@@ -29,8 +31,6 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.resuming import suspects
 from gitboot.publish.tree_reader import verify
-from gitboot.serve.answers import Answers
-from gitboot.serve.tree import PublishedTree
 from gitboot.status.progress import Told, counted
 from tests.evaluated import Here
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server

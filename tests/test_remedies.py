@@ -79,7 +79,7 @@ def _states() -> set[tuple[str, str]]:
     for call in _calls("gitboot/controller/reconcile.py", "Condition"):
         named = {each.arg: each.value for each in call.keywords if each.arg is not None}
         found |= {(type, reason) for type in _texts(named["type"]) for reason in _texts(named["reason"])}
-    for call in _calls("gitboot/serve/tree.py", "_note"):
+    for call in _calls("gitboot/endpoint/served_files.py", "_note"):
         found |= {("TreeRead", each) for each in _texts(call.args[1]) if each != "Read"}
     return found | {(STATUS_CURRENT, "Stale")}  # of whoever reads the status
 

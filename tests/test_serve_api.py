@@ -11,12 +11,12 @@ import httpx
 import pytest
 
 from gitboot import __version__
+from gitboot.endpoint.api import FILTERS, MOST, Api
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.problems.problem import Problem, Severity
 from gitboot.render.endpoint_files import render, state_path
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
 from gitboot.resolve.server_plan import InstallState, Phase
-from gitboot.serve.api import FILTERS, MOST, Api
-from gitboot.serve.tree import PublishedTree
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
 from tests import api_description, plain

@@ -19,11 +19,11 @@ from typing import Any
 import httpx
 import pytest
 
+from gitboot.endpoint.boot_responses import Answer, Answers
 from gitboot.fetchlog.spool import identity
 from gitboot.publish.index import shard_path
 from gitboot.render.endpoint_files import state_path
 from gitboot.render.paths import kind_of
-from gitboot.serve.answers import Answer, Answers
 from tests import plain
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.git_servers import free_port, listening

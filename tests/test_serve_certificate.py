@@ -17,13 +17,13 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from gitboot.endpoint import tls
+from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.app_from_serve_access_control import Clients
-from gitboot.serve import tls
-from gitboot.serve.app import Endpoint
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at
+from gitboot.endpoint.tls import Certificate, EncryptedSocket
 from gitboot.serve.limits import Limits
-from gitboot.serve.server import EndpointServer, listen_at
-from gitboot.serve.tls import Certificate, EncryptedSocket
-from gitboot.serve.tree import PublishedTree
 from tests.fleets import SEED
 from tests.instance import Instance, Repository, eventually, running
 from tests.preloaded import captured

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gitboot.serve.catalogue import families
+from gitboot.endpoint.metrics import families
 from tests import plain
 from tests.git_servers import free_port, listening, program
 from tests.instance import eventually

@@ -13,7 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.recorder import ForwardedRecording, Recording
+from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.spool import Spool, files, identity, line_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger.leader_lease import Holder
@@ -23,12 +27,8 @@ from gitboot.ledger.postgresql import connected
 from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
-from gitboot.serve.app import Endpoint
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.recorder import ForwardedRecording, Recording
-from gitboot.serve.server import EndpointServer, listen_at, url_of
 from gitboot.serve.spool_forwarder import Forwarder
-from gitboot.serve.tree import PublishedTree
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet

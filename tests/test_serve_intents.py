@@ -15,12 +15,12 @@ from typing import Self
 
 import pytest
 
+from gitboot.endpoint.app import _has_received
+from gitboot.endpoint.connections import RECEIVED
 from gitboot.fetchlog.spool import line_of, take
 from gitboot.ledger.postgresql import connected
 from gitboot.observe.observation import Outcome
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.serve.app import _has_received
-from gitboot.serve.connection import RECEIVED
 from tests import plain
 from tests.bench import Bench
 from tests.failing_disk import fill, small_disk

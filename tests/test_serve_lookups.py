@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.endpoint.boot_responses import Answer, Answers
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.model.scalars.machines import SystemUuid, swapped
-from gitboot.serve.answers import Answer, Answers
-from gitboot.serve.tree import PublishedTree
 from tests.cases import for_each
 from tests.serving import ADDRESS, BEFORE, ENTRY, FLEET, MAC, UUID, Site
 

@@ -11,8 +11,8 @@ from prometheus_client import Metric, parser
 from prometheus_client.openmetrics import parser as openmetrics
 
 from gitboot import __version__
+from gitboot.endpoint.metrics import families
 from gitboot.instance.laps import BOUNDS_S, Laps, Stage
-from gitboot.serve.catalogue import families
 from gitboot.status.instance_status import Status
 from tests import plain
 from tests.git_servers import program

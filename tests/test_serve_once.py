@@ -19,6 +19,8 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.main import cli
+from gitboot.endpoint.recorder import Recording
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
 from gitboot.files import write_whole
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
@@ -32,8 +34,6 @@ from gitboot.render.endpoint_files import state_path
 from gitboot.render.terms import TERMS, Terms
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
-from gitboot.serve.recorder import Recording
-from gitboot.serve.tree import PublishedTree
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import Keeping
@@ -289,7 +289,7 @@ def test_a_fetch_that_cannot_be_recorded_is_told_in_one_line(tmp_path: Path, cap
         assert not asyncio.run(record())
         assert recording.failure is not None
     gc.collect()
-    assert [each.name for each in caplog.records] == ["gitboot.serve.recorder"]
+    assert [each.name for each in caplog.records] == ["gitboot.endpoint.recorder"]
 
 
 def test_an_endpoint_whose_disk_is_full_is_not_ready_and_asks_nobody_to_find_out(tmp_path: Path) -> None:
@@ -697,7 +697,7 @@ def test_clients_of_ipv6_who_would_not_count_are_a_warning(url: str, clients: st
 
 
 def test_the_addresses_of_this_host_are_its_own(here: Site) -> None:
-    from gitboot.serve.boot_gate import _is_own
+    from gitboot.endpoint.boot_gate import _is_own
 
     assert _is_own("127.0.0.9")
     assert _is_own("::1")

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gitboot.endpoint import connections
+from gitboot.endpoint.access_control import Tokens
 from gitboot.errors import UsageError
-from gitboot.serve import connection
-from gitboot.serve.access_control import Tokens
 from gitboot.serve.limits import Crowd
 from tests.configured import configured
 from tests.preloaded import Heard, captured
@@ -298,12 +298,12 @@ def _is_open(client: socket.socket) -> bool:
 
 
 def test_t5_a_head_has_to_come_in_time(made: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "HEAD_S", 3600)
+    monkeypatch.setattr(connections, "HEAD_S", 3600)
     with made.serve() as url, connect(url) as silent, connect(url) as slow, connect(url) as fair:
         slow.sendall(b"GET /healthz HTTP/1.1\r\n")
         fair.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert fair.recv(12) == b"HTTP/1.1 200"
-        monkeypatch.setattr(connection, "HEAD_S", 0.5)
+        monkeypatch.setattr(connections, "HEAD_S", 0.5)
 
         def both_are_closed() -> bool:
             try:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.endpoint.api import MOST, PAGE
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried, render_unknown
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.publish.manifest import UNKNOWN
@@ -22,7 +23,6 @@ from gitboot.publish.tree_reader import verify
 from gitboot.render.page import DATA, MADE_OF
 from gitboot.render.parts import PAGE as FOLDER
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
-from gitboot.serve.api import MOST, PAGE
 from tests import plain
 from tests.browser import Browser, browser, browsers
 from tests.fleets import at, fleet, server

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from gitboot.endpoint import webhooks
+from gitboot.endpoint.webhooks import Pushes, PushSecret
 from gitboot.errors import UsageError
-from gitboot.serve import pushes
 from gitboot.serve.limits import Bodies
-from gitboot.serve.pushes import Pushes, PushSecret
 from tests import plain
 from tests.configured import configured
 from tests.fleets import SEED, server
@@ -72,7 +72,7 @@ class Heard:
             return found
 
         with pytest.MonkeyPatch.context() as patched, asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            patched.setattr(pushes, "time", SimpleNamespace(monotonic=self._loop.time))
+            patched.setattr(webhooks, "time", SimpleNamespace(monotonic=self._loop.time))
             return runner.run(push())
 
 

@@ -14,9 +14,11 @@ import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gitboot.endpoint import connections as connection
+from gitboot.endpoint import server
+from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.errors import UsageError
-from gitboot.serve import connection, limits, server
-from gitboot.serve.server import EndpointServer, listen_at, url_of
+from gitboot.serve import limits
 from tests import plain
 from tests.cases import for_each
 from tests.serving import ENTRY, LOADER, ONCE, connect, eventually, exchange, get, planned, read_all, site

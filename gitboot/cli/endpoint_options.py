@@ -18,8 +18,8 @@ from gitboot.errors import UsageError
 if TYPE_CHECKING:
     from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.app_from_serve_access_control import Clients
+    from gitboot.endpoint.tls import Certificate
     from gitboot.serve.credential_files import CredentialFiles
-    from gitboot.serve.tls import Certificate
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -119,8 +119,8 @@ def check(access: AccessSettings) -> None:
 
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
+    from gitboot.endpoint.access_control import LOOPBACK, Tokens
     from gitboot.endpoint.app_from_serve_access_control import Clients
-    from gitboot.serve.access_control import LOOPBACK, Tokens
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,
@@ -135,9 +135,9 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
 
 def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
-    from gitboot.serve.access_control import Tokens
+    from gitboot.endpoint.access_control import Tokens
+    from gitboot.endpoint.webhooks import PushSecret
     from gitboot.serve.credential_files import CredentialFiles
-    from gitboot.serve.pushes import PushSecret
 
     checks: dict[str, Callable[[], object]] = {}
     if access.operators_tokens is not None:
@@ -151,7 +151,7 @@ def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Pat
 
 def certificate_of(access: AccessSettings) -> Certificate | None:
     """What operators are shown; None: what they ask is not encrypted."""
-    from gitboot.serve.tls import Certificate
+    from gitboot.endpoint.tls import Certificate
 
     return Certificate(*access.operators_tls) if access.operators_tls is not None else None
 

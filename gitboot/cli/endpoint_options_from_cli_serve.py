@@ -30,7 +30,7 @@ def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
 
 def operators_socket(access: AccessSettings) -> socket.socket | None:
     """What listens for operators alone, where that is wanted."""
-    from gitboot.serve.server import listen_at, url_of
+    from gitboot.endpoint.server import listen_at, url_of
 
     if access.operators_listen is None:
         return None

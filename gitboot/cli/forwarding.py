@@ -13,7 +13,7 @@ from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.ledger.location import PostgresAddress
 
 if TYPE_CHECKING:
-    from gitboot.serve.recorder import ForwardedRecording, Recording
+    from gitboot.endpoint.recorder import ForwardedRecording, Recording
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -56,9 +56,9 @@ def arguments_of(shared: PostgresAddress | None) -> list[str]:
 @contextmanager
 def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator[Recording | ForwardedRecording | None]:
     """Open what records fetches until the block ends; None if there is no spool."""
+    from gitboot.endpoint.app import DEADLINE_S
+    from gitboot.endpoint.recorder import ForwardedRecording, Recording
     from gitboot.fetchlog.spool import Spool
-    from gitboot.serve.app import DEADLINE_S
-    from gitboot.serve.recorder import ForwardedRecording, Recording
 
     if spool is None:
         yield None

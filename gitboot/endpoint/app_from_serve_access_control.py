@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gitboot.endpoint.access_control import LOOPBACK, Network, Tokens
 from gitboot.observe.asked import UnknownAsked
-from gitboot.serve.access_control import LOOPBACK, Network, Tokens
 from gitboot.serve.limits import MOST_IDLE
 
 if TYPE_CHECKING:
-    from gitboot.serve.pushes import Pushes
-    from gitboot.serve.tls import Certificate
+    from gitboot.endpoint.tls import Certificate
+    from gitboot.endpoint.webhooks import Pushes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

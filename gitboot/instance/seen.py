@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from gitboot import files
+from gitboot.endpoint.served_files import PublishedTree, without_document
 from gitboot.errors import LockedByAnother, UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
 from gitboot.observe.asked import unknown_left
-from gitboot.serve.tree import PublishedTree, without_document
 from gitboot.status.events_from_status import Event
 
 UNKNOWN: Final = "unknown.json"

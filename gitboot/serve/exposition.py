@@ -14,15 +14,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from gitboot import __version__
+from gitboot.endpoint import metrics as catalogue
+from gitboot.endpoint.access_control import Stranger
+from gitboot.endpoint.boot_responses import Answered, Metrics
+from gitboot.endpoint.metrics import Family
+from gitboot.endpoint.recorder import Recorder
+from gitboot.endpoint.served_files import PublishedTree, shown_unknown
+from gitboot.endpoint.tls import Certificate
 from gitboot.fetchlog.log_entries import WhyNot
-from gitboot.serve import catalogue
-from gitboot.serve.access_control import Stranger
-from gitboot.serve.answers import Answered, Metrics
-from gitboot.serve.catalogue import Family
 from gitboot.serve.limits import Limits
-from gitboot.serve.recorder import Recorder
-from gitboot.serve.tls import Certificate
-from gitboot.serve.tree import PublishedTree, shown_unknown
 from gitboot.status.conditions import BMC, REMEDIES
 
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels

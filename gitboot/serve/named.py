@@ -8,6 +8,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Final
 
+from gitboot.endpoint.boot_responses import Answer, Answered, Answers
+from gitboot.endpoint.served_files import Located, PublishedTree, Signature, signature
 from gitboot.observe.agents import parse_query
 from gitboot.render.emulated_apis import (
     ALIASES,
@@ -24,9 +26,7 @@ from gitboot.render.emulated_apis import (
 )
 from gitboot.render.endpoint_files import PublishedServer
 from gitboot.render.paths import BOOT, FIRST_SCRIPT, NOCLOUD, ContentType, Kind, identity_of
-from gitboot.serve.answers import Answer, Answered, Answers
 from gitboot.serve.reply import UNCACHED, file_reply
-from gitboot.serve.tree import Located, PublishedTree, Signature, signature
 
 _WITHOUT_SLASH: Final = "/ipxe"  # boot-operator's users have iPXE ask for it, without a query
 

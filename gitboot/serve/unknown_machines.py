@@ -6,14 +6,14 @@ from collections import Counter
 from datetime import timedelta
 from typing import Final
 
+from gitboot.endpoint.boot_gate import Asking, Census
+from gitboot.endpoint.served_files import PublishedTree, without_document
 from gitboot.fetchlog.unknown_machines import UnknownMachine, inventoried, network_of, unknown_of
 from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.components import MOST_BYTES, parse_sent
 from gitboot.render.paths import Role
-from gitboot.serve.boot_gate import Asking, Census
 from gitboot.serve.limits import ReadBody
 from gitboot.serve.reply import HEARD, NOT_FOUND, NOT_NOW, TOO_OFTEN, Reply, refused
-from gitboot.serve.tree import PublishedTree, without_document
 
 INVENTORY_PATH: Final = "/v1/inventory"
 MOST_OF_ONE: Final = 60  # a minute, of one network address: a rack that is booted behind one

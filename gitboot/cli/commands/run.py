@@ -342,7 +342,7 @@ def command(**given: Any) -> None:
     settings = _settings(**given)
     _check_private(settings, access)
     if settings.push_secret is not None:
-        from gitboot.serve.pushes import PushSecret
+        from gitboot.endpoint.webhooks import PushSecret
 
         PushSecret(settings.push_secret).read()
     if dry_run:

@@ -31,13 +31,13 @@ from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
     from gitboot.endpoint.age_encryption import Keys
+    from gitboot.endpoint.app import Endpoint
     from gitboot.endpoint.app_from_serve_access_control import Clients
+    from gitboot.endpoint.server import EndpointServer
+    from gitboot.endpoint.tls import Certificate
+    from gitboot.endpoint.webhooks import Pushes
     from gitboot.ledger.location import PostgresAddress
-    from gitboot.serve.app import Endpoint
     from gitboot.serve.credential_files import CredentialFiles
-    from gitboot.serve.pushes import Pushes
-    from gitboot.serve.server import EndpointServer
-    from gitboot.serve.tls import Certificate
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
@@ -135,8 +135,8 @@ def command(
             life=life_fd,
         )
         return
+    from gitboot.endpoint.server import listen_at, url_of
     from gitboot.publish.manifest import MANIFEST
-    from gitboot.serve.server import listen_at, url_of
 
     listening = listen_at(listen)
     url = url_of(listen, listening)
@@ -174,7 +174,7 @@ def _pushes(secret: Path | None, parent: int | None) -> Pushes | None:
     """Who hears webhooks, and lets the instance that has started this process fetch."""
     if secret is None or parent is None:
         return None
-    from gitboot.serve.pushes import Pushes, PushSecret
+    from gitboot.endpoint.webhooks import Pushes, PushSecret
 
     return Pushes(PushSecret(secret), partial(os.kill, parent, signal.SIGHUP))  # as `gitboot reconcile` asks for it
 
@@ -221,15 +221,15 @@ def _work(
     push_secret: Path | None = None,
     life: int | None = None,
 ) -> None:
+    from gitboot.endpoint.app import Endpoint
+    from gitboot.endpoint.boot_gate import reporting_to
+    from gitboot.endpoint.recorder import Turns, why_not_ready
+    from gitboot.endpoint.served_files import LOOK_S, PublishedTree
     from gitboot.fetchlog.log_entries import unnamed_message
     from gitboot.fetchlog.spool import aside
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.stopped import Words, folders
-    from gitboot.serve.app import Endpoint
-    from gitboot.serve.boot_gate import reporting_to
     from gitboot.serve.clocks import ComparedClock
-    from gitboot.serve.recorder import Turns, why_not_ready
-    from gitboot.serve.tree import LOOK_S, PublishedTree
 
     raise_limits()
     if life is not None:
@@ -271,9 +271,9 @@ def _work(
 def _server(
     endpoint: Endpoint, machines: socket.socket, operators: socket.socket | None, certificate: Certificate | None
 ) -> EndpointServer:
-    from gitboot.serve.access_control import Stranger
-    from gitboot.serve.server import EndpointServer
-    from gitboot.serve.tls import EncryptedSocket
+    from gitboot.endpoint.access_control import Stranger
+    from gitboot.endpoint.server import EndpointServer
+    from gitboot.endpoint.tls import EncryptedSocket
 
     if operators is None:
         return EndpointServer(endpoint, machines)

@@ -24,8 +24,8 @@ from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints
 
 if TYPE_CHECKING:
+    from gitboot.endpoint.tls import Certificate
     from gitboot.serve.credential_files import CredentialFiles
-    from gitboot.serve.tls import Certificate
     from gitboot.serve.worker_processes import Workers
 
 
@@ -45,7 +45,7 @@ def serving(
     if settings.listen is None:
         yield None
         return
-    from gitboot.serve.server import listen_at, url_of
+    from gitboot.endpoint.server import listen_at, url_of
     from gitboot.serve.worker_processes import Workers
 
     files = credential_files(access, keys_in(settings.secret_keys), settings.push_secret)

@@ -42,6 +42,7 @@ from gitboot.controller.reconcile import Outlet, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
+from gitboot.endpoint.served_files import status_file
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
@@ -79,7 +80,6 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.serve.tree import status_file
 from gitboot.source.clone import Source, accepted_snapshot
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event

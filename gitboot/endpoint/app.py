@@ -18,8 +18,16 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gitboot.assets.below import file_below
+from gitboot.endpoint.access_control import OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
 from gitboot.endpoint.age_encryption import Keys
+from gitboot.endpoint.api import LEADS_TO_PAGE, PAGE, Api, page_routes
 from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.boot_gate import Asking, Giving, Guarded, Refusal, Refusals, explained, in_comment, is_sent_on
+from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics
+from gitboot.endpoint.connections import GONE, PATIENCE_S, RECEIVED
+from gitboot.endpoint.recorder import Recorder, why_not_ready
+from gitboot.endpoint.served_files import Moving, PublishedTree
+from gitboot.endpoint.webhooks import PUSHED
 from gitboot.fetchlog.log_entries import WhyNot, in_general
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
@@ -28,15 +36,8 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.serve.access_control import OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
-from gitboot.serve.answers import Answer, Answered, Answers, Entry, Metrics
-from gitboot.serve.api import LEADS_TO_PAGE, PAGE, Api, page_routes
-from gitboot.serve.boot_gate import Asking, Giving, Guarded, Refusal, Refusals, explained, in_comment, is_sent_on
-from gitboot.serve.connection import GONE, PATIENCE_S, RECEIVED
 from gitboot.serve.limits import Bodies, Limits
 from gitboot.serve.named import NamedAnswers
-from gitboot.serve.pushes import PUSHED
-from gitboot.serve.recorder import Recorder, why_not_ready
 from gitboot.serve.reply import (
     FAULT,
     FOR_A_YEAR,
@@ -53,7 +54,6 @@ from gitboot.serve.reply import (
     names,
     part_of,
 )
-from gitboot.serve.tree import Moving, PublishedTree
 from gitboot.serve.unknown_machines import INVENTORY_PATH, UnknownMachines
 from gitboot.stoppage import Halt
 

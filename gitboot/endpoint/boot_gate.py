@@ -17,7 +17,10 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Final, NamedTuple
 
+from gitboot.endpoint.access_control import LOOPBACK, membership
 from gitboot.endpoint.age_encryption import Keys, Unopened
+from gitboot.endpoint.recorder import Recorder
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import KEPT, NotGiven, UnnamedProxy, WhyNot
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
@@ -30,9 +33,6 @@ from gitboot.observe.reports import Report, remove_report, write_report
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import HOP, Role, token_in
 from gitboot.render.terms import Terms
-from gitboot.serve.access_control import LOOPBACK, membership
-from gitboot.serve.recorder import Recorder
-from gitboot.serve.tree import PublishedTree
 
 # Whose fetches count: a machine's, not a person's, a monitor's or this host's own
 

@@ -18,9 +18,9 @@ import uvicorn
 import uvloop
 from starlette.types import ASGIApp
 
+from gitboot.endpoint.connections import Connection
+from gitboot.endpoint.tls import EncryptedSocket
 from gitboot.errors import UsageError
-from gitboot.serve.connection import Connection
-from gitboot.serve.tls import EncryptedSocket
 
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30  # firmware and loaders take their time between two files
@@ -45,7 +45,7 @@ class EndpointServer:
             log_config=None,
             log_level=logging.ERROR,  # what clients do wrong is no news
             access_log=False,
-            proxy_headers=False,  # gitboot.serve.access_control knows better whom to trust
+            proxy_headers=False,  # gitboot.endpoint.access_control knows better whom to trust
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,

@@ -22,6 +22,7 @@ from datetime import datetime
 from functools import partial
 from typing import Final, TypeVar
 
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.one_time_boots import MOST_ADDRESSES, MOST_FETCHES, OTHERS, network_of, secret_of
 from gitboot.fetchlog.spool import Spool, forgotten, identity, try_out
 from gitboot.observe.elsewhere import SpoolElsewhere, Unrecordable, is_lease
@@ -29,7 +30,6 @@ from gitboot.observe.given import Given, GivenBoots, joined
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.observe.sole_claims import claims_in
 from gitboot.render.paths import Role, kind_of
-from gitboot.serve.tree import PublishedTree
 from gitboot.status.events_from_status import Event
 
 _logger = logging.getLogger(__name__)

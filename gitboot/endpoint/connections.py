@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from gitboot.serve.access_control import FORWARDED, OperatorsDoor
+from gitboot.endpoint.access_control import FORWARDED, OperatorsDoor
 from gitboot.serve.limits import Limits
 from gitboot.serve.reply import Header, Reply
 

@@ -13,6 +13,9 @@ from hashlib import sha256
 from typing import Final, NamedTuple
 
 from gitboot.canonical import canonical, digest
+from gitboot.endpoint.access_control import Stranger
+from gitboot.endpoint.boot_gate import Guarded
+from gitboot.endpoint.served_files import Located, PublishedTree, Read, Signature, signature
 from gitboot.render.endpoint_files import Turn, turn_of
 from gitboot.render.paths import (
     ASKED,
@@ -37,10 +40,7 @@ from gitboot.render.paths import (
     identity_of,
     token_in,
 )
-from gitboot.serve.access_control import Stranger
-from gitboot.serve.boot_gate import Guarded
 from gitboot.serve.reply import HEARD, NOT_FOUND, UNCACHED, Reply, file_reply, in_parts, unchanged
-from gitboot.serve.tree import Located, PublishedTree, Read, Signature, signature
 
 _MOST_HELD: Final = 4096
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
