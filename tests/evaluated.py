@@ -17,9 +17,9 @@ from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.frames import encode
+from gitboot.git.clone import Reader
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess
-from gitboot.source.clone import Reader
 from gitboot.status.progress import Told, unheard
 
 

@@ -20,12 +20,12 @@ from gitboot.controller.instance.settings import (
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.evaluator.client import Evaluation
+from gitboot.git.clone import Reader, Source
 from gitboot.ledger import requests
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.observe.kernel import uptime
 from gitboot.review.guards import Limits
-from gitboot.source.clone import Reader, Source
 from gitboot.status.events_from_status import Event
 from gitboot.system_clock import Uptime
 from tests.doubles import UNGUARDED

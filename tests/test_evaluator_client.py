@@ -25,11 +25,11 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, ResultKind
 from gitboot.frames import Buffer, Child, encode
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code
-from gitboot.source.clone import Source
-from gitboot.source.remote import Remote
 from gitboot.status.conditions_from_status import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, policy, server, uuid_of

@@ -24,13 +24,13 @@ from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.frames import encode
+from gitboot.git import history as source_history
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare
-from gitboot.source import history as source_history
 from gitboot.source.commits import CommitSummary
 from tests.fleets import SEED, server
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of

@@ -25,6 +25,7 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fetchlog.spool import identity
+from gitboot.git.clone import Source
 from gitboot.instance.patrol import Patrol
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
@@ -40,7 +41,6 @@ from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.resolve.provisioning_record import record_facts, shard_of
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.source.clone import Source
 from tests.doubles import note_fetch
 from tests.evaluated import Here
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

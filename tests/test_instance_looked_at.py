@@ -14,7 +14,7 @@ from gitboot.controller.instance.state_directory import CACHE
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.source.clone import accepted_snapshot
+from gitboot.git.clone import accepted_snapshot
 from tests.fleets import SEED, at, server
 from tests.inprocess import in_process
 from tests.instance import Repository

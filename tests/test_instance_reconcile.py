@@ -22,6 +22,8 @@ from gitboot.endpoint.boot_responses import Answers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.fetchlog.spool import forgotten, identity
+from gitboot.git.clone import Reader, Source
+from gitboot.git.remote import Remote
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Transaction
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
@@ -41,8 +43,6 @@ from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
-from gitboot.source.clone import Reader, Source
-from gitboot.source.remote import Remote
 from gitboot.status.conditions import with_state
 from gitboot.status.events_from_status import Event
 from tests.doubles import UNGUARDED, Unsynced, note_fetch

@@ -19,11 +19,12 @@ import pytest
 import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.git import snapshots as tree
+from gitboot.git.clone import Reader, Source
+from gitboot.git.remote import Remote
+from gitboot.git.repository import opened
 from gitboot.load.snapshot import Irregular, Oversized, Revision
-from gitboot.source import bringing, tree
-from gitboot.source.clone import Reader, Source
-from gitboot.source.remote import Remote
-from gitboot.source.repository import opened
+from gitboot.source import bringing
 from tests.instance import eventually
 from tests.repositories import ENVIRONMENT, Work
 
@@ -607,7 +608,7 @@ def test_a_first_fetch_that_is_killed_is_done_again(work: Work, state: Path) -> 
     """Killed at instants spread over the whole of it."""
     work.commit({f"servers/{number}.yaml": f"{number}" * 100 for number in range(300)})
     script = (
-        "import sys, pathlib; from gitboot.source.remote import Remote; from gitboot.source.clone import Source;"
+        "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
         "Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch(); print('done')"
     )
     outcomes = set[str]()

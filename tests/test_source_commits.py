@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.git.history import open_history
 from gitboot.load.snapshot import Revision
 from gitboot.source.commits import CommitSummary
-from gitboot.source.history import open_history
 from tests.repositories import Work
 
 

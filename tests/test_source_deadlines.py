@@ -14,12 +14,12 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.errors import SourceError, SourceTooLarge
-from gitboot.source.branch import Authorship, OwnedBranch
+from gitboot.git.branch_writer import Authorship, OwnedBranch
+from gitboot.git.clone import Source
+from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.source.bringing import InThisProcess
-from gitboot.source.clone import Source
 from gitboot.source.fetch_deadlines import Step, Steps, Transfer
 from gitboot.source.fetcher import FetchProcess
-from gitboot.source.remote import Password, Remote, SshKey
 from tests.configured import configured
 from tests.fleets import SEED, at
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon

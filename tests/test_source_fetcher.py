@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.frames import Child, encode
+from gitboot.git.branch_writer import OwnedBranch
+from gitboot.git.clone import Source
+from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.load.snapshot import Revision
 from gitboot.source import sending
-from gitboot.source.branch import OwnedBranch
-from gitboot.source.clone import Source
 from gitboot.source.fetcher import FetchProcess
-from gitboot.source.remote import Password, Remote, SshKey
 from tests.configured import configured
 from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.controller.instance.state_directory import LEDGER
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
 from gitboot.ledger import events
 from gitboot.ledger.store import Store
 from gitboot.source.ancestry import ancestors, commits_between, is_ancestor, merge_base
-from gitboot.source.clone import Source
 from gitboot.source.commit_objects import CommitReader, Person, parse_person
-from gitboot.source.remote import Remote
 from tests.fleets import image
 from tests.git_servers import git_daemon
 from tests.instance import eventually, running

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.git import clone
+from gitboot.git.clone import Source
+from gitboot.git.remote import Password, Remote, SshKey, wanted
 from gitboot.load.snapshot import Revision
-from gitboot.source import clone
-from gitboot.source.clone import Source
 from gitboot.source.fetcher import FetchProcess
-from gitboot.source.remote import Password, Remote, SshKey, wanted
 from tests.cases import for_each
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
 from tests.instance import eventually
@@ -258,7 +258,7 @@ def test_the_users_configuration_and_proxies_count_for_nothing(work: Work, tmp_p
         '[url "git://127.0.0.1:1/"]\ninsteadOf = git://\n[http]\nproxy = http://127.0.0.1:1\n'
     )
     script = (
-        "import sys, pathlib; from gitboot.source.remote import Remote; from gitboot.source.clone import Source;"
+        "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
         "print(Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch())"
     )
     proxies = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:1")
@@ -454,7 +454,7 @@ def test_half_an_answer_changes_nothing(work: Work, state: Path, passes: int, th
 @pytest.mark.parametrize("is_first", [True, False], ids=["first fetch", "later fetch"])
 def test_a_fetch_that_is_killed_halfway_leaves_nothing_behind(work: Work, state: Path, is_first: bool) -> None:
     script = (
-        "import sys, pathlib; from gitboot.source.remote import Remote; from gitboot.source.clone import Source;"
+        "import sys, pathlib; from gitboot.git.remote import Remote; from gitboot.git.clone import Source;"
         "Source(Remote(url=sys.argv[1]), pathlib.Path(sys.argv[2])).fetch()"
     )
     with git_daemon(work.path.parent) as url:

@@ -12,13 +12,13 @@ import pytest
 
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Signer, Verify
+from gitboot.git.clone import Source, tag_on
+from gitboot.git.remote import Remote
+from gitboot.git.repository import Stored
+from gitboot.git.signatures import Signatures
 from gitboot.load.snapshot import Revision
 from gitboot.problems.codes import Code
-from gitboot.source.clone import Source, tag_on
 from gitboot.source.keys import SignatureKeys, TrustedKeys
-from gitboot.source.remote import Remote
-from gitboot.source.repository import Stored
-from gitboot.source.signatures import Signatures
 from tests.repositories import ENVIRONMENT, Work
 from tests.signers import Person, allowed, by_gpg, gpg_people, rewritten, ssh_person, stored
 

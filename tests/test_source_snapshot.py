@@ -21,12 +21,12 @@ from gitboot.cli import evaluator_process
 from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.git import snapshots as tree
+from gitboot.git.repository import Stored, blaming
+from gitboot.git.snapshots import of_commit
 from gitboot.load.snapshot import Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
-from gitboot.source import tree
-from gitboot.source.repository import Stored, blaming
 from gitboot.source.snapshot import open_snapshot
-from gitboot.source.tree import of_commit
 from gitboot.source.worktree import WORKTREE
 from tests.fleets import SEED, profile
 from tests.preloaded import captured
@@ -510,8 +510,8 @@ import pygit2
 from gitboot.errors import InvalidRepository, SourceError
 from gitboot.load import Oversized, Revision
 from gitboot.source import Remote, Source
-from gitboot.source.repository import Stored, blaming
-from gitboot.source.tree import of_commit
+from gitboot.git.repository import Stored, blaming
+from gitboot.git.snapshots import of_commit
 limit = 120 << 20
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 what, path, revision, state = sys.argv[1:]
@@ -565,7 +565,7 @@ def test_a_snapshot_is_read_without_what_fetches() -> None:
     code = "import sys; from gitboot.source.snapshot import open_snapshot; print(*sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "gitboot.source.snapshot" in modules
-    assert not {"gitboot.source.remote", "gitboot.source.fetcher", "gitboot.source.signatures"} & {*modules}
+    assert not {"gitboot.git.remote", "gitboot.source.fetcher", "gitboot.git.signatures"} & {*modules}
 
 
 def test_nothing_is_imported_that_there_is_not() -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from gitboot.cli.exit import Exit
 from gitboot.errors import SubpathMissing, UsageError
-from gitboot.source.clone import Source
-from gitboot.source.remote import Remote
+from gitboot.git.clone import Source
+from gitboot.git.remote import Remote
 from gitboot.source.snapshot import open_snapshot
 from gitboot.source.subpath import parse_subpath
 from tests.cases import for_each
@@ -151,7 +151,7 @@ def test_a_commit_that_touches_nothing_there_costs_a_look_at_trees(
     work.commit({f"apps/{number}.txt": "x" for number in range(9)} | {"infra/west/fleet.yaml": "another"})
     work.git("push", "--quiet", "origin", "main")
     latest = ours.fetch()
-    monkeypatch.setattr("gitboot.source.tree._entries", None)  # whatever lies below the folder is not read
+    monkeypatch.setattr("gitboot.git.snapshots._entries", None)  # whatever lies below the folder is not read
     after = ours.snapshot(latest, before)
     assert (after.changed, after.blobs) == (frozenset(), before.blobs)
 

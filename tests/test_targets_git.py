@@ -15,11 +15,11 @@ import pygit2
 import pytest
 
 from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused, UsageError
+from gitboot.git.branch_writer import Authorship, OwnedBranch
+from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
-from gitboot.source.branch import Authorship, OwnedBranch
 from gitboot.source.bringing import Fetching
-from gitboot.source.remote import Password, Remote, SshKey
 from gitboot.targets.git import BranchTarget
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import pygit2
 
-from gitboot.source.remote import Remote
+from gitboot.git.remote import Remote
 from gitboot.targets.published import FollowedTree
 from tests import test_targets_folder, test_targets_git, test_targets_s3
 from tests.buckets import Store, s3_server

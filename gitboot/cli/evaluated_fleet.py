@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluation_workers, results_cache
 from gitboot.errors import InvalidRepository
+from gitboot.git.history import History
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.load.whole import load
-from gitboot.source.history import History
 from gitboot.source.snapshot import open_snapshot
 
 if TYPE_CHECKING:

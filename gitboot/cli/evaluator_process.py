@@ -122,7 +122,7 @@ def evaluation_limits() -> Iterator[Begun]:
             yield begun
     except (MemoryError, SystemError, SourceError, LedgerError, OSError) as error:  # so end modules, and libraries
         lift()
-        from gitboot.source.repository import lacks_memory
+        from gitboot.git.repository import lacks_memory
 
         if not isinstance(error, SystemError) and not lacks_memory(error):
             raise

@@ -18,6 +18,8 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair
 from gitboot.fleet.revision import Message, Signer
+from gitboot.git.signatures import Signatures
+from gitboot.git.snapshots import of_commit
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.problems.problem import Problem
 from gitboot.review.decision_changes import Changes
@@ -27,8 +29,6 @@ from gitboot.review.side import Side
 from gitboot.source.blame import open_blame
 from gitboot.source.compare import Range, open_range
 from gitboot.source.keys import SignatureKeys
-from gitboot.source.signatures import Signatures
-from gitboot.source.tree import of_commit
 
 NO_KEYS: Final = TrustSettings()
 

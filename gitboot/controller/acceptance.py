@@ -83,7 +83,7 @@ class CommitSource(Protocol):
 
 
 class CommitSignatures(Protocol):
-    """Who has signed commits; see `gitboot.source.signatures.Signatures`."""
+    """Who has signed commits; see `gitboot.git.signatures.Signatures`."""
 
     def mark(self, revision: Revision) -> str:
         """What is another where a signature may be judged otherwise by now."""

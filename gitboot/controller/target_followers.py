@@ -13,6 +13,9 @@ from gitboot.bmc.passwords import read_credentials
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.publish_stage import Target
 from gitboot.errors import PublishError, UsageError
+from gitboot.git.branch_writer import OwnedBranch, authorship_of
+from gitboot.git.clone import Source
+from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.publish.ended_windows import EndedWindows
@@ -20,9 +23,6 @@ from gitboot.publish.list_keys import ListKeys, read_list_keys
 from gitboot.publish.publisher import Published
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
-from gitboot.source.branch import OwnedBranch, authorship_of
-from gitboot.source.clone import Source
-from gitboot.source.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.status.instance_status import Following, SignedListState
 from gitboot.targets import rsync
 from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress

@@ -15,12 +15,12 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
 from gitboot.evaluator.remote_cache import Cache
 from gitboot.frames import encode
+from gitboot.git.history import Step
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import more
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.source.commits import CommitSummary
-from gitboot.source.history import Step
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
 

@@ -19,10 +19,10 @@ from gitboot.evaluator.protocol import Allowance
 from gitboot.evaluator.remote_cache import RemoteCache
 from gitboot.evaluator.workers import BATCH, Forks, processors
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
+from gitboot.git.clone import Reader
+from gitboot.git.repository import lacks_memory
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.model.fleet import FleetSpec
-from gitboot.source.clone import Reader
-from gitboot.source.repository import lacks_memory
 
 
 def main(state: str, parent: str) -> None:

@@ -14,11 +14,11 @@ from gitboot.controller.commit_verdicts import accepted_words, held_words, inval
 from gitboot.controller.forge import CommitVerdict, Forge, Project, Witnessed, judgement_in
 from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError
+from gitboot.git.clone import Source
 from gitboot.ledger.instance_tables import status_key
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
 from gitboot.problems.problem import Severity
-from gitboot.source.clone import Source
 from gitboot.status.instance_status import Status, Telling
 
 _FIRST_RETRY_S: Final = 5.0

@@ -11,10 +11,10 @@ import pygit2
 from pygit2.enums import DiffOption
 
 from gitboot.files import fleet_root
+from gitboot.git.repository import Stored, blaming, containing, files_of
 from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitObject, CommitReader, tree_of
 from gitboot.source.commits import CommitSummary, describe
-from gitboot.source.repository import Stored, blaming, containing, files_of
 from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
 from gitboot.source.worktree import WORKTREE, read_work_file
 

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple, Protocol
 import pygit2
 
 from gitboot.errors import CorruptClone, SourceError
+from gitboot.git.fetch import Upstream
+from gitboot.git.remote import HEAD, Conversation, Head, Remote
+from gitboot.git.repository import Stored, blaming, opened
 from gitboot.load.snapshot import Revision
 from gitboot.source.objects import copy, merge_packs
-from gitboot.source.remote import HEAD, Conversation, Head, Remote
-from gitboot.source.repository import Stored, blaming, opened
 from gitboot.source.subpath import ACCEPTED, recover_folder
-from gitboot.source.upstream import Upstream
 
 CLONE: Final = "repository.git"  # in STATE
 NEW: Final = "repository.new"  # until it is whole, and takes the clone's place

@@ -10,10 +10,10 @@ from typing import Final
 
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.frames import OUT_OF_MEMORY, Child, ended
+from gitboot.git.remote import Head, Remote
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Tip
 from gitboot.source.fetch_deadlines import Step
-from gitboot.source.remote import Head, Remote
 from gitboot.source.sending import Arrived, Order, order_of, raised, report
 
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference

@@ -19,8 +19,8 @@ from gitboot.errors import (
     SubpathMissing,
     UsageError,
 )
+from gitboot.git.remote import Head, Password, Remote, SshKey
 from gitboot.source.fetch_deadlines import Step
-from gitboot.source.remote import Head, Password, Remote, SshKey
 
 # Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
 # that gitboot owns, and the repository ``state``: read its commit, fetch it, or push to it.

@@ -10,9 +10,9 @@ from functools import partial
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
+from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.load.snapshot import Revision
 from gitboot.phrases import count
-from gitboot.source.branch import Authorship, OwnedBranch
 from gitboot.targets.holding import (
     HEAD,
     UNLISTED,

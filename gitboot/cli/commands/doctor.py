@@ -65,8 +65,8 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
     from gitboot.controller.instance import environment_checks
     from gitboot.controller.instance.state_directory import has_ledger, running
     from gitboot.errors import HeldByAnother
+    from gitboot.git.repository import features
     from gitboot.instance.acting import acting_here, check_acts
-    from gitboot.source.repository import features
     from gitboot.system_clock import keeping
 
     yield from environment_checks.of_git(features(), LIBGIT2_VERSION)

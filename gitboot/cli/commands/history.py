@@ -19,7 +19,7 @@ from gitboot.terminal import style
 if TYPE_CHECKING:
     from gitboot.audit.effects import Change, ServerEffect
     from gitboot.evaluator.decision_history import Changed, Skipped
-    from gitboot.source.history import History
+    from gitboot.git.history import History
 
 _IMPLIED: Final = ("version", "files")  # by the image: shown as JSON only
 
@@ -37,7 +37,7 @@ def command(server: str, path: Path, rev: str | None, number: int | None, output
     First parents only, the newest first, from --rev or HEAD. A server that was renamed is followed by its UUID. The
     results are cached in $XDG_CACHE_HOME/gitboot/cache.sqlite, which you can delete.
     """
-    from gitboot.source.history import open_history
+    from gitboot.git.history import open_history
 
     history = open_history(path, rev)
     entries = _entries(history, server, number)

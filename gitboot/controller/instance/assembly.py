@@ -47,6 +47,7 @@ from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, Ledg
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
+from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.laps import Laps, Stage
@@ -80,7 +81,6 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import BootFile
-from gitboot.source.clone import Source, accepted_snapshot
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status

@@ -16,10 +16,10 @@ from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
 from gitboot.evaluator.client import Evaluation
 from gitboot.fetchlog.spool import IDENTITY
+from gitboot.git.clone import Source
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.publish.look import Looked
-from gitboot.source.clone import Source
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from gitboot.disk_cache import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.git.clone import Source
 from gitboot.instance.rights import private
 from gitboot.instance.window_watch import WindowWatch
 from gitboot.jsonio_from_model_scalars_instants import format_instant
@@ -37,7 +38,6 @@ from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.load.snapshot import Revision
 from gitboot.publish.ended_windows import WindowEnds, end_windows
-from gitboot.source.clone import Source
 from gitboot.source.fetcher import FetchProcess
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event

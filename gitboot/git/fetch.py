@@ -14,14 +14,14 @@ import pygit2
 
 from gitboot.errors import SourceError, SubpathMissing, UsageError
 from gitboot.files import fleet_root
+from gitboot.git.remote import Conversation, Head, Remote, head_of, wanted
+from gitboot.git.repository import blaming, containing, files_of, lacks_memory, opened
+from gitboot.git.snapshots import tree_at
 from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitReader, peel_reference, read_tag
 from gitboot.source.objects import check, check_history, copy
-from gitboot.source.remote import Conversation, Head, Remote, head_of, wanted
-from gitboot.source.repository import blaming, containing, files_of, lacks_memory, opened
 from gitboot.source.snapshot import folder_in
 from gitboot.source.subpath import folder_of, note_folder
-from gitboot.source.tree import tree_at
 
 _ALL: Final = "refs/gitboot/all/"
 _WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history

@@ -16,12 +16,12 @@ from pygit2.enums import FileMode
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.git.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Problem
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.leftout import left_out
-from gitboot.source.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 
 MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files
 MAX_PATH: Final = 4096  # characters

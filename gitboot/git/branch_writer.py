@@ -12,12 +12,12 @@ from typing import Final, NamedTuple
 import pygit2
 from pygit2.enums import FileMode
 
+from gitboot.git.remote import Remote
+from gitboot.git.repository import Stored, blaming, opened
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Fetching, InThisProcess
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.commits import date_of
-from gitboot.source.remote import Remote
-from gitboot.source.repository import Stored, blaming, opened
 
 
 class Authorship(NamedTuple):

@@ -19,9 +19,9 @@ from pygit2.enums import CredentialType
 from gitboot.bounds import limited_files
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_whole
+from gitboot.git.repository import objects_of, words
 from gitboot.source.fetch_deadlines import Transfer, note_work, steps
 from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
-from gitboot.source.repository import objects_of, words
 from gitboot.source.semver import highest, is_range, parse_range
 from gitboot.text import one_line
 

@@ -9,6 +9,7 @@ import pygit2
 
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Signer, Verify
+from gitboot.git.repository import Stored
 from gitboot.load.snapshot import Revision
 from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code
@@ -16,7 +17,6 @@ from gitboot.problems.problem import Problem
 from gitboot.source.commit_objects import CommitReader
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.line import MAX_STEPS, leading_from
-from gitboot.source.repository import Stored
 from gitboot.source.signed import AmbiguousSignature, Signed, of_commit, of_tag
 
 

@@ -12,17 +12,17 @@ from typing import NamedTuple, Protocol
 import pygit2
 
 from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
+from gitboot.git.fetch import EMPTY, Upstream
+from gitboot.git.remote import Head, Password, Remote, SshKey
+from gitboot.git.repository import Stored, blaming
+from gitboot.git.snapshots import Blobs, of_commit
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.source.ancestry import is_ancestor
 from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.commit_objects import CommitReader, peel_reference
 from gitboot.source.commits import date_of
 from gitboot.source.line import Merge, acknowledging_content, line, message_of, messages
-from gitboot.source.remote import Head, Password, Remote, SshKey
-from gitboot.source.repository import Stored, blaming
 from gitboot.source.subpath import ACCEPTED, folder_at, note_accepted
-from gitboot.source.tree import Blobs, of_commit
-from gitboot.source.upstream import EMPTY, Upstream
 
 
 class FollowedBranch(NamedTuple):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from gitboot.bounds import Spent, lift
 from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
+from gitboot.git.repository import lacks_memory
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.fetch_deadlines import note_work, reported
-from gitboot.source.repository import lacks_memory
 from gitboot.source.sending import ERRORS, Arrived, Order, Report, failed, order, remote_of
 
 
