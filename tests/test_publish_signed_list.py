@@ -28,13 +28,13 @@ from gitboot.publish.durable import staged
 from gitboot.publish.list_keys import KeyNotInRoot, KeyUnreadable, read_list_keys
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import Stamp
+from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.mirror_program import Listing, ListProblem, parse_keys, parse_listing, read_list
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID, ListAbout, amend_list, bin_of
+from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.listing import ListedFile, listing_path, render
 from gitboot.render.tree import File, Files
-from gitboot.targets.mirror import FolderMirror
-from gitboot.targets.mirror_comparison import compare_with_list
 from tests.git_servers import program
 from tests.list_clients import SIGNED, client, listed_server, made_keys, names, publish, target
 from tests.searching import every, examples

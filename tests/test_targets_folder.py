@@ -17,6 +17,7 @@ import pytest
 
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish.list_root import replace_list_keys
+from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.mirror_program import read_list
 from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
@@ -25,7 +26,6 @@ from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import FileStore, TargetFile
 from gitboot.targets.folder import TargetFolder, folder_opener
 from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_units, parse_unlisted
-from gitboot.targets.mirror import FolderMirror
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
 from gitboot.targets.store_target import StoreTarget

@@ -26,8 +26,8 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.http_client import MinimumRate
+from gitboot.publish.mirror_comparison import FolderMirror, WebMirror, compared, expected
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
-from gitboot.targets.mirror import FolderMirror, WebMirror, compared, expected
 from gitboot.targets.mirrored import SAMPLE, MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
 from tests.copy_script import RSYNC, page_script
 from tests.fleets import SEED, fleet, policy, server

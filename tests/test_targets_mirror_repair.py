@@ -18,17 +18,17 @@ import pytest
 from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
+from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.mirror_program import TOLERANCE
+from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.paths import FIRST_SCRIPT
 from gitboot.render.tree import File
 from gitboot.targets.address import BucketAddress, parse_target
 from gitboot.targets.bucket import Bucket
 from gitboot.targets.claim import Claim
 from gitboot.targets.folder import TargetFolder
-from gitboot.targets.mirror import FolderMirror
-from gitboot.targets.mirror_comparison import compare_with_list
-from gitboot.targets.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.targets.mirrored import MirrorFault
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.store_target import StoreTarget

@@ -17,11 +17,11 @@ import pytest
 
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
+from gitboot.publish.mirror_repair import ALL
 from gitboot.targets import rsync as rsync_module
 from gitboot.targets.address import RsyncAddress, parse_target
 from gitboot.targets.file_store import FileStore
 from gitboot.targets.holding import UNLISTED
-from gitboot.targets.mirror_repair import ALL
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.rsync import RsyncStore
 from tests.credentials import give_credentials

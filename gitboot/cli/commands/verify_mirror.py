@@ -19,9 +19,9 @@ from gitboot.jsonio_from_cli_inputs import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.targets.mirror import FolderMirror, WebMirror
-    from gitboot.targets.mirror_comparison import MirrorReport
-    from gitboot.targets.mirror_repair import MirrorStore
+    from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
+    from gitboot.publish.mirror_repair import MirrorStore
+    from gitboot.publish.signed_mirror import MirrorReport
     from gitboot.targets.mirrored import MirrorFinding
 
 _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
@@ -103,9 +103,9 @@ def command(
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
     from gitboot.errors import UsageError
+    from gitboot.publish.mirror_comparison import compared, expected
     from gitboot.publish.mirror_program import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
-    from gitboot.targets.mirror import compared, expected
     from gitboot.targets.mirrored import MirrorFault
 
     if program_folder is not None:
@@ -126,7 +126,7 @@ def command(
     report: MirrorReport | None = None
     with growing("files") as (begun, done):
         if tree is None:
-            from gitboot.targets.mirror_comparison import compare_with_list
+            from gitboot.publish.signed_mirror import compare_with_list
 
             report = compare_with_list(opened, public_keys, now, parallel=parallel, begun=begun, done=done)
             found, files, unread = report.findings, report.files, report.unread
@@ -173,7 +173,7 @@ def _repair(
     from gitboot.cli.terminal import table
     from gitboot.errors import UsageError
     from gitboot.phrases import count
-    from gitboot.targets.mirror_repair import repair
+    from gitboot.publish.mirror_repair import repair
 
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
@@ -199,8 +199,8 @@ def _repair(
 def _store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     """Open the files of a mirror for writing."""
     from gitboot.errors import UsageError
+    from gitboot.publish.mirror_repair import FolderStore
     from gitboot.render.paths import BOOT
-    from gitboot.targets.mirror_repair import FolderStore
 
     if mirror.startswith(_STORES):
         return _target_store(mirror, stack)
@@ -220,8 +220,8 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
     from tempfile import TemporaryDirectory
 
     from gitboot.bmc.passwords import read_credentials
+    from gitboot.publish.mirror_repair import BucketStore, HostStore
     from gitboot.targets.address import BucketAddress, RsyncAddress, parse_target
-    from gitboot.targets.mirror_repair import BucketStore, HostStore
 
     address = parse_target(mirror)
     assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
@@ -267,7 +267,7 @@ def _opened(
 ) -> FolderMirror | WebMirror:
     import secrets
 
-    from gitboot.targets.mirror import FolderMirror, WebMirror
+    from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
 
     if "://" in mirror and not mirror.startswith("file://"):
         nonce = secrets.token_hex(8)
@@ -277,7 +277,7 @@ def _opened(
 
 def _facts(report: MirrorReport | None, now: datetime) -> dict[str, object]:
     """Return what JSON shows besides the findings."""
-    from gitboot.targets.mirror_comparison import facts_of
+    from gitboot.publish.signed_mirror import facts_of
 
     if report is None:
         return {}
@@ -315,7 +315,7 @@ def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
     from gitboot.jsonio_from_model_scalars_instants import format_instant
     from gitboot.phrases import count
-    from gitboot.targets.mirror_comparison import signature_of
+    from gitboot.publish.signed_mirror import signature_of
 
     if report is None or (signed := report.signed) is None:
         return []

@@ -20,16 +20,16 @@ from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.phrases import count, did_you_mean
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of
+from gitboot.publish.mirror_comparison import FolderMirror, expected
 from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.modes import TreeModes
 from gitboot.publish.signed_list import list_version
+from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
 from gitboot.targets.file_store import Expected, FileConflict, FileStore, StoredFile, TargetFile
 from gitboot.targets.folder import TargetFolder
 from gitboot.targets.holding import HEAD
-from gitboot.targets.mirror import FolderMirror, expected
-from gitboot.targets.mirror_comparison import ListedFile, ListReader
 from gitboot.targets.mirror_records import MirrorRecords, tree_head
 from gitboot.targets.mirrored import MirrorFinding
 from gitboot.targets.published import FollowedTree, Overtaken
