@@ -38,13 +38,13 @@ from gitboot.oci.layers import chosen, files, parse_manifest
 from gitboot.problems.problem import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
+from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files, terms
 from gitboot.render.server_states import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.templates import TemplateSet
 from gitboot.system_clock import Uptime
-from gitboot.targets import holding
 from gitboot.template.budget import MAX_BYTES
 from gitboot.template.faults import TemplateFault
 from tests.fleets import SEED
@@ -288,13 +288,13 @@ def manifest(data: bytes) -> None:
 def followed(data: bytes) -> None:
     """What a branch or a bucket says that it holds: it is what gitboot wrote, or a ValueError."""
     with suppress(ValueError):
-        assert all(isinstance(digest, str) for digest in holding.parse_head(data).shards.values())
+        assert all(isinstance(digest, str) for digest in sync_steps.parse_head(data).shards.values())
     with suppress(ValueError):
-        units = holding.parse_units(data)
-        assert holding.parse_units(holding.render_units(units)) == units
+        units = sync_steps.parse_units(data)
+        assert sync_steps.parse_units(sync_steps.render_units(units)) == units
     with suppress(ValueError):
-        paths = holding.parse_unlisted(data)
-        assert holding.parse_unlisted(holding.render_unlisted(paths)) == paths
+        paths = sync_steps.parse_unlisted(data)
+        assert sync_steps.parse_unlisted(sync_steps.render_unlisted(paths)) == paths
         assert all(path.startswith("boot/") and not {"", ".", ".."} & {*path.split("/")} for path in paths)
 
 

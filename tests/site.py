@@ -38,6 +38,8 @@ from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
+from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.guards import Guard, Limits, trailer
@@ -46,9 +48,7 @@ from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
 from gitboot.targets.claim import Claim
-from gitboot.targets.folder import TargetFolder
 from gitboot.targets.published import FollowedTree
-from gitboot.targets.store_target import StoreTarget
 from tests.copy_script import CopyScript
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED

@@ -12,8 +12,8 @@ import pytest
 
 from gitboot import background_threads
 from gitboot.background_threads import BackgroundThread
+from gitboot.publish.targets.follower import Follower
 from gitboot.status.instance_status import Following
-from gitboot.targets.follower import Follower
 from tests.instance import eventually
 
 GITBOOT = Path(background_threads.__file__).parent

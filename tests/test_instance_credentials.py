@@ -23,10 +23,10 @@ from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageErr
 from gitboot.notices.delivery import Rereading
 from gitboot.notices.receivers import read_receiver
 from gitboot.oci.credentials import RegistryCredentials
+from gitboot.publish.targets.s3 import bucket_opener
+from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.targets.address import BucketAddress
-from gitboot.targets.bucket import bucket_opener
 from gitboot.targets.claim import Claim
-from gitboot.targets.store_target import StoreTarget
 from tests import plain
 from tests.bmc_rack import PASSWORD, racks
 from tests.fleets import server

@@ -17,14 +17,14 @@ from gitboot.controller.target_followers import Followed
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID
+from gitboot.publish.targets.follower import Follower, Followers
+from gitboot.publish.targets.sync_steps import Holding, Shard, TargetHead, Unit, held, number_of
 from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.tree import File
 from gitboot.status.instance_status import Following
 from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target
-from gitboot.targets.follower import Follower, Followers
-from gitboot.targets.holding import Holding, Shard, TargetHead, Unit, held, number_of
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.served import served
 from gitboot.targets.step import TargetStep, next_step
@@ -113,9 +113,9 @@ def test_what_no_target_can_be_is_said_without_its_secret(text: str, message: st
 
 def test_a_bucket_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore", None)
-    monkeypatch.delitem(sys.modules, "gitboot.targets.bucket", raising=False)
+    monkeypatch.delitem(sys.modules, "gitboot.publish.targets.s3", raising=False)
     with pytest.raises(UsageError, match=r"pip install 'gitboot\[s3\]'"):
-        import_module("gitboot.targets.bucket")
+        import_module("gitboot.publish.targets.s3")
 
 
 # What a plain file server may serve

@@ -20,15 +20,15 @@ from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.mirror_program import read_list
 from gitboot.publish.publisher import Directory
+from gitboot.publish.targets import folder as folder_module
+from gitboot.publish.targets.folder import TargetFolder, folder_opener
+from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import HEAD, UNLISTED, TargetHead, parse_head, parse_units, parse_unlisted
 from gitboot.render.tree import File
-from gitboot.targets import folder as folder_module
 from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import FileStore, TargetFile
-from gitboot.targets.folder import TargetFolder, folder_opener
-from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_units, parse_unlisted
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
-from gitboot.targets.store_target import StoreTarget
 from tests.failing_disk import fill, small_disk
 from tests.list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.searching import every

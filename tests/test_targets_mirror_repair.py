@@ -23,15 +23,15 @@ from gitboot.publish.mirror_program import TOLERANCE
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_mirror import compare_with_list
+from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.s3 import Bucket
+from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.render.paths import FIRST_SCRIPT
 from gitboot.render.tree import File
 from gitboot.targets.address import BucketAddress, parse_target
-from gitboot.targets.bucket import Bucket
 from gitboot.targets.claim import Claim
-from gitboot.targets.folder import TargetFolder
 from gitboot.targets.mirrored import MirrorFault
 from gitboot.targets.published import FollowedTree
-from gitboot.targets.store_target import StoreTarget
 from tests.buckets import KEY, Store, s3_server
 from tests.credentials import give_credentials
 from tests.fleets import at

@@ -19,7 +19,7 @@ from stat import S_IMODE
 import pygit2
 import pytest
 
-from gitboot.targets.holding import HEAD, parse_head, render_head
+from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
 from tests import instance as instance_module
 from tests.buckets import KEY, Store, s3_server
 from tests.configured import configured
@@ -232,7 +232,7 @@ def test_finding_s8_a_record_that_a_stranger_put_into_the_bucket_makes_the_targe
 # A fault of gitboot that is not known: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
 import os, sys
-from gitboot.targets.store_target import StoreTarget
+from gitboot.publish.targets.store_target import StoreTarget
 fault, load = sys.argv.pop(1), StoreTarget.load
 def faulty(target):
     if os.path.exists(fault):

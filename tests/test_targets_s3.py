@@ -22,14 +22,14 @@ from cryptography.x509.oid import NameOID
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.mirror_comparison import WebMirror, compared, expected
 from gitboot.publish.publisher import Directory
+from gitboot.publish.targets import s3 as bucket_module
+from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
 from gitboot.render.tree import File, Files
-from gitboot.targets import bucket as bucket_module
 from gitboot.targets.address import BucketAddress
 from gitboot.targets.claim import Claim
-from gitboot.targets.holding import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
-from gitboot.targets.store_target import StoreTarget
 from tests import every_path, serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy

@@ -21,18 +21,18 @@ from gitboot.ledger.store import Store
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys, read_list_keys
 from gitboot.publish.publisher import Published
+from gitboot.publish.targets.folder import folder_opener
+from gitboot.publish.targets.follower import FollowedBy, Follower, Followers
+from gitboot.publish.targets.git_branch import BranchTarget
+from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.status.instance_status import Following, SignedListState
 from gitboot.targets import rsync
 from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
 from gitboot.targets.claim import Claim
-from gitboot.targets.folder import folder_opener
-from gitboot.targets.follower import FollowedBy, Follower, Followers
-from gitboot.targets.git import BranchTarget
-from gitboot.targets.holding import digest_of
 from gitboot.targets.published import FollowedTree
-from gitboot.targets.store_target import StoreTarget
 
 PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
 
@@ -177,7 +177,7 @@ def _target(
     if isinstance(where, RsyncAddress):
         folder = settings.state / "targets" / digest_of(where.name.encode())[:16]
         return StoreTarget(where.name, claim, rsync.rsync_opener(where, folder, _keys), most=rsync.MOST)
-    from gitboot.targets.bucket import bucket_opener  # obstore is an extra
+    from gitboot.publish.targets.s3 import bucket_opener  # obstore is an extra
 
     return StoreTarget(where.name, claim, bucket_opener(where, _keys))
 

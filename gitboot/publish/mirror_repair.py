@@ -25,17 +25,17 @@ from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVer
 from gitboot.publish.modes import TreeModes
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_mirror import ListedFile, ListReader
+from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.sync_steps import HEAD
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
 from gitboot.targets.file_store import Expected, FileConflict, FileStore, StoredFile, TargetFile
-from gitboot.targets.folder import TargetFolder
-from gitboot.targets.holding import HEAD
 from gitboot.targets.mirror_records import MirrorRecords, tree_head
 from gitboot.targets.mirrored import MirrorFinding
 from gitboot.targets.published import FollowedTree, Overtaken
 
 if TYPE_CHECKING:
-    from gitboot.targets.bucket import Bucket
+    from gitboot.publish.targets.s3 import Bucket
     from gitboot.targets.rsync import RsyncStore
 
 ALL: Final = "all"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError
+from gitboot.publish.targets.sync_steps import HEAD, TargetHead, parse_head, render_head
 from gitboot.targets.file_store import FileConflict, FileStore, StoredFile
-from gitboot.targets.holding import HEAD, TargetHead, parse_head, render_head
 
 
 class Claim:

@@ -6,12 +6,12 @@ from typing import Final
 
 from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.manifest import Head, parse_head
+from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import HEAD
 from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import FileStore
-from gitboot.targets.holding import HEAD
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import outdated
-from gitboot.targets.store_target import StoreTarget
 
 _HINT: Final = "with --tree, name the OUTPUT of the instance that publishes there"
 

@@ -21,10 +21,10 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
+from gitboot.publish.targets.sync_steps import LIST, SHARED
 from gitboot.render.endpoint_files import parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
 from gitboot.targets.file_store import TargetFile
-from gitboot.targets.holding import LIST, SHARED
 from gitboot.targets.served import Served, served
 
 _MORE_TRIES: Final = 3

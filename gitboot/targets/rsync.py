@@ -17,6 +17,7 @@ from typing import Final
 
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
+from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.targets.address import RsyncAddress
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,
@@ -27,7 +28,6 @@ from gitboot.targets.file_store import (
     TakeFile,
     TargetFile,
 )
-from gitboot.targets.holding import digest_of
 
 MOST: Final = 1000  # servers in one step: each takes about fifteen connections, however many servers it has
 _CONNECT_S: Final = 10

@@ -6,9 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from gitboot import __version__
-from gitboot.render.paths import is_content
-from gitboot.targets.file_store import TargetFile
-from gitboot.targets.holding import (
+from gitboot.publish.targets.sync_steps import (
     LIST,
     SHARED,
     Holding,
@@ -20,6 +18,8 @@ from gitboot.targets.holding import (
     number_of,
     render_units,
 )
+from gitboot.render.paths import is_content
+from gitboot.targets.file_store import TargetFile
 from gitboot.targets.published import FollowedTree, Glance
 
 

@@ -230,7 +230,7 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
         found = read_credentials(folder.parent, folder.name)
         key = found.username, found.password
     if isinstance(address, BucketAddress):
-        from gitboot.targets.bucket import Bucket  # obstore is an extra
+        from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
 
         return BucketStore(address.name, Bucket(address, key))
     from gitboot.targets.rsync import RsyncStore

@@ -77,6 +77,7 @@ from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.modes import OPEN
 from gitboot.publish.publisher import Directory
 from gitboot.publish.recorded import records_in
+from gitboot.publish.targets.follower import Followers
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -87,7 +88,6 @@ from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway, Work
 from gitboot.storage import check_output, check_spool, check_state
 from gitboot.system_clock import Uptime
-from gitboot.targets.follower import Followers
 
 MakeBmcs = Callable[
     [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs

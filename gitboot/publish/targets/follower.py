@@ -13,8 +13,8 @@ from typing import Final, Protocol
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TryAgain
+from gitboot.publish.targets.sync_steps import Holding, Shard, TargetHead
 from gitboot.status.instance_status import Following
-from gitboot.targets.holding import Holding, Shard, TargetHead
 from gitboot.targets.published import FollowedTree, Glance, Overtaken
 from gitboot.targets.step import TargetStep, after, next_step
 

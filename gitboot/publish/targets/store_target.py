@@ -8,10 +8,7 @@ from typing import Final
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
-from gitboot.render.paths import Stage, publication_stage
-from gitboot.targets.claim import Claim
-from gitboot.targets.file_store import Expected, FileStore, StoredFile, TargetFile
-from gitboot.targets.holding import (
+from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
     Holding,
@@ -23,6 +20,9 @@ from gitboot.targets.holding import (
     parse_unlisted,
     render_unlisted,
 )
+from gitboot.render.paths import Stage, publication_stage
+from gitboot.targets.claim import Claim
+from gitboot.targets.file_store import Expected, FileStore, StoredFile, TargetFile
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep
 

@@ -13,7 +13,7 @@ from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.load.snapshot import Revision
 from gitboot.phrases import count
-from gitboot.targets.holding import (
+from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
     Holding,

@@ -16,6 +16,7 @@ from gitboot.errors import PublishError
 from gitboot.publish.durable import refused, split, staged
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.modes import TreeModes
+from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,
     Expected,
@@ -25,7 +26,6 @@ from gitboot.targets.file_store import (
     TakeFile,
     TargetFile,
 )
-from gitboot.targets.holding import digest_of
 
 _OPS: Final = "ops"
 _LOCK: Final = "target.lock"  # below ops/

@@ -1,0 +1,1 @@
+"""gitboot/publish/targets."""
