@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from gitboot.background_threads import SignalQueue
 from gitboot.controller.loop import Bell, Ring
-from gitboot.signal_queue import SignalQueue
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gitboot.signal_queue import SignalQueue
+from gitboot.background_threads import SignalQueue
 
 
 class Stop:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 import watchfiles
 
-from gitboot.background_threads import BackgroundThread, failures, listening
+from gitboot.background_threads import BackgroundThread, SignalQueue, failures, listening
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, SourceError, TryAgain
@@ -22,7 +22,6 @@ from gitboot.git.clone import Source
 from gitboot.instance.laps import Stage
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
-from gitboot.signal_queue import SignalQueue
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
 from gitboot.system_clock import Keeping
