@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from gitboot.bmc.job import Job, Result
+from gitboot.child_processes import encode
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
@@ -19,7 +20,6 @@ from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.fetchlog.spool import SpoolFile, line_of
-from gitboot.frames import encode
 from gitboot.ledger.store import Store
 from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision, Snapshot

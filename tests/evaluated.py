@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
+from gitboot.child_processes import encode
 from gitboot.controller.instance import assembly
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated
@@ -16,7 +17,6 @@ from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
-from gitboot.frames import encode
 from gitboot.git.clone import Reader
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess

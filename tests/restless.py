@@ -3,8 +3,8 @@
 import signal
 import sys
 
+from gitboot.child_processes import write_frame
 from gitboot.evaluator.protocol import Begun
-from gitboot.frames import write_frame
 
 if __name__ == "__main__":
     for _ in range(3):

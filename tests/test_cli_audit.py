@@ -10,8 +10,8 @@ from xml.etree import ElementTree
 import pytest
 
 from gitboot import storage
+from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
-from gitboot.frames import encode
 from gitboot.resolve.provisioning_record import exported
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import SEED, document, image, maintenance, policy, profile, server, uuid_of

@@ -20,12 +20,12 @@ import click
 import pytest
 
 from gitboot import bounds, disk_cache
+from gitboot.child_processes import encode, framed
 from gitboot.cli.main import cli
 from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.age_encryption import make_key
 from gitboot.evaluator.protocol import Begun, NewResults, ResultKind
-from gitboot.frames import encode, framed
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.fleets import SEED, server, uuid_of

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
+from gitboot.child_processes import Buffer, Child, encode
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, decoded_row
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, ResultKind
-from gitboot.frames import Buffer, Child, encode
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.load.snapshot import Revision

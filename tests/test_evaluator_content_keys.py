@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
-from gitboot.frames import encode
 from gitboot.load.machines import machine
 from gitboot.load.repository import FleetRepository
 from gitboot.load.whole import load

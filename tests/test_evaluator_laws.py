@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
+from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import protocol
@@ -23,7 +24,6 @@ from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
-from gitboot.frames import encode
 from gitboot.git import history as source_history
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve import fleet_decisions

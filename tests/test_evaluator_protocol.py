@@ -15,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace as with_fields
 
+from gitboot.child_processes import Buffer, encode, read_frame, write_frame
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, is_result
 from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.protocol import Allowance, CommitEnd, ResultKind, ServerPart, ServerParts
-from gitboot.frames import Buffer, encode, read_frame, write_frame
 from gitboot.load.machines import Machine
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server, snapshot, uuid_of

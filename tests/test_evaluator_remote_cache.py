@@ -11,9 +11,9 @@ from threading import Thread
 import msgspec
 import pytest
 
+from gitboot.child_processes import encode, framed, read_frame
 from gitboot.evaluator.protocol import MAX_KEYS, Begun, Known, NewResults, ResultKind, Wanted, known
 from gitboot.evaluator.remote_cache import MAX_KEY_BYTES, RemoteCache, serve_cache
-from gitboot.frames import encode, framed, read_frame
 from tests.results import StoredResults
 
 PARSED, DECIDED = ResultKind.PARSED, ResultKind.DECIDED

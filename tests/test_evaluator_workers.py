@@ -19,13 +19,13 @@ import pytest
 
 from benchmarks.fleet import Fleet
 from gitboot.bounds import Spent, share_of_limits, take_off_limits
+from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import workers as workers_module
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.workers import Forks
-from gitboot.frames import encode
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from tests.results import StoredResults
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from gitboot.child_processes import Child
 from gitboot.controller import checkpoint, current_plans
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
@@ -24,7 +25,6 @@ from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, Source
 from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import exceeded
-from gitboot.frames import Child
 from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.snapshot import Revision
 from gitboot.publish.durable_files import Disk

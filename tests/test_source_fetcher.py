@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gitboot.child_processes import Child, encode
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
-from gitboot.frames import Child, encode
 from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.remote import Password, Remote, SshKey

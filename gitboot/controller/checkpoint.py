@@ -21,6 +21,7 @@ from zlib import crc32
 import msgspec
 
 from gitboot.assets.sighting import Sighting
+from gitboot.child_processes import encode
 from gitboot.controller.current_plans import ImageFile, Plans, about
 from gitboot.controller.instance_state import Standing, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -31,7 +32,6 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
-from gitboot.frames import encode
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.patrol import Patrol
 from gitboot.jsonio_from_model_scalars_artifacts import Digest

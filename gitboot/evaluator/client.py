@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from gitboot.bounds import uncollected
+from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
@@ -22,7 +23,6 @@ from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.evaluator.remote_cache import lookup
 from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.fleet.layered_dict import merged, replaced
-from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid

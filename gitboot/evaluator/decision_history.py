@@ -9,12 +9,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from gitboot.audit.effects import EffectKind, ServerEffect, effects
+from gitboot.child_processes import encode
 from gitboot.decoders import decoder
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
 from gitboot.evaluator.remote_cache import Cache
-from gitboot.frames import encode
 from gitboot.git.history import Step
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid

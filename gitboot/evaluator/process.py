@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from gitboot.bounds import Spent, lift
+from gitboot.child_processes import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.commit_report import told
@@ -18,7 +19,6 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.protocol import Allowance
 from gitboot.evaluator.remote_cache import RemoteCache
 from gitboot.evaluator.workers import BATCH, Forks, processors
-from gitboot.frames import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
 from gitboot.git.clone import Reader
 from gitboot.git.repository import lacks_memory
 from gitboot.load.snapshot import BlobId, Revision, Snapshot

@@ -17,9 +17,9 @@ import msgspec
 
 from gitboot.bounds import Spent
 from gitboot.canonical import digest
+from gitboot.child_processes import encode
 from gitboot.decoders import decoder
 from gitboot.diff.extent import Extent
-from gitboot.frames import encode
 from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid

@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
 from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
-from gitboot.child_processes import end_with
+from gitboot.child_processes import Buffer, encode, end_with, framed
 from gitboot.decoders import decoder
 from gitboot.evaluator.cache import encode_decided, encode_servers
-from gitboot.frames import Buffer, encode, framed
 from gitboot.load.blobs import ParsedBlob, read_blob
 from gitboot.load.snapshot import BlobId, Snapshot
 from gitboot.resolve.fleet_decisions import DecidedServer

@@ -8,8 +8,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
 from gitboot.errors import SourceError, SourceTooLarge
-from gitboot.frames import OUT_OF_MEMORY, Child, ended
 from gitboot.git.remote import Head, Remote
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Tip

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.child_processes import end_with, python
+from gitboot.child_processes import encode, end_with, python
 from gitboot.cli.exit import exit_of
 from gitboot.cli.options import allowance_options
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
-from gitboot.frames import encode
 from gitboot.jsonio import facts as as_facts
 from gitboot.status.events_from_status import Event
 
