@@ -19,7 +19,7 @@ from typing import Any
 import click
 import pytest
 
-from gitboot import bounds, disk_cache
+from gitboot import child_processes, disk_cache
 from gitboot.child_processes import encode, framed
 from gitboot.cli.main import cli
 from gitboot.controller.instance import state_directory
@@ -116,7 +116,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     opened: list[Path | None] = []
     began: list[None] = []
-    uncollected = bounds.uncollected
+    uncollected = child_processes.uncollected
 
     class Opened(DiskCache):
         def __init__(self, path: Path | None, *more: Any, **options: Any) -> None:
@@ -129,7 +129,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 
     for module in (disk_cache, state_directory):
         monkeypatch.setattr(module, "DiskCache", Opened)
-    monkeypatch.setattr(bounds, "uncollected", begin)
+    monkeypatch.setattr(child_processes, "uncollected", begin)
     places = {name: rack.folder / name for name in "AHKW"}
     places |= {"E": rack.output / "ops" / "records", "F": tmp_path / "F", "S": rack.state}
     arguments = [*command.split(), *(str(places.get(each, each)) for each in COMMANDS[command].split())]

@@ -18,8 +18,7 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.fleet import Fleet
-from gitboot.bounds import Spent, share_of_limits, take_off_limits
-from gitboot.child_processes import encode
+from gitboot.child_processes import Spent, encode, share_of_limits, take_off_limits
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import workers as workers_module

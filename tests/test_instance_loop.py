@@ -14,7 +14,7 @@ from threading import Thread
 
 import pytest
 
-from gitboot.bounds import uncollected
+from gitboot.child_processes import uncollected
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.loop import Bell, Loop, Ring
 from gitboot.controller.reconcile import Reconciler

@@ -256,7 +256,7 @@ def test_what_others_push_to_a_branch_of_gitboots_own_takes_no_more_disk_than_it
 def test_a_process_that_may_write_no_large_file_learns_that_from_the_write() -> None:
     program = (
         "import tempfile\n"
-        "from gitboot.bounds import limited_files\n"
+        "from gitboot.child_processes import limited_files\n"
         "with tempfile.TemporaryFile() as file:\n"
         "    file.write(bytes(2000))\n"
         "    try:\n"

@@ -107,7 +107,7 @@ def evaluation_limits() -> Iterator[Begun]:
     Yields a function to call with the number of files of a commit, with which the limits grow. Raises
     `InvalidRepository` if the memory is not enough. If the time is not enough, this process ends.
     """
-    from gitboot.bounds import lift, uncollected
+    from gitboot.child_processes import lift, uncollected
 
     if (begun := _settings.begun) is None:
         with uncollected():
@@ -133,7 +133,7 @@ def evaluation_limits() -> Iterator[Begun]:
 
 def _limit(allowance: Allowance, files: int) -> None:
     """Give this process from now on what a commit of so many files may take."""
-    from gitboot.bounds import Spent
+    from gitboot.child_processes import Spent
 
     allowance.bound(Spent.now(), files)
 

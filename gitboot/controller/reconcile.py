@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.bmc.identity import Another, IdentityChanged
 from gitboot.bmc.job import Result
-from gitboot.bounds import uncollected
+from gitboot.child_processes import uncollected
 from gitboot.controller.acceptance import Accepting, Attempt
 from gitboot.controller.bmcs.power_waves import granted
 from gitboot.controller.bmcs.schedule import (

@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from gitboot.bounds import uncollected
-from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
+from gitboot.child_processes import OUT_OF_MEMORY, Child, ended, uncollected
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol

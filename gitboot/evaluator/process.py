@@ -10,8 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Final
 
-from gitboot.bounds import Spent, lift
-from gitboot.child_processes import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
+from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.commit_report import told

@@ -15,9 +15,8 @@ from typing import Final
 
 import msgspec
 
-from gitboot.bounds import Spent
 from gitboot.canonical import digest
-from gitboot.child_processes import encode
+from gitboot.child_processes import Spent, encode
 from gitboot.decoders import decoder
 from gitboot.diff.extent import Extent
 from gitboot.load.machines import Machine, Moves

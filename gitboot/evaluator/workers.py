@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
-from gitboot.bounds import ProcessLimits, share_of_limits, take_off_limits
-from gitboot.child_processes import Buffer, encode, end_with, framed
+from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
 from gitboot.decoders import decoder
 from gitboot.evaluator.cache import encode_decided, encode_servers
 from gitboot.load.blobs import ParsedBlob, read_blob

@@ -7,8 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gitboot.bounds import Spent, lift
-from gitboot.child_processes import OUT_OF_MEMORY, as_child_of, read_frame, write_frame
+from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
 from gitboot.git.repository import lacks_memory
 from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import pygit2
 from pygit2.enums import CredentialType
 
-from gitboot.bounds import limited_files
+from gitboot.child_processes import limited_files
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_whole
 from gitboot.git.repository import objects_of, words

@@ -486,7 +486,7 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
-    from gitboot.bounds import uncollected
+    from gitboot.child_processes import uncollected
     from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Bell, Loop
     from gitboot.controller.notifications import notifying
@@ -545,7 +545,7 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
-    from gitboot.bounds import uncollected
+    from gitboot.child_processes import uncollected
     from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Loop
     from gitboot.controller.notifications import notifying
