@@ -434,3 +434,25 @@ def _write_to_descriptor(descriptor: int, content: Iterable[bytes]) -> None:
     sys.stderr.flush()
     with suppress(BrokenPipeError), os.fdopen(os.dup(descriptor), "wb") as file:  # a reader may end early
         file.writelines(content)
+
+
+def file_below(root: Path, path: str) -> Path | None:
+    """The readable file that ``path`` names below ``root``, if it names one; hidden files are none.
+
+    ``root`` is resolved already. Raises OSError for a file that is there and cannot be read.
+    """
+    if "\\" in path or any(part == "" or part.startswith(".") for part in path.split("/")):
+        return None
+    try:
+        found = Path(os.path.realpath(root / path, strict=True))
+    except ValueError:  # a NUL
+        return None
+    except OSError as error:
+        if error.errno in ABSENT:
+            return None
+        raise
+    if not (found.is_relative_to(root) and found.is_file()):
+        return None
+    if not os.access(found, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(found))
+    return found

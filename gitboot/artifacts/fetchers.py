@@ -9,9 +9,9 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from gitboot.artifacts.availability_from_assets_fetching import Content, Fetcher
-from gitboot.assets.below import file_below
 from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
+from gitboot.files import file_below
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, host_of
 from gitboot.render.paths import artifact_type
 

@@ -17,7 +17,6 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gitboot.assets.below import file_below
 from gitboot.endpoint.access_control import OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.endpoint.api import LEADS_TO_PAGE, PAGE, Api, page_routes
@@ -29,6 +28,7 @@ from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree
 from gitboot.endpoint.webhooks import PUSHED
 from gitboot.fetchlog.log_entries import WhyNot, in_general
+from gitboot.files import file_below
 from gitboot.observe.agents import parse_query
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.status_age import STATUS_CURRENT
