@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from hypothesis import settings
 
-from gitboot.storage import filesystem_of
+from gitboot.files import filesystem_of
 from tests import newledgers, searching, templates
 from tests.asking import umask
 from tests.boots import page

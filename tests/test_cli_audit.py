@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gitboot import storage
+from gitboot import files
 from gitboot.child_processes import encode
 from gitboot.disk_cache import DiskCache
 from gitboot.resolve.provisioning_record import exported
@@ -202,7 +202,7 @@ def test_history_without_a_place_for_its_cache_is_the_same_with_a_warning(
 def test_history_stores_nothing_on_a_network_file_system(
     gitboot: Typed, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(storage, "filesystem_of", lambda path: "nfs4" if path == tmp_path else "ext4")
+    monkeypatch.setattr(files, "filesystem_of", lambda path: "nfs4" if path == tmp_path else "ext4")
     assert gitboot("history", "web01", "--path", work.path)[::2] == (0, "")
     assert not (tmp_path / "cache").exists()
 

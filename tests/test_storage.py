@@ -25,6 +25,7 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
+from gitboot.files import _type_at, check_output, check_spool, check_state, filesystem_of
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.ledger import instance_tables, overrides, records
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
@@ -32,7 +33,6 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.storage import _type_at, check_output, check_spool, check_state, filesystem_of
 from tests.cases import for_each
 from tests.failing_disk import FailingDisk, failing_disk
 from tests.fleets import at, uuid_of
@@ -135,7 +135,7 @@ def test_e37_a_ledger_on_a_network_is_refused_by_name_and_a_spool_warned_of(
 ) -> None:
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"22 1 254:0 / / rw - ext4 /dev/vda rw\n23 22 0:21 / {tmp_path} rw - {kind} server:/ rw\n")
-    monkeypatch.setattr("gitboot.storage._MOUNTS", mounts)
+    monkeypatch.setattr("gitboot.files._MOUNTS", mounts)
     warned: list[str] = []
     with pytest.raises(UsageError, match=rf"is on {kind}: a ledger needs a disk .*--accept-filesystem {kind}"):
         check_state(tmp_path, (), warned.append)
@@ -150,8 +150,8 @@ def test_e37_locks_that_a_second_process_gets_too_are_refused(tmp_path: Path, mo
     """As on a file system that says yes to every lock: the second process locks another file of that name."""
     check_state(tmp_path, ("tmpfs", "overlay"), print)
     script = "import fcntl, sys\nfcntl.flock(open(sys.argv[1] + '.other', 'wb'), fcntl.LOCK_EX)\nsys.exit(3)"
-    monkeypatch.setattr("gitboot.storage._TRY", script)
-    monkeypatch.setattr("gitboot.storage._HOLDING", set())
+    monkeypatch.setattr("gitboot.files._TRY", script)
+    monkeypatch.setattr("gitboot.files._HOLDING", set())
     for check in (check_state, check_spool, partial(check_output, state=tmp_path)):
         with pytest.raises(UsageError, match="the locks of two processes do not hold"):
             check(tmp_path, ("tmpfs", "overlay"), print)

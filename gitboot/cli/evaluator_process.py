@@ -145,7 +145,7 @@ def open_cache(state: Path | None) -> DiskCache:
     that the locks of SQLite take there depends on the server.
     """
     from gitboot.disk_cache import DiskCache
-    from gitboot.storage import is_on_network
+    from gitboot.files import is_on_network
 
     if state is not None:
         from gitboot.controller.instance import state_directory

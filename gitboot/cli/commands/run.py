@@ -352,7 +352,7 @@ def command(**given: Any) -> None:
 
 def _check_private(settings: Settings, access: AccessSettings) -> None:
     """Raise `UsageError` where a secret, or what decides about installations, would be served with the tree."""
-    from gitboot.storage import check_private
+    from gitboot.files import check_private
 
     git, bmc = settings.git, settings.bmc
     private = {

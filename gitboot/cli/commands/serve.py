@@ -25,8 +25,8 @@ from gitboot.cli.options import accept_filesystem_option, reject_old_variables, 
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
 from gitboot.errors import UsageError
+from gitboot.files import check_spool
 from gitboot.status.events_from_status import Event
-from gitboot.storage import check_spool
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:

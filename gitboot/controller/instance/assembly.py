@@ -47,6 +47,7 @@ from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, Ledg
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
+from gitboot.files import check_output, check_spool, check_state
 from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
@@ -86,7 +87,6 @@ from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway, Work
-from gitboot.storage import check_output, check_spool, check_state
 from gitboot.system_clock import Uptime
 
 MakeBmcs = Callable[

@@ -14,6 +14,7 @@ from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.passwords import CredentialDirectory
 from gitboot.controller.instance.assembly import Look
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
+from gitboot.files import check_output, check_state
 from gitboot.ledger.leader_lease import Leased
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, some
@@ -22,7 +23,6 @@ from gitboot.publish.modes import is_open
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import remedy
-from gitboot.storage import check_output, check_state
 from gitboot.system_clock import Keeping
 from gitboot.text import shell_words
 
