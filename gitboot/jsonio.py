@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from typing import Any, Final
-
-from gitboot.jsonio_from_model_scalars_instants import format_instant
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
 _KEY: Final = "facts"
@@ -70,3 +68,8 @@ def _keys(kind: type) -> tuple[tuple[str, str], ...]:
     """The fields of a dataclass that JSON has, and what it calls them."""
     keys = ((each.name, each.metadata.get(_KEY, to_camel(each.name))) for each in fields(kind))
     return tuple((name, key) for name, key in keys if key is not None)
+
+
+def format_instant(at: datetime) -> str:
+    """RFC 3339 in UTC; fractions of a second only where there are any."""
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from gitboot.fleet.resources import KINDS, Resource
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model import scalars
 from gitboot.model.boot_image import Artifact, Artifacts, Signature
 from gitboot.model.boot_policy import BootProfileSpec, Window

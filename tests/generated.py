@@ -19,7 +19,7 @@ import yaml
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.blobs import ParseCache
 from gitboot.load.whole import load
 from gitboot.model.graces import FETCH_GRACE

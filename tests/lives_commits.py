@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from tests import fleets
 from tests.doubles import Commits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from gitboot.render.parts import PAGE

@@ -24,7 +24,7 @@ from tuf.api.metadata import (
 )
 
 from gitboot.canonical import canonical
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_program import hashed_path
 from gitboot.render.paths import BOOT, MEDIUM, means, token_in

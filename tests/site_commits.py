@@ -9,7 +9,7 @@ from typing import Final
 
 import pygit2
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from tests import fleets
 from tests.fleets import mac_of
 from tests.site_book import Ask, Window

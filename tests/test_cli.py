@@ -27,7 +27,7 @@ from gitboot import __version__, errors
 from gitboot.cli import main
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.cli.main import cli
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.json_schema import KINDS

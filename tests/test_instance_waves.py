@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.power_steps import SHUTDOWN
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from tests.bench import Bench
 from tests.credentials import give_credentials
 from tests.fleets import fleet, image, maintenance, policy, profile, server, uuid_of

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.fleet.yaml import Quoted
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import parse_user_data_format
 from gitboot.model.scalars.artifacts import parse_artifact_url, parse_base_url, parse_digest
 from gitboot.model.scalars.instants import parse_instant

@@ -14,7 +14,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.observe.stopped import say
 from gitboot.publish import mirror_program
 from gitboot.render.paths import Role, kind_of

@@ -16,7 +16,7 @@ import pytest
 
 from gitboot.endpoint.api import MOST, PAGE
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried, render_unknown
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import UNKNOWN
 from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_reader import verify

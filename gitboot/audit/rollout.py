@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import Rollout

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 import click
 
 from gitboot.child_processes import LOG_FORMAT
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.status.events_from_status import Event
 from gitboot.terminal import control, escaped_lines, style, unstyled
 from gitboot.text import one_line

@@ -28,7 +28,7 @@ from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.instance.stops import released
 from gitboot.instance.withheld_boots import joined, offering, withheld_by
 from gitboot.jsonio import facts as as_facts
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Withheld
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.load.snapshot import Revision

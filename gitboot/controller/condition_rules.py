@@ -21,7 +21,7 @@ from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, described
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.stops import stopped_by_fleet
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code

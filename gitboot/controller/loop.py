@@ -20,7 +20,7 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, SourceError, TryAgain
 from gitboot.git.clone import Source
 from gitboot.instance.laps import Stage
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.snapshot import Revision
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure

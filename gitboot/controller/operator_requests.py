@@ -20,7 +20,7 @@ from gitboot.errors import StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import Beginning, begin
 from gitboot.instance.secret_fetches import confirm_fetches
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.phrases import count

@@ -10,7 +10,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import Any, Final
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.phrases import count, more
 
 KEPT: Final = timedelta(hours=1)  # how long a report of an endpoint counts

@@ -9,7 +9,7 @@ from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final, NamedTuple
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.render.paths import FAILED, Role, means
 
 MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation

@@ -14,7 +14,7 @@ from gitboot.controller.instance import state_directory as state
 from gitboot.errors import UsageError
 from gitboot.files import write_whole
 from gitboot.instance.rights import mode_in
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 
 HEARD: Final = timedelta(hours=24)  # how long what was told tokens by an earlier key is

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.database import Database
 from gitboot.ledger.store import Store, Transaction, open_database

@@ -17,9 +17,8 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
-from gitboot.jsonio import facts
+from gitboot.jsonio import facts, format_instant
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation

@@ -27,7 +27,7 @@ from typing import (
     get_type_hints,
 )
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 
 T = TypeVar("T")
 Read = Callable[[Any], Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.fetchlog.spool import files, parse, whole_lines
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.observe.batches import writer_of
 from gitboot.observe.intents import that_use_up

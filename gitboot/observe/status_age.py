@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.status.conditions import remedy
 from gitboot.status.instance_status import STALE_S
 

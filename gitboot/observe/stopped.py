@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from gitboot.canonical import canonical
 from gitboot.files import write_whole
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.status.conditions import remedy
 from gitboot.stoppage import Stoppage
 

@@ -16,7 +16,7 @@ from stat import S_IMODE
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.phrases import count, did_you_mean
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of

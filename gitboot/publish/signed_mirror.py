@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from gitboot.errors import HostUnreachable
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import digest_of
 from gitboot.publish.mirror_program import (
     DAMAGED,

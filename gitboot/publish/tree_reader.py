@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gitboot.errors import PublishError
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.scalars.instants import parse_instant
 from gitboot.publish.durable import split
 from gitboot.publish.durable_files import Disk, is_file

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from gitboot.canonical import canonical
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.render.paths import BOOT, IMMUTABLE, MEDIUM, Role, means
 
 if TYPE_CHECKING:

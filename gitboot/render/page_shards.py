@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gitboot.canonical import canonical
 from gitboot.fleet.layered_dict import differing
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, shard_of, static
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles

@@ -9,7 +9,7 @@ from typing import Final
 
 from gitboot.fleet.identities import identities
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import SkewMode
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
 from gitboot.model.scalars.numbers import version_key

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code

@@ -8,9 +8,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.jsonio import LEFT_OUT, named
+from gitboot.jsonio import LEFT_OUT, format_instant, named
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.model.graces import FETCH_GRACE
 
 

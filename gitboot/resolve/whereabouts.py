@@ -10,7 +10,7 @@ from typing import Any
 
 from gitboot.canonical import canonical
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Fleet
 from gitboot.model.selectors import selects

@@ -11,8 +11,7 @@ from gitboot.diff.effects import Effect
 from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.images import ImageChange
-from gitboot.jsonio import facts
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import facts, format_instant
 from gitboot.problems.problem import Problem
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.formats import phrases

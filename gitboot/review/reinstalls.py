@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyWait
 from gitboot.resolve.server_decision_from_plan import Boot, Decision, MaintenanceDecision, PolicyDecision
 from gitboot.review.harmless_changes import Demand, NotProvisioned, Span, covers, instants, spans

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.files import write_whole
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.observe.kernel import uptime
 from gitboot.status.instance_status import STALE_S
 from gitboot.system_clock import Keeping, Uptime

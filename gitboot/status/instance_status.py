@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.revision import Signer
-from gitboot.jsonio import facts
+from gitboot.jsonio import facts, format_instant
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
-from gitboot.jsonio_from_model_scalars_instants import format_instant
 from gitboot.problems.problem import Problem
 from gitboot.status.conditions_from_status import Condition
 

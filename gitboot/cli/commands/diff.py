@@ -71,7 +71,7 @@ def command(
     """
     from gitboot.cli.accepted import accepted_by
     from gitboot.cli.ranges import compared
-    from gitboot.jsonio_from_model_scalars_instants import format_instant
+    from gitboot.jsonio import format_instant
     from gitboot.review import review
     from gitboot.review.review import ReviewOutcome
 

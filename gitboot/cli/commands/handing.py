@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gitboot.cli.instance import decision_of
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.model.scalars.texts import Malformed
 from gitboot.render.endpoint_files import state_path

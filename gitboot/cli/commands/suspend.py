@@ -22,7 +22,7 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     from gitboot.cli.instance import request
     from gitboot.controller.operator_requests import SUSPEND
     from gitboot.errors import UsageError
-    from gitboot.jsonio_from_model_scalars_instants import format_instant
+    from gitboot.jsonio import format_instant
 
     if until <= now():
         raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")

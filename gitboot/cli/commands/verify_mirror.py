@@ -313,7 +313,7 @@ def _age(age: timedelta) -> str:
 
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
-    from gitboot.jsonio_from_model_scalars_instants import format_instant
+    from gitboot.jsonio import format_instant
     from gitboot.phrases import count
     from gitboot.publish.signed_mirror import signature_of
 

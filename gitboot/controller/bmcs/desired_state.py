@@ -9,7 +9,7 @@ from datetime import datetime
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.model.boot_policy import MaintenancePower, OverrideMode, PolicyPower
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import About

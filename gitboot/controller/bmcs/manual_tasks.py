@@ -53,7 +53,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.stops import stop_of
 from gitboot.instance.withheld_boots import offering
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars.machines import SystemUuid

@@ -60,7 +60,7 @@ from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.instance.verdicts import project_of
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.entries import Request

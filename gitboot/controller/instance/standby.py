@@ -32,7 +32,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.git.clone import Source
 from gitboot.instance.rights import private
 from gitboot.instance.window_watch import WindowWatch
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark

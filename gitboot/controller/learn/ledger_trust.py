@@ -8,7 +8,7 @@ from statistics import median
 from typing import Final
 
 from gitboot.controller.learn.ledger_snapshot import Learning
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, UnknownServe

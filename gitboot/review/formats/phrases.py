@@ -15,7 +15,7 @@ from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.resets import resets
 from gitboot.diff.unknown import BecomesUnknown, Since
-from gitboot.jsonio_from_model_scalars_instants import format_instant
+from gitboot.jsonio import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.phrases import count, more, some
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
