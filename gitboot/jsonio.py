@@ -11,7 +11,14 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
-from typing import Any, Final
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from gitboot.jsonio_from_model_scalars_artifacts import Digest
+
+if TYPE_CHECKING:
+    from msgspec.json import Encoder
+
 
 _PLAIN: Final = frozenset({str, int, float, bool, type(None)})  # most values are
 _KEY: Final = "facts"
@@ -73,3 +80,27 @@ def _keys(kind: type) -> tuple[tuple[str, str], ...]:
 def format_instant(at: datetime) -> str:
     """RFC 3339 in UTC; fractions of a second only where there are any."""
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
+
+
+def canonical(value: object) -> bytes:
+    """RFC 8785 JSON of a value that holds no floats."""
+    return _encoder().encode(value)
+
+
+@cache
+def _encoder() -> Encoder:
+    from msgspec.json import Encoder  # only here: an endpoint answers entries without it
+
+    return Encoder(order="deterministic")
+
+
+def laid_out(value: object) -> bytes:
+    """The same for a person to read: over several lines."""
+    from msgspec.json import format  # likewise
+
+    return format(canonical(value), indent=2)
+
+
+def digest(value: object) -> Digest:
+    """The sha256 of a value's canonical JSON."""
+    return Digest(sha256(canonical(value)).hexdigest())

@@ -23,8 +23,7 @@ from tuf.api.metadata import (
     Timestamp,
 )
 
-from gitboot.canonical import canonical
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_program import hashed_path
 from gitboot.render.paths import BOOT, MEDIUM, means, token_in

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gitboot.canonical import canonical, digest, laid_out
+from gitboot.jsonio import canonical, digest, laid_out
 
 _TEXTS = st.text(st.characters(codec="utf-8"))
 _VALUES = st.recursive(

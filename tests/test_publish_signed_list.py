@@ -21,8 +21,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tuf.api.exceptions import ExpiredMetadataError, LengthOrHashMismatchError, RepositoryError, UnsignedMetadataError
 
-from gitboot.canonical import canonical
 from gitboot.errors import PublishError
+from gitboot.jsonio import canonical
 from gitboot.publish import signed_list
 from gitboot.publish.durable import staged
 from gitboot.publish.list_keys import KeyNotInRoot, KeyUnreadable, read_list_keys

@@ -10,10 +10,10 @@ from pathlib import Path
 import click
 
 from gitboot import phrases
-from gitboot.canonical import canonical
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.terminal import wrapped
 from gitboot.errors import UsageError
+from gitboot.jsonio import canonical
 from gitboot.load.machines import machines
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from gitboot.canonical import digest
 from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.fleet.resources import Id
+from gitboot.jsonio import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_image import BootImage

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from gitboot.canonical import digest
 from gitboot.diff.identities import GainedIdentity, Inheritance
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.jsonio import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 
 Label = tuple[str, str]  # site, fra1

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from gitboot.canonical import digest
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.touched import GROUPING
+from gitboot.jsonio import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, machine
 from gitboot.load.repository import FleetRepository

@@ -21,10 +21,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gitboot import __version__
-from gitboot.canonical import canonical
 from gitboot.endpoint.served_files import PublishedTree, Signature, shown_unknown, signature
 from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines
+from gitboot.jsonio import canonical
 from gitboot.render.endpoint_files import PublishedServer, parse, server_of, state_path, turn_of
 from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
 from gitboot.render.paths import is_immutable

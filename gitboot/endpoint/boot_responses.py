@@ -12,10 +12,10 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from gitboot.canonical import canonical, digest
 from gitboot.endpoint.access_control import Stranger
 from gitboot.endpoint.boot_gate import Guarded
 from gitboot.endpoint.served_files import Located, PublishedTree, Read, Signature, signature
+from gitboot.jsonio import canonical, digest
 from gitboot.render.endpoint_files import Turn, turn_of
 from gitboot.render.paths import (
     ASKED,

@@ -13,10 +13,9 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Final, NamedTuple
 
-from gitboot.canonical import canonical
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown
 from gitboot.files import ABSENT
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.observe.status_age import with_age
 from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.publish.index import parse_shard, shard_path

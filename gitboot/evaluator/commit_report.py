@@ -8,10 +8,10 @@ from typing import Final, NamedTuple
 
 from msgspec import structs
 
-from gitboot.canonical import canonical
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.fleet.resources import Id
+from gitboot.jsonio import canonical
 from gitboot.load.machines import NO_MOVES, Moves, machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid

@@ -22,9 +22,8 @@ from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.canonical import canonical
 from gitboot.files import write_whole
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.observe import batches
 from gitboot.observe.observation import Observation, Outcome, instant_of

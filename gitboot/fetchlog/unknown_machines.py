@@ -16,8 +16,7 @@ from functools import lru_cache, reduce
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
-from gitboot.canonical import canonical
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, parse_lookup_mac, parse_uuid, swapped
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed

@@ -10,9 +10,9 @@ from threading import Lock
 
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
-from gitboot.canonical import canonical
 from gitboot.files import write_whole
 from gitboot.fleet.layered_dict import replaced
+from gitboot.jsonio import canonical
 from gitboot.ledger import server_tables
 from gitboot.model.scalars.machines import SystemUuid
 

@@ -14,10 +14,9 @@ from gitboot.bmc.override_state_from_bmc_override import Enabled, Override, Over
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.canonical import canonical
 from gitboot.decoders import json_decoder
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
-from gitboot.jsonio import facts, format_instant
+from gitboot.jsonio import canonical, facts, format_instant
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid

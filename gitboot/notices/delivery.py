@@ -12,9 +12,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from gitboot.canonical import canonical
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.http_client import HttpClient
+from gitboot.jsonio import canonical
 from gitboot.notices.notice import Level, Notice
 from gitboot.notices.receivers import Receiver
 

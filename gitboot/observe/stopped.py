@@ -12,9 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gitboot.canonical import canonical
 from gitboot.files import write_whole
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.status.conditions import remedy
 from gitboot.stoppage import Stoppage
 

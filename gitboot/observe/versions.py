@@ -8,8 +8,8 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from gitboot.canonical import canonical
 from gitboot.files import write_whole
+from gitboot.jsonio import canonical
 from gitboot.observe.observation import Observation
 
 

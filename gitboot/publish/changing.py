@@ -7,8 +7,8 @@ from contextlib import suppress
 from datetime import datetime
 from types import MappingProxyType
 
-from gitboot.canonical import canonical
 from gitboot.errors import PublishError
+from gitboot.jsonio import canonical
 from gitboot.publish.amend import Parts
 from gitboot.publish.durable import staged
 from gitboot.publish.durable_files import Disk

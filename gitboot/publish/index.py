@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Final
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 
 INDEX: Final = "ops/index"
 

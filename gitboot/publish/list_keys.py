@@ -21,9 +21,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gitboot.canonical import canonical
 from gitboot.errors import UsageError
 from gitboot.files import read_private
+from gitboot.jsonio import canonical
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

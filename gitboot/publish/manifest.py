@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 from gitboot.render.endpoint_files import Listed
 
 MANIFEST: Final = "ops/manifest.json"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 from gitboot.model.scalars.machines import parse_lookup_mac, parse_lookup_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
 from gitboot.model.scalars.texts import Malformed

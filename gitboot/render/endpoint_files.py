@@ -9,8 +9,7 @@ from datetime import datetime
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from gitboot.canonical import canonical
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.render.paths import BOOT, IMMUTABLE, MEDIUM, Role, means
 
 if TYPE_CHECKING:

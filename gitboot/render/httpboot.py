@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 from gitboot.model.server import Architecture
 from gitboot.render import paths
 from gitboot.render.paths import ContentType

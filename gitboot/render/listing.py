@@ -12,8 +12,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from gitboot.canonical import canonical
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.render.paths import BOOT, MEDIUM, SIGNED, is_immutable, means, token_in
 from gitboot.render.tree import File, Files
 

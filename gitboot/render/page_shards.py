@@ -9,9 +9,8 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from gitboot.canonical import canonical
 from gitboot.fleet.layered_dict import differing
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, shard_of, static
 from gitboot.render.page.details import changes
 from gitboot.render.parts import PAGE, PartFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.quoting import ipxe_url

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import TYPE_CHECKING, Final
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from msgspec.json import decode
 
-from gitboot.canonical import canonical
 from gitboot.fleet.resources import Resource
+from gitboot.jsonio import canonical
 from gitboot.model.boot_policy import Taint
 from gitboot.model.server import Server
 from gitboot.model.structure import written

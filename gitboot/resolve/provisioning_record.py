@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from zlib import crc32
 
-from gitboot.canonical import canonical
 from gitboot.errors import UsageError
-from gitboot.jsonio import facts
+from gitboot.jsonio import canonical, facts
 from gitboot.model.scalars.artifacts import parse_digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.texts import Malformed, shown, text

@@ -10,8 +10,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from gitboot.canonical import digest
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import digest, format_instant
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import (

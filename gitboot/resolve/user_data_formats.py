@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from gitboot.canonical import digest
+from gitboot.jsonio import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.texts import Malformed, shown

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from gitboot.canonical import digest
 from gitboot.diff.access import AccessChange, access_changes
 from gitboot.diff.disk_claims import DiskClaims
 from gitboot.diff.documents import DocumentChange, Fate, changed_documents
@@ -22,6 +21,7 @@ from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.resources import Id
+from gitboot.jsonio import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.load.repository import FleetRepository

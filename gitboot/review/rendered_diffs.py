@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import unified_diff
 from typing import Final
 
-from gitboot.canonical import digest
+from gitboot.jsonio import digest
 from gitboot.jsonio_from_model_scalars_artifacts import Digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output

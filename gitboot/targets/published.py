@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gitboot.canonical import canonical
 from gitboot.errors import TryAgain
+from gitboot.jsonio import canonical
 from gitboot.publish.manifest import (
     MANIFEST,
     digest_of,

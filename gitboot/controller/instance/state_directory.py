@@ -13,10 +13,9 @@ from stat import S_ISREG
 from typing import Any, Final
 
 from gitboot import files
-from gitboot.canonical import laid_out
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import UsageError
-from gitboot.jsonio import facts, format_instant
+from gitboot.jsonio import facts, format_instant, laid_out
 from gitboot.ledger.location import is_named
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gitboot.canonical import canonical
+from gitboot.jsonio import canonical
 from gitboot.render.paths import BOOT
 
 HEAD: Final = "ops/manifest.json"

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
-from gitboot.canonical import canonical
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import canonical, format_instant
 from gitboot.load.machines import Machine
 from gitboot.render.page import DATA, SCRIPT, script_of, shard_of
 from gitboot.render.tree import File
