@@ -12,9 +12,7 @@ from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final
-
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from typing import TYPE_CHECKING, Any, Final, NewType
 
 if TYPE_CHECKING:
     from msgspec.json import Encoder
@@ -104,3 +102,6 @@ def laid_out(value: object) -> bytes:
 def digest(value: object) -> Digest:
     """The sha256 of a value's canonical JSON."""
     return Digest(sha256(canonical(value)).hexdigest())
+
+
+Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256

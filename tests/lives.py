@@ -21,7 +21,7 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.fetchlog.spool import SpoolFile, line_of
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import evidence, instance_tables, requests
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store

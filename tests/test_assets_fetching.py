@@ -13,7 +13,7 @@ from gitboot.artifacts.availability import ReadResults, look_at, look_at_all
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.assets.sighting import Presence, Sighting, unbootable_by_firmware
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision_from_plan import BootFile
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.git_servers import free_port

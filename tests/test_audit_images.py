@@ -9,8 +9,7 @@ from functools import cache
 import pytest
 
 from gitboot import jsonio_from_cli_inputs
-from gitboot.jsonio import facts
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, facts
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import joins_at
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -10,7 +10,7 @@ import pytest
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.unknown import BecomesUnknown, Since
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.load.whole import load
 from gitboot.model.boot_policy import (
     DiskBoot,

@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from gitboot.fleet.revision import Message
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare

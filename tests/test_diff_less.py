@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.diff.less import is_less
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import (
     DiskBoot,

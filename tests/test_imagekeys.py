@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.openpgp import Distrusted
 from tests.signers import Minisign, Person, by_gpg, gpg_people
 from tests.sigstores import Sigstore

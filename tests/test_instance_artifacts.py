@@ -16,7 +16,7 @@ from gitboot.controller.artifact_watch import Lookout
 from gitboot.controller.instance.assembly import looking, seen_before
 from gitboot.controller.instance.settings import ArtifactSettings, CheckAssets, GitSettings, Settings
 from gitboot.disk_cache import DiskCache
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.resolve.server_decision_from_plan import BootFile

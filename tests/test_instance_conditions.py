@@ -20,7 +20,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.controller.learn.install_boots import offer_of
 from gitboot.instance.installing import attempted, started, taken_back
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import events
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explanation import explain

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import evidence
 from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, FAILED, PROVISIONED

@@ -14,7 +14,7 @@ from gitboot.controller.learn.ledger_snapshot import Learning
 from gitboot.controller.learn.provisioning import note_consumed
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.errors import LedgerError
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import evidence as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars.machines import SystemUuid

@@ -11,7 +11,7 @@ import pytest
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.errors import UsageError
 from gitboot.instance.secret_fetches import begin_installation, confirm_fetches, note_fetch
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation

@@ -30,7 +30,7 @@ from gitboot.evaluator.client import assembled
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import machines, requests
 from gitboot.load.whole import load
 from gitboot.observe.observation import Observation

@@ -18,7 +18,7 @@ from gitboot.cli.exit import Exit
 from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
 from gitboot.instance.tokenkeys import HEARD, token_keys
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in

@@ -20,7 +20,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.entries import Facts
 from gitboot.observe.observation import Observation

@@ -24,8 +24,7 @@ from gitboot.controller.instance import assembly
 from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read_status
 from gitboot.controller.loop import Loop
 from gitboot.instance.laps import Laps, Stage
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import evidence, overrides
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid

@@ -26,8 +26,7 @@ from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Ov
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import (
     events,
     evidence,

@@ -34,7 +34,7 @@ from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.spool import line_of
 from gitboot.instance.bookkeeping import write
 from gitboot.instance.noted_clears import NotedWithdrawals
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import events, evidence, instance_tables, overrides, records
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.fetchlog.spool import SpoolFile, line_of, parse
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.observe.given import GivenBoots, how_given
 from gitboot.observe.intents import that_use_up, with_outcomes

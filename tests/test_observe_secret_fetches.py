@@ -20,7 +20,7 @@ from gitboot.fetchlog.one_time_boots import (
     secret_of,
 )
 from gitboot.fetchlog.spool import line_of, parse
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
 from gitboot.observe.observation import Observation
 

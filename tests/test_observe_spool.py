@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.fetchlog.access_logs import Ignored, Told, read
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.observe.observation import Observation
 from tests.cases import for_each
 from tests.serving import ENTRY, MAC, UUID

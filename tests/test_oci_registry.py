@@ -14,7 +14,7 @@ import pytest
 from gitboot.artifacts.oci import Registries
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.oci.credentials import RegistryCredentials
 from gitboot.oci.reference import AllowedRegistry, OciReference
 from gitboot.oci.resolve import resolve

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, Role, kind_of, token_in
 from gitboot.render.server_states import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys

@@ -19,7 +19,7 @@ from gitboot.endpoint.recorder import ForwardedRecording, Recording
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.spool import Spool, files, identity, line_of
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside
 from gitboot.ledger.open_ledger import open_ledger

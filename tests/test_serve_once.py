@@ -23,8 +23,7 @@ from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
 from gitboot.files import write_whole
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.observe.intents import that_use_up
 from gitboot.observe.observation import Observation, Outcome
 from gitboot.problems.codes import Code

@@ -26,7 +26,7 @@ from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.files import _type_at, check_output, check_spool, check_state, filesystem_of
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, overrides, records
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid

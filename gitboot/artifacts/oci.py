@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.oci.credentials import RegistryCredentials
 from gitboot.oci.layers import MANIFESTS
 from gitboot.oci.reference import AllowedRegistry, OciReference, origin

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.text import printable
 

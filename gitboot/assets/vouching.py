@@ -13,7 +13,7 @@ from typing import Final
 from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import ArtifactMissing, HostUnreachable
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
 from gitboot.model.scalar_from_document import Path as Field
 from gitboot.openpgp import Distrusted

@@ -34,7 +34,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.patrol import Patrol
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output

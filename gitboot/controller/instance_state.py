@@ -15,7 +15,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
 from gitboot.instance.stops import is_named
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars.machines import SystemUuid

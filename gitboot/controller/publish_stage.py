@@ -16,7 +16,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output

@@ -17,8 +17,7 @@ from typing import Final
 
 from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.fleet.resources import Id
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import NetworkBoot

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from gitboot.diff.identities import GainedIdentity, Inheritance
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 
 Label = tuple[str, str]  # site, fra1
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from gitboot.diff.documents import DocumentChange, Fate, plain
 from gitboot.fleet.resources import Id
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.load.repository import FleetRepository
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision

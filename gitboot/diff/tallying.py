@@ -8,8 +8,7 @@ from dataclasses import asdict
 
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.touched import GROUPING
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.load.machines import BmcAccess, machine
 from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server

@@ -22,7 +22,7 @@ from gitboot.endpoint.age_encryption import Keys, Unopened
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import KEPT, NotGiven, UnnamedProxy, WhyNot
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed

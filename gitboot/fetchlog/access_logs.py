@@ -14,7 +14,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.observe.agents import has_identity, is_check, is_machine, is_tool, may_be_system, parse_query
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.observe.storelog import LoggedRequest, of_cloudfront, of_cloudfront_json, of_s3

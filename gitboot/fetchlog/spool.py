@@ -23,8 +23,7 @@ from typing import Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.files import write_whole
-from gitboot.jsonio import canonical, format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, canonical, format_instant
 from gitboot.observe import batches
 from gitboot.observe.observation import Observation, Outcome, instant_of
 from gitboot.system_clock import Uptime

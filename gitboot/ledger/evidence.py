@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction

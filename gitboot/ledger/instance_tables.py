@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from gitboot.assets.sighting import Presence, Sighting
 from gitboot.errors import Orders
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.entries import Approval, Facts, Heartbeat, Suspension, Withheld
 from gitboot.ledger.store import Store, Transaction

@@ -16,8 +16,7 @@ from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.decoders import json_decoder
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
-from gitboot.jsonio import canonical, facts, format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, canonical, facts, format_instant
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation

@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Any
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.scalars.artifacts import (
     SHA256,
     ArtifactUrl,

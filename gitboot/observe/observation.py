@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.render.paths import FAILED, PROVISIONED, Role, means
 from gitboot.system_clock import Uptime
 from gitboot.text import printable

@@ -9,7 +9,7 @@ import msgspec
 
 from gitboot.decoders import json_decoder
 from gitboot.errors import RegistryRefused
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.scalars.artifacts import parse_digest
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from gitboot.errors import RegistryRefused, UsageError
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.scalars.artifacts import OCI
 
 

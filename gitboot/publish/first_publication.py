@@ -22,7 +22,7 @@ from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.phrases import count
 from gitboot.publish import durable
 from gitboot.publish.amend import amended

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.publish.amend import amended
 from gitboot.publish.changing import change, discard
 from gitboot.publish.durable import staged

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids

@@ -9,7 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.boot_policy import UserData
 from gitboot.model.scalars.texts import Malformed
 from gitboot.problems.codes import Code

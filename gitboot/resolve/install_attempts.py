@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, InstallStep, Record, Run, boot_key
 from gitboot.resolve.server_decision_from_plan import Decision, PolicyDecision, token

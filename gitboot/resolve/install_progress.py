@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, format_instant
 from gitboot.model.graces import SERVED_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import overtaken_attempt

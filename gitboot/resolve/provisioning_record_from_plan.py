@@ -8,8 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from gitboot.jsonio import LEFT_OUT, format_instant, named
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import LEFT_OUT, Digest, format_instant, named
 from gitboot.model.graces import FETCH_GRACE
 
 

@@ -10,8 +10,7 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from gitboot.jsonio import digest, format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import (
     DiskBoot,

@@ -7,8 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
-from gitboot.jsonio import digest, format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest, format_instant
 from gitboot.model.boot_policy import OverrideMode
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware

@@ -9,8 +9,7 @@ from hashlib import sha256
 from typing import Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.problems.codes import Code

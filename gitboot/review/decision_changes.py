@@ -21,8 +21,7 @@ from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.resources import Id
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Site

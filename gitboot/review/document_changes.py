@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
 from gitboot.resolve.hosts import Host

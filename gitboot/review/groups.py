@@ -13,7 +13,7 @@ from gitboot.diff.effects import Effect
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.unknown import BecomesUnknown
 from gitboot.fleet.resources import Id
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.load.repository import FleetRepository
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision

@@ -12,7 +12,7 @@ from typing import ClassVar, Final
 from gitboot.diff.extent import Area, Extent
 from gitboot.diff.identities import Inheritance
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.fleet import Guards
 from gitboot.phrases import did_you_mean
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from difflib import unified_diff
 from typing import Final
 
-from gitboot.jsonio import digest
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
 from gitboot.phrases import count, more

@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from gitboot.fleet.revision import Signer
-from gitboot.jsonio import facts, format_instant
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest, facts, format_instant
 from gitboot.problems.problem import Problem
 from gitboot.status.conditions_from_status import Condition
 

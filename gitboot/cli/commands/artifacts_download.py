@@ -21,7 +21,7 @@ from gitboot.jsonio_from_cli_inputs import document
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher
     from gitboot.artifacts.local_copies import MirroredArtifact
-    from gitboot.jsonio_from_model_scalars_artifacts import Digest
+    from gitboot.jsonio import Digest
     from gitboot.resolve.server_decision_from_plan import BootFile
 
 

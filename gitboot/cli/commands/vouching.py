@@ -21,7 +21,7 @@ from gitboot.phrases import count
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher
     from gitboot.assets.vouching import SignatureCheck
-    from gitboot.jsonio_from_model_scalars_artifacts import Digest
+    from gitboot.jsonio import Digest
     from gitboot.load.repository import FleetRepository
     from gitboot.model.boot_image import BootImage
     from gitboot.problems.problem import Problem

@@ -6,7 +6,7 @@ import re
 from typing import Final, NewType
 from urllib.parse import urlsplit
 
-from gitboot.jsonio_from_model_scalars_artifacts import Digest
+from gitboot.jsonio import Digest
 from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.problems.codes import Code
 from gitboot.text import shell_words
