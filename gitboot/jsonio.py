@@ -6,13 +6,16 @@ digested says its facts itself (`gitboot.resolve.server_plan`): there a field th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Final, NewType
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Final, NewType, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
     from msgspec.json import Encoder
@@ -105,3 +108,30 @@ def digest(value: object) -> Digest:
 
 
 Digest = NewType("Digest", str)  # 64 lower-case hexadecimal digits of a sha256
+T = TypeVar("T")
+_making: Final = RLock()
+
+
+def decoder(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that decodes msgpack as a type. It looks into the type at its first call, which takes time."""
+    return _later(lambda: msgspec.msgpack.Decoder(kind).decode)
+
+
+def json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
+    """Return a function that decodes JSON as a type. It looks into the type at its first call, which takes time."""
+    return _later(lambda: msgspec.json.Decoder(kind).decode)
+
+
+def convert(value: object, kind: type[T]) -> T:
+    """Return a JSON value as a type. Raises `msgspec.ValidationError`."""
+    with _making:
+        return msgspec.convert(value, kind)
+
+
+def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    @cache
+    def made() -> Callable[..., Any]:
+        with _making:
+            return make()
+
+    return lambda data: made()(data)

@@ -20,7 +20,7 @@ DECODERS = {"decode", "msgspec.json.decode", "msgspec.msgpack.decode"}  # with a
 AT_ONCE = """
 import threading
 from dataclasses import dataclass
-from gitboot.decoders import decoder
+from gitboot.jsonio import decoder
 import msgspec
 
 half_known, is_done = threading.Event(), threading.Event()

@@ -13,8 +13,8 @@ import msgspec
 from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, judge, judge_content
 from gitboot.child_processes import encode
-from gitboot.decoders import decoder
 from gitboot.errors import ArtifactMissing, HostUnreachable
+from gitboot.jsonio import decoder
 from gitboot.resolve.server_decision_from_plan import BootFile
 
 

@@ -25,7 +25,6 @@ from gitboot.child_processes import encode
 from gitboot.controller.current_plans import ImageFile, Plans, about
 from gitboot.controller.instance_state import Standing, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
@@ -34,7 +33,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.agenda import Agenda
 from gitboot.instance.patrol import Patrol
-from gitboot.jsonio import Digest
+from gitboot.jsonio import Digest, decoder
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import msgspec
 
 from gitboot.child_processes import encode
-from gitboot.decoders import decoder
 from gitboot.evaluator import protocol
 from gitboot.fleet.resources import Id
+from gitboot.jsonio import decoder
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code
 from gitboot.problems.problem import Severity

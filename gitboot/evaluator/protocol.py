@@ -16,9 +16,8 @@ from typing import Final
 import msgspec
 
 from gitboot.child_processes import Spent, encode
-from gitboot.decoders import decoder
 from gitboot.diff.extent import Extent
-from gitboot.jsonio import digest
+from gitboot.jsonio import decoder, digest
 from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid

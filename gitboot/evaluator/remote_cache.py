@@ -13,10 +13,10 @@ from typing import IO, Final, Protocol
 import msgspec
 
 from gitboot.child_processes import read_frame, write_frame
-from gitboot.decoders import decoder
 from gitboot.disk_cache import MAX_VALUE_BYTES
 from gitboot.evaluator import protocol
 from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
+from gitboot.jsonio import decoder
 
 MAX_KEY_BYTES: Final = 256  # of a key that `serve_cache` inserts
 MAX_MESSAGE_BYTES: Final = 2**27  # of a message that `serve_cache` reads; the largest value of the cache fits

@@ -11,10 +11,10 @@ from typing import IO, Final
 import msgspec
 
 from gitboot.child_processes import encode, framed, read_frame
-from gitboot.decoders import decoder
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.cache import is_result
 from gitboot.evaluator.protocol import NewResults, ResultKind
+from gitboot.jsonio import decoder
 
 MAX_BYTES: Final = 2**29  # of one evaluation; the rest is not stored
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeVar
 
 from gitboot.child_processes import Buffer, ProcessLimits, encode, end_with, framed, share_of_limits, take_off_limits
-from gitboot.decoders import decoder
 from gitboot.evaluator.cache import encode_decided, encode_servers
+from gitboot.jsonio import decoder
 from gitboot.load.blobs import ParsedBlob, read_blob
 from gitboot.load.snapshot import BlobId, Snapshot
 from gitboot.resolve.fleet_decisions import DecidedServer

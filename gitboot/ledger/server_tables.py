@@ -14,9 +14,8 @@ from gitboot.bmc.override_state_from_bmc_override import Enabled, Override, Over
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.decoders import json_decoder
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
-from gitboot.jsonio import Digest, canonical, facts, format_instant
+from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.observe.observation import Observation

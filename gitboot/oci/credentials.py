@@ -11,8 +11,8 @@ from typing import Final
 
 import msgspec
 
-from gitboot.decoders import json_decoder
 from gitboot.errors import UsageError
+from gitboot.jsonio import json_decoder
 from gitboot.text import shell_words
 
 

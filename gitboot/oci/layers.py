@@ -7,9 +7,8 @@ from typing import Final
 
 import msgspec
 
-from gitboot.decoders import json_decoder
 from gitboot.errors import RegistryRefused
-from gitboot.jsonio import Digest
+from gitboot.jsonio import Digest, json_decoder
 from gitboot.model.scalars.artifacts import parse_digest
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture

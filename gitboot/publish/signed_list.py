@@ -20,9 +20,8 @@ from typing import Annotated, Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from gitboot.decoders import convert
 from gitboot.errors import PublishError
-from gitboot.jsonio import canonical, format_instant
+from gitboot.jsonio import canonical, convert, format_instant
 from gitboot.publish.durable import is_staged, staged
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.list_keys import ListKeys

@@ -8,7 +8,6 @@ from typing import Final, Literal
 
 import msgspec
 
-from gitboot.decoders import decoder
 from gitboot.errors import (
     BranchMissing,
     CorruptClone,
@@ -20,6 +19,7 @@ from gitboot.errors import (
     UsageError,
 )
 from gitboot.git.remote import Head, Password, Remote, SshKey
+from gitboot.jsonio import decoder
 from gitboot.source.fetch_deadlines import Step
 
 # Fetch into the clone; into a new one; into a new one, with the accepted commit; only read what HEAD names. Of a branch
