@@ -135,3 +135,6 @@ def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
             return make()
 
     return lambda data: made()(data)
+
+
+API_VERSION: Final = "gitboot.dev/v1alpha1"

@@ -8,7 +8,7 @@ from functools import partial
 
 from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.yaml import Value
-from gitboot.jsonio_from_model_envelope import API_VERSION
+from gitboot.jsonio import API_VERSION
 from gitboot.load.findings import Finding, Wording, findings
 from gitboot.load.schemas import adapter
 from gitboot.model.scalars.names import parse_name

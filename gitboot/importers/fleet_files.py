@@ -10,7 +10,7 @@ from typing import Any, Final
 import yaml
 
 from gitboot.importers.inventory import is_secret, literal, name_of
-from gitboot.jsonio_from_model_envelope import API_VERSION
+from gitboot.jsonio import API_VERSION
 from gitboot.migration.estate import (
     Estate,
     ImportedBoot,

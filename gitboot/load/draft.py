@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from gitboot.fleet.resources import Id, Origin, Resource
-from gitboot.jsonio_from_model_envelope import API_VERSION
+from gitboot.jsonio import API_VERSION
 from gitboot.load.blobs import ParsedBlob
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot

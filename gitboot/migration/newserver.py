@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from gitboot.jsonio_from_model_envelope import API_VERSION
+from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Server
 
