@@ -6,6 +6,7 @@ digested says its facts itself (`gitboot.resolve.server_plan`): there a field th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
@@ -138,3 +139,9 @@ def _later(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
 
 
 API_VERSION: Final = "gitboot.dev/v1alpha1"
+
+
+def document(**items: Any) -> str:
+    """What a command says, as JSON: with its version, sorted, to be read by people too."""
+
+    return json.dumps({"apiVersion": API_VERSION, **facts(items)}, indent=2, sort_keys=True)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from gitboot import jsonio_from_cli_inputs
+from gitboot import jsonio
 from gitboot.jsonio import Digest, facts
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.policy_selection import joins_at
@@ -152,7 +152,7 @@ def test_an_image_names_the_streams_that_have_it() -> None:
 
 
 def test_facts_are_versioned_json() -> None:
-    said = json.loads(jsonio_from_cli_inputs.document(**facts(found(*fleet_with(stream(0), pinned="web05")))))
+    said = json.loads(jsonio.document(**facts(found(*fleet_with(stream(0), pinned="web05")))))
     assert said["apiVersion"] == "gitboot.dev/v1alpha1"
     assert set(said) == {"apiVersion", "items", "streams", "behind", "tooOld"}
     assert said["behind"][0]["until"] == "2026-11-01T00:00:00Z"

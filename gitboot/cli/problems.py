@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from gitboot.fleet.problem_formats import sarif
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import count
 from gitboot.problems.github import github
 from gitboot.problems.junit import junit

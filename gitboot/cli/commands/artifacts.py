@@ -14,7 +14,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, fleet_argument, fleet_options, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, fleet_argument, now, output_option
 from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.errors import AssetError, UsageError
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher

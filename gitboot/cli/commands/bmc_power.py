@@ -16,7 +16,7 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import count, some
 from gitboot.terminal import style
 

@@ -15,7 +15,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import count
 
 if TYPE_CHECKING:

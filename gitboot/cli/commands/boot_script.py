@@ -10,7 +10,7 @@ import click
 
 from gitboot.cli.options import OutputOption, at_option, now, output_option
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 
 if TYPE_CHECKING:
     from gitboot.render.endpoint_files import PublishedServer, Turn

@@ -14,7 +14,7 @@ from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:

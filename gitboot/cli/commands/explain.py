@@ -15,7 +15,7 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_options, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.source.worktree import WORKTREE
 from gitboot.terminal import style
 

@@ -13,7 +13,7 @@ import click
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command, results_cache
 from gitboot.cli.options import OutputOption, output_option, path_option
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:

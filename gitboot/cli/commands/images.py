@@ -12,7 +12,7 @@ import click
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import some
 from gitboot.terminal import style
 

@@ -20,8 +20,7 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.options import now
 from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
-from gitboot.jsonio import facts
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document, facts
 from gitboot.phrases import count, did_you_mean
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile

@@ -22,8 +22,7 @@ from gitboot.cli.planning import (
     tell_held_back,
 )
 from gitboot.errors import UsageError
-from gitboot.jsonio import format_instant
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document, format_instant
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.text import printable_lines

@@ -13,7 +13,7 @@ from gitboot.cli.choosing import go_on, meant_by, yes_option
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.options import OutputOption, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import count
 from gitboot.text import shell_words
 

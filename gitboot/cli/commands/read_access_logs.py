@@ -15,7 +15,7 @@ from gitboot.cli.options import OutputOption, output_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:

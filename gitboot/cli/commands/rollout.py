@@ -17,7 +17,7 @@ from gitboot.cli.options import OutputOption, now, output_option, path_option
 from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import count, did_you_mean
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gitboot.cli.options import OutputOption, fleet_argument, now, output_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.phrases import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}

@@ -15,7 +15,7 @@ import click
 from gitboot.cli.bar import growing
 from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, output_option
-from gitboot.jsonio_from_cli_inputs import document
+from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
