@@ -35,7 +35,7 @@ from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.reports import read_reports
 from gitboot.oci.layers import chosen, files, parse_manifest
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
 from gitboot.publish.targets import sync_steps

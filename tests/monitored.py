@@ -12,8 +12,7 @@ from typing import Final
 from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.endpoint.tls import Certificate
 from gitboot.instance.laps import Laps, Stage
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.resolve.provisioning_record_from_plan import InstallStep
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 from gitboot.status.conditions_from_status import Condition

@@ -17,8 +17,7 @@ from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.load.whole import load
 from gitboot.model.fleet import Evidence
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at

@@ -24,8 +24,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.validation import load_revision
 from gitboot.load.blobs import ParseCache
 from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each
 from tests.searching import examples

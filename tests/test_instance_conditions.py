@@ -24,8 +24,7 @@ from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Facts, Suspension
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.review.guards import Limits

@@ -12,8 +12,7 @@ import pytest
 from gitboot.cli.exit import Exit
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.instance.verdicts import Verdicts, verdicts_of
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Held, Status, Telling
 from tests.cases import for_each

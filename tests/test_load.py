@@ -18,7 +18,7 @@ from gitboot.load.snapshot import BlobId, Irregular, Oversized, Snapshot
 from gitboot.load.whole import load
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import parse_file_path, parse_name
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from tests.cases import for_each
 from tests.documents import AWKWARD, LAYOUTS, Document, documents, fields, plain, written
 from tests.fleets import SEED, document, fleet, image, maintenance, policy, profile, server, snapshot, uuid_of

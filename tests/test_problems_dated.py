@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.problems.codes import Code
+from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.problems.dated import DatedProblem, holding, longest, next_change
-from gitboot.problems.problem import Problem, Severity
 from tests.fleets import at
 
 NOON = at("20T12:00")

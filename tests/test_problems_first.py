@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gitboot.problems.codes import Problem, Severity
 from gitboot.problems.first import first
-from gitboot.problems.problem import Problem, Severity
 from tests.cases import for_each
 
 

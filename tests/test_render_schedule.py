@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.errors import BmcBusy, InvalidRepository
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, swapped
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of
 from gitboot.render.formats import shared_files
 from gitboot.render.paths import is_immutable

@@ -21,7 +21,7 @@ from gitboot.fleet.revision import Message, Signer
 from gitboot.git.signatures import Signatures
 from gitboot.git.snapshots import of_commit
 from gitboot.load.snapshot import Revision, Snapshot
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from gitboot.review.decision_changes import Changes
 from gitboot.review.guards import may_acknowledge
 from gitboot.review.merges import Between

@@ -17,8 +17,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Server
 from gitboot.phrases import did_you_mean
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.places import Places
 from gitboot.resolve.sites import sites
 from gitboot.resolve.skew import minimum_versions

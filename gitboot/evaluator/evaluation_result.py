@@ -13,7 +13,7 @@ from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision, WithheldBoot

@@ -12,8 +12,7 @@ from gitboot.fleet.revision import Message, Signer, Verify
 from gitboot.git.repository import Stored
 from gitboot.load.snapshot import Revision
 from gitboot.openpgp import Distrusted
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.source.commit_objects import CommitReader
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.line import MAX_STEPS, leading_from

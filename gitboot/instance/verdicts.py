@@ -18,7 +18,7 @@ from gitboot.git.clone import Source
 from gitboot.ledger.instance_tables import status_key
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Severity
 from gitboot.status.instance_status import Status, Telling
 
 _FIRST_RETRY_S: Final = 5.0

@@ -20,8 +20,7 @@ from gitboot.model.fleet import Fleet
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.server import Server
 from gitboot.model.structure import read
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 
 
 def _no_fleet() -> Fleet:

@@ -12,8 +12,7 @@ from gitboot.load.patterns import Line
 from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars.texts import shown
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 
 
 class Listing(NamedTuple):

@@ -6,8 +6,7 @@ from typing import Final
 
 from gitboot.fleet.yaml import Place
 from gitboot.model.scalar_from_document import Path
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.text import printable
 
 START: Final = Place(1, 1)  # of a file in which no line is to blame

@@ -12,8 +12,7 @@ from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,7 @@ from gitboot.errors import HostUnreachable, OperatorError
 from gitboot.model.scalars.artifacts import OCI
 from gitboot.oci.reference import OciReference
 from gitboot.oci.resolve import Resolved, resolve
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.text import shell_words
 
 

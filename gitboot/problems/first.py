@@ -8,8 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Final
 
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 
 MAX_SHOWN: Final = 100  # of a file
 MAX_KEPT: Final = MAX_SHOWN + 1  # whose place says from where on they are not shown

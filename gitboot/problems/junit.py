@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
+from gitboot.problems.codes import Problem, Severity
 from gitboot.problems.order import worst_first
-from gitboot.problems.problem import Problem, Severity
 from gitboot.text import printable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Problem, Severity
 from gitboot.text import printable
 
 _RANK = {severity: rank for rank, severity in enumerate(Severity)}  # as they are defined: the worst first

@@ -16,8 +16,7 @@ from gitboot.model.scalars.numbers import version_key
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.phrases import some
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.found import DecisionFinding

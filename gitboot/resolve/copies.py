@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from gitboot.fleet.resources import Id
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.decision_inputs import FleetTerms
 from gitboot.resolve.decision_inputs_from_resolve_copies import _OF_IPXE, _WITHOUT_HTTPS
 from gitboot.resolve.found import DecisionFinding, Field

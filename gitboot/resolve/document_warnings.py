@@ -9,8 +9,7 @@ from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_image import BootImage
 from gitboot.phrases import count
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 
 # Which labels kubelet accepts: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go (KubeletLabels,
 # KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).

@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 
 
 def left_out(repository: FleetRepository) -> Iterator[Problem]:

@@ -15,10 +15,9 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
 from gitboot.model.server import Architecture, Firmware
-from gitboot.problems.codes import Code
+from gitboot.problems.codes import Code, Severity
 from gitboot.problems.dated import longest
 from gitboot.problems.first import first
-from gitboot.problems.problem import Severity
 from gitboot.resolve.boot_checks import (
     check_authority,
     check_end,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import UnknownProfile
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 
 
 def not_yet(repository: FleetRepository) -> Iterator[Problem]:

@@ -13,7 +13,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Severity
 from gitboot.resolve.secret_scan import RULES, LeakRule, SecretSpan
 from gitboot.resolve.server_decision_from_plan import Boot
 

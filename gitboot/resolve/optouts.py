@@ -10,8 +10,7 @@ from gitboot.fleet.resources import Id
 from gitboot.jsonio import format_instant
 from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,8 +24,7 @@ from gitboot.model.boot_policy import (
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Severity
 from gitboot.resolve.betterleaks_patterns import TOKENS
 
 

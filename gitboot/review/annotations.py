@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator
 from gitboot.diff.access import AccessChange
 from gitboot.fleet.resources import Id
 from gitboot.phrases import some
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause
 from gitboot.review.guards import Guard

@@ -12,7 +12,7 @@ from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange
 from gitboot.diff.images import ImageChange
 from gitboot.jsonio import facts, format_instant
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.formats import phrases
 from gitboot.review.formats.json import (

@@ -13,7 +13,7 @@ from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.load.repository import FleetRepository
 from gitboot.phrases import count
-from gitboot.problems.problem import Severity
+from gitboot.problems.codes import Severity
 from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.formats import phrases

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gitboot.load.repository import FleetRepository
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Problem
 from gitboot.resolve.server_decision import Decisions
 
 

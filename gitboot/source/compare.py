@@ -17,8 +17,7 @@ from gitboot.fleet.revision import Message
 from gitboot.git.repository import Stored, blaming, containing, files_of, objects_of
 from gitboot.git.snapshots import of_commit, tree_at
 from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
-from gitboot.problems.codes import Code
-from gitboot.problems.problem import Problem
+from gitboot.problems.codes import Code, Problem
 from gitboot.source.ancestry import merge_base
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.line import Merge, acknowledging_content, line, messages

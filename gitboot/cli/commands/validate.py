@@ -43,8 +43,7 @@ def command(
     """
     from gitboot.cli.evaluated_fleet import evaluate_fleet
     from gitboot.errors import InvalidRepository
-    from gitboot.problems.codes import Code
-    from gitboot.problems.problem import Problem, Severity
+    from gitboot.problems.codes import Code, Problem, Severity
     from gitboot.resolve.optouts import overdue
 
     now = at or this_second()

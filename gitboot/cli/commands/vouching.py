@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gitboot.jsonio import Digest
     from gitboot.load.repository import FleetRepository
     from gitboot.model.boot_image import BootImage
-    from gitboot.problems.problem import Problem
+    from gitboot.problems.codes import Problem
 
 
 @click.command()
@@ -73,7 +73,7 @@ def signatures(
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.cli.commands.looking import fetchers_of
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.problems.problem import Severity
+    from gitboot.problems.codes import Severity
 
     fleet = load_fleet(path, rev)
     images = _images(fleet, path, since)
@@ -134,8 +134,7 @@ def _problems(
     fleet: FleetRepository, images: list[BootImage], check: SignatureCheck, *, required: bool
 ) -> Iterator[Problem]:
     from gitboot.fleet.resources import Id
-    from gitboot.problems.codes import Code
-    from gitboot.problems.problem import Severity
+    from gitboot.problems.codes import Code, Severity
 
     hint = Code.NOT_VOUCHED_FOR.hint
     for image in images:

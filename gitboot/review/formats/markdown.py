@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Final
 
 from gitboot.phrases import count, more, some
-from gitboot.problems.problem import Problem, Severity
+from gitboot.problems.codes import Problem, Severity
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered_diffs import RenderedDiff
