@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.problems.codes import Problem, Severity
-from gitboot.problems.first import first
+from gitboot.problems.codes import Problem, Severity, first
 from tests.cases import for_each
 
 

@@ -21,8 +21,7 @@ from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
-from gitboot.problems.codes import Problem
-from gitboot.problems.first import first
+from gitboot.problems.codes import Problem, first
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

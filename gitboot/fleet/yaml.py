@@ -32,8 +32,7 @@ from yaml.reader import ReaderError
 
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.model.scalar_from_document import Path, Step
-from gitboot.problems.codes import Code, Problem
-from gitboot.problems.first import MAX_KEPT
+from gitboot.problems.codes import MAX_KEPT, Code, Problem
 
 MAX_FILE_DOCUMENTS = 32 * 1024
 MAX_DOCUMENT_BYTES = 1024 * 1024

@@ -16,8 +16,7 @@ from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.load.unread import ANYTHING, Unread, unread_document, unread_text
 from gitboot.model.server import Server
-from gitboot.problems.codes import Code, Problem
-from gitboot.problems.first import MAX_KEPT
+from gitboot.problems.codes import MAX_KEPT, Code, Problem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

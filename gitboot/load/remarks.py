@@ -12,8 +12,7 @@ from gitboot.fleet.yaml import Place, locate
 from gitboot.load.problems import problem_at
 from gitboot.load.snapshot import BlobId
 from gitboot.model.scalar_from_document import Path
-from gitboot.problems.codes import Code, Problem
-from gitboot.problems.first import MAX_KEPT
+from gitboot.problems.codes import MAX_KEPT, Code, Problem
 
 Spot = tuple[Origin, Path]
 

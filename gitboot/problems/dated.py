@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from gitboot.problems.codes import Code, Problem, Severity
-from gitboot.problems.first import MAX_SHOWN
+from gitboot.problems.codes import MAX_SHOWN, Code, Problem, Severity
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
