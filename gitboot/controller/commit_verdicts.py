@@ -25,8 +25,7 @@ from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.phrases import count
-from gitboot.problems.codes import Code, Problem, Severity
-from gitboot.problems.dated import next_change
+from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
 from gitboot.review.guards import Acknowledged, Guard, Limits, Unheeded, Verdict, judge

@@ -22,8 +22,7 @@ from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.problems.codes import Code, Problem
-from gitboot.problems.dated import DatedProblem
+from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.optouts import OptOut
 from gitboot.resolve.server_decision import Decisions

@@ -15,8 +15,7 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
 from gitboot.model.server import Architecture, Firmware
-from gitboot.problems.codes import Code, Severity, first
-from gitboot.problems.dated import longest
+from gitboot.problems.codes import Code, Severity, first, longest
 from gitboot.resolve.boot_checks import (
     check_authority,
     check_end,

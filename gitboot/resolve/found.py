@@ -10,8 +10,7 @@ from gitboot.fleet.resources import Id, Origin
 from gitboot.fleet.yaml import Place
 from gitboot.load.repository import FleetRepository
 from gitboot.phrases import some
-from gitboot.problems.codes import Code, Problem, Severity
-from gitboot.problems.dated import DatedProblem
+from gitboot.problems.codes import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.source import Unbootable
 
 Field = tuple[str | int, ...]

@@ -9,8 +9,7 @@ from datetime import datetime
 from gitboot.errors import InvalidRepository
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.server import Architecture
-from gitboot.problems.codes import Problem, Severity
-from gitboot.problems.dated import DatedProblem, holding
+from gitboot.problems.codes import DatedProblem, Problem, Severity, holding
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 
