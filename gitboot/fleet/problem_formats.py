@@ -11,8 +11,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from gitboot import __version__
-from gitboot.problems.codes import Code, Problem, Severity
-from gitboot.problems.order import with_hint, worst_first
+from gitboot.problems.codes import Code, Problem, Severity, with_hint, worst_first
 from gitboot.text import printable
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from gitboot.phrases import count
-from gitboot.problems.codes import Problem, Severity
-from gitboot.problems.order import with_hint, worst_first
+from gitboot.problems.codes import Problem, Severity, with_hint, worst_first
 from gitboot.text import printable
 
 LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word

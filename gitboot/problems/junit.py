@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
-from gitboot.problems.codes import Problem, Severity
-from gitboot.problems.order import worst_first
+from gitboot.problems.codes import Problem, Severity, worst_first
 from gitboot.text import printable
 
 
