@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -69,3 +71,16 @@ def _exists(path: str) -> bool:
         return Path(path).exists()
     except OSError:
         return False
+
+
+def uptime() -> Uptime:
+    """How long it runs by now."""
+    return Uptime(_boot(), time.monotonic())
+
+
+@cache
+def _boot() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -24,10 +24,9 @@ from gitboot.git.clone import Reader, Source
 from gitboot.ledger import requests
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.store import Store
-from gitboot.observe.kernel import uptime
 from gitboot.review.guards import Limits
 from gitboot.status.events_from_status import Event
-from gitboot.system_clock import Uptime
+from gitboot.system_clock import Uptime, uptime
 from tests.doubles import UNGUARDED
 from tests.evaluated import Here, Slow
 

@@ -28,7 +28,6 @@ from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Transaction
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.observe.given import GivenBoots
-from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.ended_windows import EndedWindows
@@ -45,6 +44,7 @@ from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import with_state
 from gitboot.status.events_from_status import Event
+from gitboot.system_clock import uptime
 from tests.doubles import UNGUARDED, Unsynced, note_fetch
 from tests.evaluated import Here
 from tests.fleets import SEED, at, fleet, image, mac_of, maintenance, naming, policy, server, uuid_of

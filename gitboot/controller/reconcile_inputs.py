@@ -26,14 +26,13 @@ from gitboot.ledger.entries import Request
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.kernel import uptime
 from gitboot.observe.observation import Observation
 from gitboot.observe.reports import Report, read_reports
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.stoppage import SoleClaim, Stoppage
-from gitboot.system_clock import Uptime
+from gitboot.system_clock import Uptime, uptime
 
 _logger = logging.getLogger(__name__)
 

@@ -11,9 +11,8 @@ from typing import Final
 
 from gitboot.files import write_whole
 from gitboot.jsonio import format_instant
-from gitboot.observe.kernel import uptime
 from gitboot.status.instance_status import STALE_S
-from gitboot.system_clock import Keeping, Uptime
+from gitboot.system_clock import Keeping, Uptime, uptime
 
 _logger = logging.getLogger(__name__)
 _MOST_OFF: Final = timedelta(seconds=30)

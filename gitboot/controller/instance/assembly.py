@@ -71,7 +71,6 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.kernel import uptime
 from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words, folders
 from gitboot.publish.manifest import STATUS, UNKNOWN
@@ -87,7 +86,7 @@ from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway, Work
-from gitboot.system_clock import Uptime
+from gitboot.system_clock import Uptime, uptime
 
 MakeBmcs = Callable[
     [BmcSettings, Callable[[SystemUuid, OverrideRecord | SwitchRecord], None], Clock, Callable[[], None], bool], Bmcs
