@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gitboot.phrases import count, did_you_mean, more, near, some
+from gitboot.text import count, did_you_mean, more, near, some
 from tests.cases import for_each
 
 

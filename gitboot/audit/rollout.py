@@ -14,12 +14,12 @@ from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.phrases import count, some
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.provisioning_record_from_plan import InstallStep, Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.rollout_progress import followers
+from gitboot.text import count, some
 
 OLDEST: Final = timedelta(hours=1)  # of what an instance said last, to count as how it is now
 # The evidence in a record that an installation ended. "Adopted" is missing: no machine has shown it.

@@ -18,7 +18,7 @@ from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.fleet.identities import place_of
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.artifacts import parse_fingerprint
-from gitboot.phrases import did_you_mean, some
+from gitboot.text import did_you_mean, some
 
 FILE: Final = "access.toml"  # beside username and password; or beside all credentials, for those without their own
 AUTHORITY: Final = "ca.crt"  # likewise

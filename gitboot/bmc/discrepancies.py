@@ -11,7 +11,7 @@ from gitboot.bmc.inventory import FoundServer
 from gitboot.fleet.identities import place_of
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import byte_orders
-from gitboot.phrases import some
+from gitboot.text import some
 
 
 class DiscrepancyKind(StrEnum):

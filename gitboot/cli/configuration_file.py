@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gitboot.errors import UsageError
-from gitboot.phrases import did_you_mean
+from gitboot.text import did_you_mean
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -26,9 +26,8 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.phrases import did_you_mean
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.text import shell_words
+from gitboot.text import did_you_mean, shell_words
 
 __all__ = ["Look", "chosen", "decision_of", "looked_at", "machines_of", "request"]
 

@@ -13,8 +13,8 @@ import click
 from gitboot import __version__
 from gitboot.cli.exit import Exit, exit_of
 from gitboot.errors import GitbootError, InvalidRepository
-from gitboot.phrases import did_you_mean
 from gitboot.terminal import guard_output, why_lost
+from gitboot.text import did_you_mean
 
 # By heading of `gitboot --help`. ADR 0065 has the user and the occasion of each. The module of a command has the
 # command's name, with underscores for dashes, if `_HOMES` has no other; it is imported when the command runs.

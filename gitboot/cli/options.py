@@ -18,8 +18,8 @@ from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.model.scalars.instants import parse_instant
 from gitboot.model.scalars.texts import Malformed
-from gitboot.phrases import some
 from gitboot.terminal import escaped_lines, unstyled, write_verbatim
+from gitboot.text import some
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from gitboot import phrases
+from gitboot import text as phrases
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.terminal import wrapped
 from gitboot.errors import UsageError
@@ -19,7 +19,6 @@ from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import Selector
-from gitboot.phrases import did_you_mean
 from gitboot.publish.recorded import read_records
 from gitboot.render.formats import server_files
 from gitboot.render.page_shards import page_files
@@ -37,6 +36,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.resolve.sites import sites_of
 from gitboot.resolve.source_locations import source_locations
 from gitboot.resolve.whereabouts import Explanations, fleet_facts
+from gitboot.text import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,12 +9,11 @@ from typing import Final
 
 from gitboot.fleet.problem_formats import sarif
 from gitboot.jsonio import document
-from gitboot.phrases import count
 from gitboot.problems.codes import Problem, Severity
 from gitboot.problems.github import github
 from gitboot.problems.junit import junit
 from gitboot.terminal import style
-from gitboot.text import printable
+from gitboot.text import count, printable
 
 
 def counted(problems: Sequence[Problem]) -> str:

@@ -33,13 +33,13 @@ from gitboot.ledger.entries import Withheld
 from gitboot.load.machines import NO_MOVES, BmcAccess, Moves
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.review.formats import phrases
 from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict, may_acknowledge, trailers
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import ChangedArea, Heeded, Held, PassedMerge
 from gitboot.stoppage import Halt
+from gitboot.text import count, more, some
 
 
 class CommitSource(Protocol):

@@ -24,12 +24,12 @@ from gitboot.instance.withheld_boots import may_be_unread, need_no_install
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.phrases import count
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable
 from gitboot.review.commit_path import Hop, Leg, Way, introduced, way
 from gitboot.review.guards import Acknowledged, Guard, Limits, Unheeded, Verdict, judge
 from gitboot.status.instance_status import PassedMerge
+from gitboot.text import count
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # with what the commits of each say
 

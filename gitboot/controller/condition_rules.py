@@ -23,7 +23,6 @@ from gitboot.instance.beginning import doubt_of
 from gitboot.instance.stops import stopped_by_fleet
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
-from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Code
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
@@ -34,6 +33,7 @@ from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Endpoints, Following, SignedListState, Telling, ThreadFailure
 from gitboot.stoppage import Halt, SoleClaim
 from gitboot.system_clock import Keeping
+from gitboot.text import count, more, some
 
 _BEGIN: Final = "say it once: gitboot records begin"
 _HINTS: Final = {

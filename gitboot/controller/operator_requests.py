@@ -23,11 +23,11 @@ from gitboot.instance.secret_fetches import confirm_fetches
 from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
-from gitboot.phrases import count
 from gitboot.resolve.provisioning_record import last_word, record_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Stoppage
+from gitboot.text import count
 
 # {"items": [{"uuid", "server", "seen": a `last_word`, …a record}], "reason"}; with "unknown" and "commit" it is refused
 # where something is recorded by then, or another commit is accepted.

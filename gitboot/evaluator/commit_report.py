@@ -16,13 +16,13 @@ from gitboot.load.machines import NO_MOVES, Moves, machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Server
-from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.places import Places
 from gitboot.resolve.sites import sites
 from gitboot.resolve.skew import minimum_versions
 from gitboot.resolve.source_locations import DocumentLocation, ServerLocation, SourceTexts, moved_documents
 from gitboot.resolve.whereabouts import Explanations, fleet_facts
+from gitboot.text import did_you_mean
 
 _BATCH: Final = 256  # servers a frame
 

@@ -18,9 +18,9 @@ from gitboot.git.history import Step
 from gitboot.jsonio import decoder
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.phrases import more
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.source.commits import CommitSummary
+from gitboot.text import more
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there
 

@@ -11,7 +11,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 from gitboot.jsonio import format_instant
-from gitboot.phrases import count, more
+from gitboot.text import count, more
 
 KEPT: Final = timedelta(hours=1)  # how long a report of an endpoint counts
 MANY: Final = 5  # fetches that do not count: a person who looks is none

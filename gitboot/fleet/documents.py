@@ -14,8 +14,8 @@ from gitboot.load.schemas import adapter
 from gitboot.model.scalars.names import parse_name
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.model.structure import read
-from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
+from gitboot.text import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,12 +13,12 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.ledger.entries import Facts
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.phrases import count, some
 from gitboot.resolve.install_attempts_from_resolve_records import adopted, first_records
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.text import count, some
 
 
 class Beginning(StrEnum):

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.errors import PublishError
-from gitboot.phrases import count
 from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
 from gitboot.status.events_from_status import Event
 from gitboot.status.progress import Told
+from gitboot.text import count
 
 _RETRY: Final = timedelta(seconds=5)
 

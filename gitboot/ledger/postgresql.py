@@ -24,7 +24,7 @@ from gitboot.ledger.location import PostgresAddress
 from gitboot.ledger.manyrows import PostgresRows, marked, storable
 from gitboot.ledger.schema import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
 from gitboot.ledger.schema_from_ledger_sqlite import too_new
-from gitboot.phrases import in_one_line
+from gitboot.text import in_one_line
 
 try:
     import psycopg

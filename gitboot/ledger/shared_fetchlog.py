@@ -23,7 +23,7 @@ from gitboot.observe.batches import SUFFIX, ForwardedBatch, Writer, writer_of
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.given import Given, has_reported, how_given
 from gitboot.observe.observation import Observation
-from gitboot.phrases import in_one_line
+from gitboot.text import in_one_line
 
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name
 _ASKED_EVERY_S: Final = 5.0  # whether it answers, while nobody asks it for a boot

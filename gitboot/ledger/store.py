@@ -15,7 +15,7 @@ from gitboot.ledger.database import Database, Row
 from gitboot.ledger.leaving import check_is_used
 from gitboot.ledger.location import address_beside
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
-from gitboot.phrases import in_one_line
+from gitboot.text import in_one_line
 
 _MARK_BYTES: Final = 64
 

@@ -22,8 +22,8 @@ from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import AGE
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import Server
-from gitboot.phrases import near
 from gitboot.problems.codes import Code
+from gitboot.text import near
 
 
 def check(draft: Draft) -> None:

@@ -12,8 +12,8 @@ from gitboot.load.problems import dotted
 from gitboot.load.schemas import schema_at
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.texts import Malformed, shown
-from gitboot.phrases import did_you_mean
 from gitboot.problems.codes import Code
+from gitboot.text import did_you_mean
 
 if TYPE_CHECKING:
     from pydantic import ValidationError

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterator
 
 from gitboot.importers.fleet_files import PENDING, Imported, ImportedFleet
 from gitboot.migration.estate import ImportFate, ImportRemark
-from gitboot.phrases import count
-from gitboot.text import printable
+from gitboot.text import count, printable
 
 
 def summary(fleet: ImportedFleet) -> str:

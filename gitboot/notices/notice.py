@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final
 
-from gitboot.phrases import count, more, some
-from gitboot.text import one_line, printable
+from gitboot.text import count, more, one_line, printable, some
 
 MOST: Final = 20  # events that one notice shows
 _LONGEST: Final = 500  # characters of a message in words

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from gitboot.errors import UsageError
 from gitboot.files import read_private
 from gitboot.notices.notice import Level, NotedEvent
-from gitboot.phrases import did_you_mean
+from gitboot.text import did_you_mean
 
 _KEYS: Final = ("webhook", "webhook-file", "secret-file", "apprise", "apprise-file", "level", "sites", "fold-minutes")
 _ALL: Final = f"it may have {', '.join(_KEYS)}"

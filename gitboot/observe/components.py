@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from gitboot.model.scalars.machines import MacAddress, parse_lookup_mac
 from gitboot.model.scalars.texts import Malformed
-from gitboot.phrases import count
+from gitboot.text import count
 
 MOST_BYTES: Final = 64 * 1024  # of what an image sends
 MOST_INTERFACES: Final = 16

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from gitboot.phrases import count
 from gitboot.problems.codes import Problem, Severity, with_hint, worst_first
-from gitboot.text import printable
+from gitboot.text import count, printable
 
 LIMIT: Final = 10  # annotations of each level that GitHub shows a step; it drops the rest without a word
 

@@ -23,7 +23,6 @@ from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
 from gitboot.jsonio import Digest
-from gitboot.phrases import count
 from gitboot.publish import durable
 from gitboot.publish.amend import amended
 from gitboot.publish.durable import refused, split
@@ -39,6 +38,7 @@ from gitboot.render.listing import ListedFile
 from gitboot.render.paths import is_content, is_immutable, move_order
 from gitboot.render.tree import Files
 from gitboot.status.progress import Told, counted
+from gitboot.text import count
 
 FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.jsonio import format_instant
-from gitboot.phrases import count, did_you_mean
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_comparison import FolderMirror, expected
@@ -33,6 +32,7 @@ from gitboot.targets.file_store import Expected, FileConflict, FileStore, Stored
 from gitboot.targets.mirror_records import MirrorRecords, tree_head
 from gitboot.targets.mirrored import MirrorFinding
 from gitboot.targets.published import FollowedTree, Overtaken
+from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
     from gitboot.publish.targets.s3 import Bucket

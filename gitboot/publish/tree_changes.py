@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.errors import PublishError
-from gitboot.phrases import some
 from gitboot.publish.durable_files import Disk, holds, is_file
 from gitboot.publish.folders import InTheWay
 from gitboot.publish.index import Shard, shard_path
@@ -20,6 +19,7 @@ from gitboot.render.endpoint_files import Listed, outline, server_of, state_path
 from gitboot.render.parts import AS_IT_WAS, PartFiles, is_of_part
 from gitboot.render.paths import is_content
 from gitboot.render.tree import File, Files
+from gitboot.text import some
 
 GRACE: Final = timedelta(days=7)  # how long a boot may still fetch content that nothing names any more
 

@@ -15,13 +15,13 @@ from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyPower, Po
 from gitboot.model.scalars.numbers import version_key
 from gitboot.model.scalars.texts import shown
 from gitboot.model.server import PROVISIONED, Server
-from gitboot.phrases import some
 from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms
 from gitboot.resolve.decision_inputs_from_resolve_checked import templates_of
 from gitboot.resolve.found import DecisionFinding
 from gitboot.resolve.leaks import Secret, leaks, secrets_of_file
 from gitboot.resolve.server_decision_from_plan import Boot, MaintenanceDecision, provisioned_token
+from gitboot.text import some
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:

@@ -8,8 +8,8 @@ from typing import Final
 from gitboot.fleet.resources import Id
 from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_image import BootImage
-from gitboot.phrases import count
 from gitboot.problems.codes import Code, Problem, Severity
+from gitboot.text import count
 
 # Which labels kubelet accepts: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go (KubeletLabels,
 # KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).

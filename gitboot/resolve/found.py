@@ -9,9 +9,9 @@ from typing import NamedTuple
 from gitboot.fleet.resources import Id, Origin
 from gitboot.fleet.yaml import Place
 from gitboot.load.repository import FleetRepository
-from gitboot.phrases import some
 from gitboot.problems.codes import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.source import Unbootable
+from gitboot.text import some
 
 Field = tuple[str | int, ...]
 

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 
 from gitboot.diff.access import AccessChange
 from gitboot.fleet.resources import Id
-from gitboot.phrases import some
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause
 from gitboot.review.guards import Guard
 from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
+from gitboot.text import some
 
 # The changes that a guard looks at; the others look at all of them.
 _RISKS = {

@@ -14,7 +14,7 @@ from gitboot.diff.identities import Inheritance
 from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import Guards
-from gitboot.phrases import did_you_mean
+from gitboot.text import did_you_mean
 
 SMALL: Final = 10  # servers: in smaller groups a percentage says nothing
 

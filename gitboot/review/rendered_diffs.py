@@ -11,7 +11,6 @@ from typing import Final
 from gitboot.jsonio import Digest, digest
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
-from gitboot.phrases import count, more
 from gitboot.render import grub, ipxe
 from gitboot.render.tree import File
 from gitboot.resolve.server_decision import Decisions
@@ -20,6 +19,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange
 from gitboot.review.hidden import fit_to_show, laid_out
 from gitboot.review.own_values import OwnValues, names_in, own_values
+from gitboot.text import count, more
 
 _CONTEXT: Final = 2  # lines around each difference
 _LONGEST: Final = 4_000  # lines of one diff; more is not read; how much more is said

@@ -12,7 +12,6 @@ from gitboot.diff.fields import FieldChange
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.load.repository import FleetRepository
-from gitboot.phrases import count
 from gitboot.problems.codes import Severity
 from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, compare
@@ -24,6 +23,7 @@ from gitboot.review.reinstalls import RAISED, may_be_installed
 from gitboot.review.rendered_diffs import RenderedDiff, shared_diffs, unknown_diffs
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.review.side import Side
+from gitboot.text import count
 
 
 class ReviewOutcome(StrEnum):

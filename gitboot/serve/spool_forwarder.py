@@ -14,7 +14,7 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog.spool import aside, files, identity, spent
 from gitboot.observe.batches import Writer, next_batch
 from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere
-from gitboot.phrases import in_one_line
+from gitboot.text import in_one_line
 
 _logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from gitboot.phrases import count, some
 from gitboot.status.events_from_status import Event
+from gitboot.text import count, some
 
 _MOST_NAMED: Final = 3
 

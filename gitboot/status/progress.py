@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from gitboot.phrases import count
+from gitboot.text import count
 
 Told = Callable[[int, int], None]  # how much is done, and of how much
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gitboot.phrases import near
 from gitboot.problems.codes import Code
+from gitboot.text import near
 
 
 class TemplateFault(Exception):

@@ -22,7 +22,7 @@ def allow_installs_command(state: Path) -> None:
     from gitboot.controller.operator_requests import START
     from gitboot.errors import HeldByAnother, LedgerLeft
     from gitboot.observe.stopped import take_back
-    from gitboot.phrases import count, some
+    from gitboot.text import count, some
 
     found = folders_of(state := told_to(state))
     try:

@@ -17,8 +17,8 @@ from gitboot.cli.exit import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio import document
-from gitboot.phrases import count, some
 from gitboot.terminal import style
+from gitboot.text import count, some
 
 if TYPE_CHECKING:
     from gitboot.bmc.power import PowerAction

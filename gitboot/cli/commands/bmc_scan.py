@@ -16,7 +16,7 @@ from gitboot.cli.options import OutputOption, credentials_option, output_option,
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document
-from gitboot.phrases import count
+from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.bmc.discrepancies import Comparison

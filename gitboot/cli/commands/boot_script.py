@@ -43,8 +43,8 @@ def boot_script_command(name: str, tree: Path, at: datetime | None, outputs: tup
 
 
 def _missing(name: str, tree: Path) -> str:
-    from gitboot.phrases import did_you_mean
     from gitboot.publish.manifest import MANIFEST
+    from gitboot.text import did_you_mean
 
     if not (tree / MANIFEST).is_file():
         return f"{tree} is no published tree; give what `gitboot run` or `gitboot render` has written with --out"

@@ -322,7 +322,7 @@ def _as_json(found: list[Contrast]) -> str:
 
 
 def _counted(found: list[Contrast]) -> str:
-    from gitboot.phrases import count
+    from gitboot.text import count
 
     counts = Counter(str(each.verdict) for each in found)
     told = ", ".join(f"{number:,} {word}" for word, number in sorted(counts.items()))

@@ -11,8 +11,7 @@ import click
 
 from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.errors import UsageError
-from gitboot.phrases import did_you_mean
-from gitboot.text import one_line, printable
+from gitboot.text import did_you_mean, one_line, printable
 
 if TYPE_CHECKING:
     from gitboot.ledger.store import Store

@@ -13,8 +13,8 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.planning import planned_fleet, records_option
 from gitboot.jsonio import document
-from gitboot.phrases import some
 from gitboot.terminal import style
+from gitboot.text import some
 
 if TYPE_CHECKING:
     from gitboot.review.rollout_progress import Images, Joining, StreamUse

@@ -15,7 +15,7 @@ from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
 from gitboot.files import read_output_file, remove_output_file, write_output_file
 from gitboot.migration.systems import SYSTEMS
-from gitboot.phrases import count
+from gitboot.text import count
 
 REPORT: Final = "import-report.md"
 _WRITTEN: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it

@@ -9,7 +9,7 @@ import click
 
 from gitboot.cli.options import state_option
 from gitboot.errors import UsageError
-from gitboot.phrases import count
+from gitboot.text import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 

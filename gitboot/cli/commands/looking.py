@@ -21,11 +21,11 @@ from gitboot.cli.options import now
 from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import UsageError
 from gitboot.jsonio import document, facts
-from gitboot.phrases import count, did_you_mean
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.resolve.sites import sites_of
 from gitboot.terminal import style
+from gitboot.text import count, did_you_mean
 
 
 def named_in(path: Path, rev: str | None, only: tuple[str, ...]) -> tuple[Decisions, tuple[NamedArtifact, ...]]:

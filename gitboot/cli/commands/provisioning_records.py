@@ -14,8 +14,7 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.options import OutputOption, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio import document
-from gitboot.phrases import count
-from gitboot.text import shell_words
+from gitboot.text import count, shell_words
 
 if TYPE_CHECKING:
     from gitboot.controller.instance.assembly import Look

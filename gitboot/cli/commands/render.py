@@ -13,7 +13,7 @@ from gitboot.cli.options import at_option, fleet_argument, this_second
 from gitboot.cli.planning import held_back, planned_fleet, records_option, tell_held_back
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
-from gitboot.phrases import some
+from gitboot.text import some
 
 
 @click.command()

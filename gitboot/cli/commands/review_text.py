@@ -7,13 +7,12 @@ from typing import Final
 
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.terminal import columns, table, wrapped
-from gitboot.phrases import count, more, some
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
 from gitboot.terminal import style
-from gitboot.text import printable
+from gitboot.text import count, more, printable, some
 
 _GROUPS: Final = 50  # that are shown
 _DIFF: Final = 400  # lines of one rendered diff that are shown

@@ -18,7 +18,7 @@ from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document
-from gitboot.phrases import count, did_you_mean
+from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
     from gitboot.audit.rollout import AppliedRollout, Headway

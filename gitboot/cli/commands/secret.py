@@ -16,7 +16,7 @@ from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document
-from gitboot.phrases import count
+from gitboot.text import count
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 

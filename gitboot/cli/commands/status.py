@@ -12,8 +12,8 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.options import OutputOption, output_option, state_option
-from gitboot.phrases import count, more
 from gitboot.terminal import style
+from gitboot.text import count, more
 
 _MOST_PROBLEMS: Final = 10
 _MOST_INSTALLATIONS: Final = 10

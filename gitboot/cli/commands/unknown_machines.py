@@ -10,7 +10,7 @@ import click
 
 from gitboot.cli.options import OutputOption, output_option, state_option
 from gitboot.cli.terminal import table, wrapped
-from gitboot.phrases import count
+from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines

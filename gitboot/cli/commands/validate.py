@@ -14,7 +14,7 @@ from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
 from gitboot.cli.registries import opened_registries, registry_options
-from gitboot.phrases import count
+from gitboot.text import count
 
 
 @click.command()

@@ -172,8 +172,8 @@ def _repair(
     """Repair a mirror, and write what was done."""
     from gitboot.cli.terminal import table
     from gitboot.errors import UsageError
-    from gitboot.phrases import count
     from gitboot.publish.mirror_repair import repair
+    from gitboot.text import count
 
     if tree is None:
         raise UsageError("--repair takes the right files from a published tree: name it with --tree")
@@ -292,7 +292,7 @@ def _as_text(
     found: Sequence[MirrorFinding], files: int, unread: Sequence[str], report: MirrorReport | None, now: datetime
 ) -> str:
     from gitboot.cli.terminal import table
-    from gitboot.phrases import count
+    from gitboot.text import count
 
     rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in found]
     counts = Counter(str(each.fault).lower() for each in found)
@@ -304,7 +304,7 @@ def _as_text(
 
 def _age(age: timedelta) -> str:
     """Return a time in its largest whole unit."""
-    from gitboot.phrases import count
+    from gitboot.text import count
 
     seconds = max(0, int(age.total_seconds()))
     units = ((86400, "day"), (3600, "hour"), (60, "minute"))
@@ -314,8 +314,8 @@ def _age(age: timedelta) -> str:
 def _about(report: MirrorReport | None, now: datetime) -> list[str]:
     """Return the lines about a list, and about what was not compared."""
     from gitboot.jsonio import format_instant
-    from gitboot.phrases import count
     from gitboot.publish.signed_mirror import signature_of
+    from gitboot.text import count
 
     if report is None or (signed := report.signed) is None:
         return []

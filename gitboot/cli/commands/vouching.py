@@ -16,7 +16,7 @@ from gitboot.cli.options import OutputOption, fleet_argument, output_option
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
 from gitboot.cli.registries import opened_registries, registry_options
-from gitboot.phrases import count
+from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability_from_assets_fetching import Fetcher

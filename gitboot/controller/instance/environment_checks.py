@@ -17,14 +17,13 @@ from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageErro
 from gitboot.files import check_output, check_state
 from gitboot.ledger.leader_lease import Leased
 from gitboot.model.fleet import Output
-from gitboot.phrases import count, some
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.publish.modes import is_open
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import remedy
 from gitboot.system_clock import Keeping
-from gitboot.text import shell_words
+from gitboot.text import count, shell_words, some
 
 _FEW: Final = 0.1  # of a file system: less that is free is worth a word
 _FILES: Final = 6  # of the tree, for a server

@@ -29,7 +29,6 @@ from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation, Outcome
-from gitboot.phrases import some
 from gitboot.resolve.install_attempts import attempt_of, is_provisioned, overtaken_attempt
 from gitboot.resolve.install_attempts_from_resolve_records import adopted
 from gitboot.resolve.newcomers import Known, newcomer
@@ -48,7 +47,7 @@ from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
-from gitboot.text import shell_words
+from gitboot.text import shell_words, some
 
 _MOST_AHEAD: Final = timedelta(seconds=30)  # of an endpoint's clock that is as good as right
 

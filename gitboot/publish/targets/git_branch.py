@@ -12,7 +12,6 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.load.snapshot import Revision
-from gitboot.phrases import count
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
@@ -29,6 +28,7 @@ from gitboot.publish.targets.sync_steps import (
 )
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
+from gitboot.text import count
 
 
 class BranchTarget:

@@ -12,13 +12,12 @@ from html import escape
 from itertools import groupby
 from typing import Final
 
-from gitboot.phrases import count, more, some
 from gitboot.problems.codes import Problem, Severity
 from gitboot.review.formats import phrases
 from gitboot.review.groups import ChangeCause, Group
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome
-from gitboot.text import printable
+from gitboot.text import count, more, printable, some
 
 LIMIT: Final = 60_000  # bytes; GitHub takes 65,536 characters
 

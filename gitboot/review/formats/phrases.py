@@ -17,13 +17,13 @@ from gitboot.diff.resets import resets
 from gitboot.diff.unknown import BecomesUnknown, Since
 from gitboot.jsonio import format_instant
 from gitboot.load.machines import BmcAccess
-from gitboot.phrases import count, more, some
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.document_changes import SharedChange
 from gitboot.review.groups import ChangeCause, Group, Outlier
 from gitboot.review.guards import SMALL, Guard, Limits, Trip
 from gitboot.review.reinstalls import Reinstall, Why
 from gitboot.review.risks import Risk
+from gitboot.text import count, more, some
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
 _LONGEST: Final = 160  # characters of one value
