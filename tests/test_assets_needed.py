@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.assets.needed import named_artifacts
+from gitboot.artifacts.availability import named_artifacts
 from tests.cases import for_each
 from tests.fleets import SEED, decided, decision, fleet, image, policy, profile, server
 

@@ -203,8 +203,7 @@ def verify(
     content type and a size that it takes, too. Where this is ended, it goes on from there the next time. The exit code
     is 8 where an artifact is missing, wrong, or would not boot, and 6 where one could not be looked at.
     """
-    from gitboot.artifacts.availability import ReadResults
-    from gitboot.assets.needed import at_sources
+    from gitboot.artifacts.availability import ReadResults, at_sources
     from gitboot.cli.commands.looking import as_json, as_text, exit_of_look, fetchers_of, looked_at, named_in
 
     decisions, found = named_in(path, rev, sites)

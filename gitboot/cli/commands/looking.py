@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gitboot.artifacts.availability import ReadResults, look_at_all
+from gitboot.artifacts.availability import NamedArtifact, ReadResults, look_at_all, named_artifacts
 from gitboot.artifacts.availability_from_assets_fetching import Fetcher
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
-from gitboot.assets.needed import NamedArtifact, named_artifacts
 from gitboot.assets.registries import RegistryFetcher
 from gitboot.assets.sighting import Sighting, unbootable_by_firmware
 from gitboot.cli.bar import progress
