@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+from gitboot.artifacts.availability import Fetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.assets.registries import RegistryFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b, sha256
 from threading import Event, Lock
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
 from gitboot.assets.sighting import ArtifactHead, Presence, Sighting, judge, judge_content
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
@@ -212,3 +212,28 @@ def _together(one: NamedArtifact, other: NamedArtifact) -> NamedArtifact:
         sites=tuple(sorted({*one.sites, *other.sites})),
         servers=one.servers + other.servers,
     )
+
+
+LARGEST_ARTIFACT: Final = 32 << 30  # if the document gives no size; an installer's DVD has up to 16 GiB
+
+
+class Content(NamedTuple):
+    """An artifact that is being read."""
+
+    head: ArtifactHead
+    offset: int  # in the whole, at which the chunks begin: 0 where no other was to be had
+    chunks: Iterator[bytes]
+
+
+class Fetcher(Protocol):
+    """Whoever knows where the artifacts of a kind of URL are; it may be asked from many threads at once.
+
+    It says what is there, and judges nothing: sizes and digests are compared by who asks (`gitboot.assets.sighting`).
+    Both raise `ArtifactMissing` where it is known that there is none, and `HostUnreachable` where nothing is known.
+    """
+
+    def head(self, url: str) -> ArtifactHead:
+        """What is said of an artifact without reading it."""
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Read an artifact from an offset on, or all of it; what ends it too early is raised by the chunks."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from gitboot.artifacts.availability_from_assets_fetching import Content, Fetcher
+from gitboot.artifacts.availability import Content, Fetcher
 from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
 from gitboot.files import file_below

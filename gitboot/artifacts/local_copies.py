@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final
 
-from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
 from gitboot.files import check_output_folder, output_folder

@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from gitboot.artifacts.availability_from_assets_fetching import Content
+from gitboot.artifacts.availability import Content
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.artifacts.oci import Registries
 from gitboot.assets.sighting import ArtifactHead

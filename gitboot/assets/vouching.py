@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from gitboot.artifacts.availability_from_assets_fetching import LARGEST_ARTIFACT, Fetcher
+from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest

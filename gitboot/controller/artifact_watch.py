@@ -14,7 +14,7 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.resolve.server_decision_from_plan import BootFile
 
 if TYPE_CHECKING:
-    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+    from gitboot.artifacts.availability import Fetcher
 
 _FIRST_RETRY_S: Final = 5.0  # after which what is not there is looked at again; twice as long each time
 _LONGEST_RETRY_S: Final = 60.0

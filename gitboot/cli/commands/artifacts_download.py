@@ -19,7 +19,7 @@ from gitboot.errors import AssetError, UsageError
 from gitboot.jsonio import document
 
 if TYPE_CHECKING:
-    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+    from gitboot.artifacts.availability import Fetcher
     from gitboot.artifacts.local_copies import MirroredArtifact
     from gitboot.jsonio import Digest
     from gitboot.resolve.server_decision_from_plan import BootFile

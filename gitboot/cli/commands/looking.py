@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gitboot.artifacts.availability import NamedArtifact, ReadResults, look_at_all, named_artifacts
-from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+from gitboot.artifacts.availability import Fetcher, NamedArtifact, ReadResults, look_at_all, named_artifacts
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.assets.registries import RegistryFetcher

@@ -19,7 +19,7 @@ from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.text import count
 
 if TYPE_CHECKING:
-    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+    from gitboot.artifacts.availability import Fetcher
     from gitboot.assets.vouching import SignatureCheck
     from gitboot.jsonio import Digest
     from gitboot.load.repository import FleetRepository

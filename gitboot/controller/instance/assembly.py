@@ -457,7 +457,7 @@ def looking(settings: Settings, store: Store, cache: DiskCache, wake: Callable[[
     if settings.artifacts.check is CheckAssets.OFF:
         yield None
         return
-    from gitboot.artifacts.availability_from_assets_fetching import Fetcher
+    from gitboot.artifacts.availability import Fetcher
     from gitboot.artifacts.fetchers import Fetchers, FirstOf, FolderFetcher, WebFetcher
 
     web = WebFetcher()
