@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.availability import ReadResults, look_at, look_at_all
+from gitboot.artifacts.availability import Presence, ReadResults, Sighting, look_at, look_at_all, unbootable_by_firmware
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
-from gitboot.assets.sighting import Presence, Sighting, unbootable_by_firmware
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest
 from gitboot.resolve.server_decision_from_plan import BootFile

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.assets.sighting import Presence, Sighting
+from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.job import Outcome
 from gitboot.controller.acceptance import Accepting, Attempt, Gone
 from gitboot.controller.bmcs.schedule import Appointment, Schedule

@@ -23,7 +23,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner
 
-from gitboot.assets.sighting import Presence, Sighting
+from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from gitboot.artifacts.availability import Content, Fetcher
-from gitboot.assets.sighting import ArtifactHead
+from gitboot.artifacts.availability import ArtifactHead, Content, Fetcher
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
 from gitboot.files import file_below
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, host_of

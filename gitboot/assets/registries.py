@@ -6,10 +6,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
-from gitboot.artifacts.availability import Content
+from gitboot.artifacts.availability import ArtifactHead, Content
 from gitboot.artifacts.fetchers import CHUNK
 from gitboot.artifacts.oci import Registries
-from gitboot.assets.sighting import ArtifactHead
 from gitboot.errors import ArtifactMissing, HostUnreachable, NotInRegistry, RegistryRefused
 from gitboot.http_client import AnswerStream
 from gitboot.oci.reference import OciReference

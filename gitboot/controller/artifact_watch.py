@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.artifacts.availability import ReadResults, look_at
-from gitboot.assets.sighting import Presence, Sighting, is_withheld, since_before
+from gitboot.artifacts.availability import Presence, ReadResults, Sighting, is_withheld, look_at, since_before
 from gitboot.background_threads import BackgroundThread
 from gitboot.resolve.server_decision_from_plan import BootFile
 

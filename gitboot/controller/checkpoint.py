@@ -20,7 +20,7 @@ from zlib import crc32
 
 import msgspec
 
-from gitboot.assets.sighting import Sighting
+from gitboot.artifacts.availability import Sighting
 from gitboot.child_processes import encode
 from gitboot.controller.current_plans import ImageFile, Plans, about
 from gitboot.controller.instance_state import Standing, TargetState

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from typing import Any, Final
 
-from gitboot.assets.sighting import Presence, Sighting, is_withheld
+from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
 from gitboot.controller.acceptance import Attempt, accepted_message, held_message, refused_message
 from gitboot.controller.bmcs.schedule import Schedule

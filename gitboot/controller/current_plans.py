@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
-from gitboot.assets.sighting import Sighting, is_withheld
+from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state_from_bmc_override import State
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import left_since

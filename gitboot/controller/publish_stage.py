@@ -8,7 +8,7 @@ from datetime import datetime
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
-from gitboot.assets.sighting import is_withheld
+from gitboot.artifacts.availability import is_withheld
 from gitboot.controller.current_plans import Plans, changed_by
 from gitboot.controller.instance_state import LimitedFiles, TargetState
 from gitboot.controller.learn.install_boots import offer_of, offers_of

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Protocol
 
-from gitboot.assets.sighting import Sighting
+from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from gitboot.assets.sighting import Presence, Sighting
+from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.errors import Orders
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables

@@ -7,11 +7,18 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gitboot.artifacts.availability import Fetcher, NamedArtifact, ReadResults, look_at_all, named_artifacts
+from gitboot.artifacts.availability import (
+    Fetcher,
+    NamedArtifact,
+    ReadResults,
+    Sighting,
+    look_at_all,
+    named_artifacts,
+    unbootable_by_firmware,
+)
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.assets.registries import RegistryFetcher
-from gitboot.assets.sighting import Sighting, unbootable_by_firmware
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.exit import Exit

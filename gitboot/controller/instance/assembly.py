@@ -12,8 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from gitboot.artifacts.availability import ReadResults
-from gitboot.assets.sighting import Sighting
+from gitboot.artifacts.availability import ReadResults, Sighting
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
 from gitboot.bmc.passwords import is_covered
 from gitboot.bmc.power_steps import SwitchRecord

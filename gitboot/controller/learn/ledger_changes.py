@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from gitboot.assets.sighting import Sighting
+from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord

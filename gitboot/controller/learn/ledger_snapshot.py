@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 
-from gitboot.assets.sighting import Presence, Sighting, is_withheld
+from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.bmc.credentials import Pair
 from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
