@@ -305,7 +305,7 @@ def _inspected(
 
 def _signed(assets: Path | None, url: str, base_url: str) -> bool | None:
     """Whether what is served has a signature; None: it is not here, or no EFI program."""
-    from gitboot.assets.efi import HEAD, is_signed
+    from gitboot.artifacts.boot_loaders import HEAD, is_signed
     from gitboot.files import file_below
 
     served = f"{base_url}/assets/"
