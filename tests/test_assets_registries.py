@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from gitboot.artifacts.availability import Fetcher
+from gitboot.artifacts.fetchers import RegistryFetcher
 from gitboot.artifacts.oci import Registries
-from gitboot.assets.registries import RegistryFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient
 from gitboot.oci.reference import AllowedRegistry

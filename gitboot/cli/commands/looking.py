@@ -16,9 +16,8 @@ from gitboot.artifacts.availability import (
     named_artifacts,
     unbootable_by_firmware,
 )
-from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, WebFetcher
+from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
-from gitboot.assets.registries import RegistryFetcher
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.exit import Exit
