@@ -19,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from gitboot.artifacts.oci import chosen, files, parse_manifest
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
 from gitboot.bmc.override_steps import OFF, fit
@@ -34,7 +35,6 @@ from gitboot.load.whole import load
 from gitboot.observe.given import GivenBoots
 from gitboot.observe.observation import Observation
 from gitboot.observe.reports import read_reports
-from gitboot.oci.layers import chosen, files, parse_manifest
 from gitboot.problems.codes import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from gitboot.artifacts.oci import Descriptor, OciPlatform, chosen, files, parse_manifest
 from gitboot.errors import RegistryRefused
-from gitboot.oci.layers import Descriptor, OciPlatform, chosen, files, parse_manifest
 from tests.cases import for_each
 
 SHA = "sha256:" + "0123456789abcdef" * 4
