@@ -14,6 +14,7 @@ from typing import Any
 import pygit2
 import pytest
 
+from gitboot.artifacts.oci import RegistryCredentials
 from gitboot.bmc import passwords
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.passwords import read_credentials
@@ -22,7 +23,6 @@ from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.notices.delivery import Rereading
 from gitboot.notices.receivers import read_receiver
-from gitboot.oci.credentials import RegistryCredentials
 from gitboot.publish.targets.s3 import bucket_opener
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.targets.address import BucketAddress

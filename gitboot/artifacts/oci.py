@@ -5,11 +5,16 @@ After the OCI distribution specification, "Pulling", and Docker's "Token authent
 
 from __future__ import annotations
 
+import base64
+import os
 import re
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
@@ -21,8 +26,8 @@ from gitboot.jsonio import Digest, json_decoder
 from gitboot.model.scalars.artifacts import parse_digest
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture
-from gitboot.oci.credentials import RegistryCredentials
 from gitboot.oci.reference import AllowedRegistry, OciReference, origin
+from gitboot.text import shell_words
 
 _LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
 _MOST_REDIRECTS: Final = 5
@@ -297,3 +302,58 @@ def files(layers: Sequence[Descriptor], name: str) -> dict[str, tuple[Descriptor
 
 
 _manifest: Final = json_decoder(ImageManifest)
+
+
+class _Auth(msgspec.Struct):
+    auth: str = ""  # base64 of USER:PASSWORD
+    username: str = ""
+    password: str = ""
+
+
+class _AuthFile(msgspec.Struct):
+    auths: dict[str, _Auth] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryCredentials:
+    """A file of credentials, read anew at each use: they change."""
+
+    file: Path
+
+    def authorization(self, host: str) -> str | None:
+        """What is sent to a registry as ``Authorization``; None: nothing is known for it. Raises `UsageError`."""
+        auth = self._read().auths.get(host)
+        if auth is None:
+            return None
+        pair = auth.auth or base64.b64encode(f"{auth.username}:{auth.password}".encode()).decode()
+        try:
+            user, colon, _ = base64.b64decode(pair, validate=True).partition(b":")
+        except ValueError:
+            user, colon = b"", b""
+        if not user or not colon:
+            raise UsageError(f"{self.file}: the entry for {host} holds no USER:PASSWORD as base64 under auth")
+        return f"Basic {pair}"
+
+    def check(self) -> None:
+        """Raise `UsageError` where it cannot be read, or others can read it."""
+        self._read()
+
+    def _read(self) -> _AuthFile:
+        try:
+            with self.file.open("rb") as file:
+                mode, content = os.fstat(file.fileno()).st_mode, file.read()
+        except OSError as error:
+            raise UsageError(f"{self.file} cannot be read: {error.strerror}") from None
+        if mode & stat.S_IRWXO:
+            raise UsageError(
+                f"{self.file} holds passwords, and everybody can read it: chmod 600 {shell_words(self.file)}"
+            )
+        try:
+            return _auth_file(content)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise UsageError(
+                f'{self.file} is not a file of registries\' credentials: {{"auths": {{"HOST": …}}}}'
+            ) from None
+
+
+_auth_file: Final = json_decoder(_AuthFile)
