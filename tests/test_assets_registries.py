@@ -8,10 +8,9 @@ import pytest
 
 from gitboot.artifacts.availability import Fetcher
 from gitboot.artifacts.fetchers import RegistryFetcher
-from gitboot.artifacts.oci import Registries
+from gitboot.artifacts.oci import AllowedRegistry, Registries
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.http_client import HttpClient
-from gitboot.oci.reference import AllowedRegistry
 from tests.registries import Registry, Scripted, digest, registry, serving
 
 KERNEL = b"kernel" * 1_000_000

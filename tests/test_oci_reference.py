@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from gitboot.artifacts.oci import AllowedRegistry, OciReference, origin
 from gitboot.errors import RegistryRefused, UsageError
-from gitboot.oci.reference import AllowedRegistry, OciReference, origin
 from tests.cases import for_each
 
 SHA = "0123456789abcdef" * 4

@@ -10,11 +10,10 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from gitboot.artifacts.availability import ArtifactHead, Content, Fetcher
-from gitboot.artifacts.oci import Registries
+from gitboot.artifacts.oci import OciReference, Registries
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.files import file_below
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, host_of
-from gitboot.oci.reference import OciReference
 from gitboot.render.paths import artifact_type
 
 CHUNK: Final = 1 << 20  # bytes that are read at a time

@@ -58,9 +58,8 @@ def opened_registries(
     allow_token_over_http: bool,
 ) -> Registries:
     """What those options say; raises `UsageError`."""
-    from gitboot.artifacts.oci import Registries, RegistryCredentials
+    from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
     from gitboot.http_client import HttpClient
-    from gitboot.oci.reference import AllowedRegistry
 
     allowed = [AllowedRegistry.parse(each) for each in registries]
     credentials = RegistryCredentials(registry_credentials) if registry_credentials is not None else None

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gitboot.artifacts.oci import Descriptor, Registries, chosen, files, parse_manifest
+from gitboot.artifacts.oci import Descriptor, OciReference, Registries, chosen, files, parse_manifest
 from gitboot.errors import UsageError
 from gitboot.model.server import Architecture
-from gitboot.oci.reference import OciReference
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

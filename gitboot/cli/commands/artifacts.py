@@ -122,8 +122,8 @@ def resolve(
     The image is one as boot-operator takes it: its layers' media types say which is the kernel, the initrd, the
     squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
     """
+    from gitboot.artifacts.oci import OciReference
     from gitboot.model.server import Architecture
-    from gitboot.oci.reference import OciReference
     from gitboot.oci.resolve import resolve as resolved
 
     found = resolved(
