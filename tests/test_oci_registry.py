@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries, RegistryCredentials
+from gitboot.artifacts.oci import AllowedRegistry, OciReference, Registries, RegistryCredentials, resolve
 from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import Digest
-from gitboot.oci.resolve import resolve
 from tests.cases import for_each
 from tests.registries import (
     BASIC,

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
-from gitboot.artifacts.oci import OciReference, Registries
+from gitboot.artifacts.oci import OciReference, Registries, Resolved, resolve
 from gitboot.errors import HostUnreachable, OperatorError
 from gitboot.model.scalars.artifacts import OCI
-from gitboot.oci.resolve import Resolved, resolve
 from gitboot.problems.codes import Code, Problem
 from gitboot.text import shell_words
 

@@ -18,7 +18,7 @@ from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.oci.resolve import Resolved
+    from gitboot.artifacts.oci import Resolved
 
 
 @click.group()
@@ -123,8 +123,8 @@ def resolve(
     squashfs, the uki or the iso. Nothing but the registry is asked, and nothing is written.
     """
     from gitboot.artifacts.oci import OciReference
+    from gitboot.artifacts.oci import resolve as resolved
     from gitboot.model.server import Architecture
-    from gitboot.oci.resolve import resolve as resolved
 
     found = resolved(
         OciReference.parse(image),
