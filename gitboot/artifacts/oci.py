@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -21,12 +22,13 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from gitboot.errors import HostUnreachable, NotInRegistry, RegistryRefused, UsageError
+from gitboot.errors import HostUnreachable, NotInRegistry, OperatorError, RegistryRefused, UsageError
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate, RedirectRefused
 from gitboot.jsonio import Digest, json_decoder
 from gitboot.model.scalars.artifacts import OCI, parse_digest
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture
+from gitboot.problems.codes import Code, Problem
 from gitboot.text import shell_words
 
 _LARGEST_MANIFEST: Final = 4 << 20  # what registries have to take: "Pushing Manifests"
@@ -484,3 +486,28 @@ def _artifacts(layers: tuple[Descriptor, ...], reference: OciReference) -> dict[
 
 def _artifact(layer: Descriptor, reference: OciReference) -> dict[str, Any]:
     return {"url": str(reference.at(layer.sha256)), "sha256": layer.sha256, "size": layer.size}
+
+
+def with_digests(problems: Iterable[Problem], registries: Registries) -> tuple[Problem, ...]:
+    """The problems; those about a tag have a hint with the digests that it names now, or why nobody knows."""
+
+    @cache
+    def hint(image: str) -> str:
+        try:
+            return "; ".join(_lines(resolve(OciReference.parse(image), registries)))
+        except (HostUnreachable, OperatorError) as error:
+            return f"`gitboot artifacts resolve {shell_words(image)}` prints what to write; asked now: {error}"
+
+    return tuple(
+        replace(problem, hint=hint(found[0].partition("@")[0]))
+        if problem.code == Code.OCI_TAG and (found := OCI.search(problem.message)) is not None and found["tag"]
+        else problem
+        for problem in problems
+    )
+
+
+def _lines(found: Resolved) -> Iterator[str]:
+    for architecture, artifacts in found.architectures.items():
+        for role, artifact in artifacts.items():
+            urls = [each["url"] for each in artifact] if isinstance(artifact, list) else [artifact["url"]]
+            yield f"{architecture}.{role} is {', '.join(urls)}"

@@ -58,7 +58,7 @@ def command(
     except InvalidRepository as error:
         problems = error.problems
         if registries and any(problem.code == Code.OCI_TAG for problem in problems):
-            from gitboot.oci.tags import with_digests
+            from gitboot.artifacts.oci import with_digests
 
             problems = with_digests(
                 problems,
