@@ -20,7 +20,7 @@ from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.artifacts.availability import Fetcher
-    from gitboot.assets.vouching import SignatureCheck
+    from gitboot.artifacts.signatures import SignatureCheck
     from gitboot.jsonio import Digest
     from gitboot.load.repository import FleetRepository
     from gitboot.model.boot_image import BootImage
@@ -69,8 +69,7 @@ def signatures(
     Only the keys in --image-keys count, and nothing in the repository says which those are. What cannot be fetched
     counts as not signed. The exit code is 3 where a file is not what a listed key has signed.
     """
-    from gitboot.artifacts.signatures import ImageKeys
-    from gitboot.assets.vouching import SignatureCheck
+    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
     from gitboot.cli.commands.looking import fetchers_of
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.problems.codes import Severity
@@ -98,8 +97,7 @@ def not_vouched_for(
     path: Path, rev: str | None, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
 ) -> dict[Digest, str]:
     """Of the files with these digests, those that no listed key has signed in any image, and why."""
-    from gitboot.artifacts.signatures import ImageKeys
-    from gitboot.assets.vouching import SignatureCheck
+    from gitboot.artifacts.signatures import ImageKeys, SignatureCheck
     from gitboot.cli.evaluated_fleet import load_fleet
 
     fleet = load_fleet(path, rev)
