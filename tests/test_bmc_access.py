@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import Credentials, Trust, as_file, origin_of, read_trust
-from gitboot.bmc.passwords import CredentialDirectory
+from gitboot.bmc.credentials import CredentialDirectory, Credentials, Trust, as_file, origin_of, read_trust
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.worker_pool import Connections

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc import passwords
-from gitboot.bmc.credentials import read_trust
+from gitboot.bmc import credentials
+from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
 from gitboot.bmc.job import Outcome, Result
-from gitboot.bmc.passwords import CredentialDirectory, read_credentials
 from gitboot.errors import UsageError
 from gitboot.load.machines import machines
 from gitboot.load.whole import load
@@ -61,7 +60,7 @@ def test_user_name_and_password_are_of_one_moment(tmp_path: Path, monkeypatch: p
 def test_files_that_never_stand_still_are_no_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_credentials(tmp_path)
     versions = iter(range(1000))
-    monkeypatch.setattr(passwords, "_version", lambda _: (next(versions), 0, 0, 0))
+    monkeypatch.setattr(credentials, "_version", lambda _: (next(versions), 0, 0, 0))
     with pytest.raises(UsageError, match="change all the time"):
         read_credentials(tmp_path, "rack")
 
@@ -123,17 +122,17 @@ def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says(folder, f"wc -l < {folder}/runs | tr -d ' '")
-    monkeypatch.setattr(passwords, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
     directory = CredentialDirectory(folder)
     assert [directory.of("rack").credentials.password for _ in range(2)] == ["1", "1"]
     directory.doubt("rack")
     assert directory.of("rack").credentials.password == "1", "not at once for each BMC that refuses it"
-    monkeypatch.setattr(passwords, "_DOUBTED_S", 0)
+    monkeypatch.setattr(credentials, "_DOUBTED_S", 0)
     before = directory.fingerprint("rack")
     directory.doubt("rack")
     assert directory.of("rack").credentials.password == "2"
     assert directory.fingerprint("rack") != before
-    monkeypatch.setattr(passwords, "_ASK_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_ASK_AGAIN_S", 0)
     directory.doubt("rack")
     assert [directory.of("rack").credentials.password for _ in range(2)] == ["3", "4"]
 
@@ -141,8 +140,8 @@ def test_it_is_asked_again_after_a_while_and_soon_after_a_refusal(
 def test_what_a_bmc_refuses_is_asked_for_again_and_so_rotated_without_a_restart(
     make_rack: MakeRack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passwords, "_READ_AGAIN_S", 0)
-    monkeypatch.setattr(passwords, "_DOUBTED_S", 0)
+    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_DOUBTED_S", 0)
     rack = make_rack()
     (rack.folder / "rack" / "password").unlink()
     said = rack.folder / "said"
@@ -184,7 +183,7 @@ def test_why_a_command_said_none_is_named_and_what_it_wrote_is_shown_nowhere(
     folder: Path, monkeypatch: pytest.MonkeyPatch, script: str, why: str
 ) -> None:
     if "sleep" in script:
-        monkeypatch.setattr(passwords, "_PATIENCE_S", 0.4)
+        monkeypatch.setattr(credentials, "_PATIENCE_S", 0.4)
     says(folder, script)
     directory = CredentialDirectory(folder)
     for _ in range(3):

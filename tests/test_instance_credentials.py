@@ -15,9 +15,9 @@ import pygit2
 import pytest
 
 from gitboot.artifacts.oci import RegistryCredentials
-from gitboot.bmc import passwords
+from gitboot.bmc import credentials
+from gitboot.bmc.credentials import read_credentials
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.passwords import read_credentials
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
@@ -321,7 +321,7 @@ def test_finding_p1_rotated_keys_of_a_store_sign_the_next_request(tmp_path: Path
 def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(passwords, "_READ_AGAIN_S", 0)
+    monkeypatch.setattr(credentials, "_READ_AGAIN_S", 0)
     with racks(tmp_path) as make_rack, (rack := make_rack()).fleet() as fleet:
         file, found = rack.folder / "rack" / "password", []
         for text in ("wrong", None, "", PASSWORD):

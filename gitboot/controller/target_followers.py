@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
-from gitboot.bmc.passwords import read_credentials
+from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.publish_stage import Target
 from gitboot.errors import PublishError, UsageError

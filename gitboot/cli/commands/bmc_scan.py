@@ -117,7 +117,7 @@ def _listed(places: Sequence[str]) -> Iterator[str]:
 
 def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify: bool, parallel: int) -> list[Probe]:
     """What answers, in the order of addresses."""
-    from gitboot.bmc.passwords import CredentialDirectory
+    from gitboot.bmc.credentials import CredentialDirectory
     from gitboot.bmc.redfish.client import BmcConnection
     from gitboot.bmc.scan import scan as look_at
     from gitboot.bmc.worker_pool import connections

@@ -219,7 +219,7 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
     """Open a target for writing, by its address."""
     from tempfile import TemporaryDirectory
 
-    from gitboot.bmc.passwords import read_credentials
+    from gitboot.bmc.credentials import read_credentials
     from gitboot.publish.mirror_repair import BucketStore, HostStore
     from gitboot.targets.address import BucketAddress, RsyncAddress, parse_target
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from gitboot.artifacts.fetchers import WebFetcher
-from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.passwords import CredentialDirectory
+from gitboot.bmc.credentials import CredentialDirectory, pair_of
 from gitboot.controller.instance.assembly import Look
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.files import check_output, check_state

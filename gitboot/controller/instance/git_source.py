@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from gitboot.bmc.passwords import read_credentials
+from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.acceptance import Authority
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import GitSettings, Settings, TrustSettings
