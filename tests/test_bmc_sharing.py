@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.bmc.identity import Pinned, Shown, shared
-from gitboot.bmc.sharing import Sharing
+from gitboot.bmc.identity import Pinned, Sharing, Shown, shared
 from gitboot.fleet.layered_dict import replaced
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
