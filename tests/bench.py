@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gitboot.bmc.crew import MOST, MOST_OF_SITE
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule

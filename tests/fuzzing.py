@@ -21,7 +21,7 @@ from typing import Final
 
 from gitboot.artifacts.oci import chosen, files, parse_manifest
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
+from gitboot.bmc.override_state import BootTarget, Enabled, Override
 from gitboot.bmc.override_steps import OFF, fit
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.planning import about_all

@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
-from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
+from gitboot.bmc.override_state import OperatorCondition
 from gitboot.endpoint.tls import Certificate
 from gitboot.instance.laps import Laps, Stage
 from gitboot.problems.codes import Code, Problem, Severity

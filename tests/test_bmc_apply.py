@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.bmc.credentials import Credentials, read_credentials
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override_state_from_bmc_override import Enabled, OverrideRecord, State, Wanted
+from gitboot.bmc.override_state import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import tls_context
 from gitboot.bmc.step_runner import bring_about

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import bring_about

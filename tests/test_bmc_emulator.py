@@ -12,15 +12,7 @@ from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override_state_from_bmc_override import (
-    BootTarget,
-    Enabled,
-    OperatorCondition,
-    Override,
-    OverrideRecord,
-    State,
-    Wanted,
-)
+from gitboot.bmc.override_state import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection

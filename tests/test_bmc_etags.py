@@ -12,7 +12,7 @@ import pytest
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.etags import ETAG_FORMS, if_match_values, read_etags
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, State, Wanted
+from gitboot.bmc.override_state import BootTarget, Enabled, Override, State, Wanted
 from gitboot.bmc.power_steps import Manner, Switching
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.errors import BmcChanged

@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override, Wanted
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection

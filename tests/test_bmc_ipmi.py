@@ -21,7 +21,7 @@ from gitboot.bmc.credentials import Credentials, as_file, read_trust
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override_state_from_bmc_override import (
+from gitboot.bmc.override_state import (
     BootTarget,
     Enabled,
     Observed,

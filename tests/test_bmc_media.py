@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override_state import MediumState
-from gitboot.bmc.override_state_from_bmc_override import (
+from gitboot.bmc.override_state import (
     BootTarget,
     Enabled,
+    MediumState,
     OperatorCondition,
     Override,
     OverrideRecord,

@@ -23,7 +23,7 @@ from gitboot.bmc.identity import (
     identify,
     pin,
 )
-from gitboot.bmc.override_state_from_bmc_override import (
+from gitboot.bmc.override_state import (
     AskOperator,
     BootTarget,
     Confirm,

@@ -20,7 +20,7 @@ from sushy.exceptions import SushyError
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.reboot_detection import Marks

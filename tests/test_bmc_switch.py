@@ -13,15 +13,7 @@ import pytest
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override_state_from_bmc_override import (
-    BootTarget,
-    Enabled,
-    Observed,
-    OperatorCondition,
-    Override,
-    OverrideRecord,
-    State,
-)
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, OperatorCondition, Override, OverrideRecord, State
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.power_steps import (
     SHUTDOWN,

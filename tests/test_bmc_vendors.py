@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override
+from gitboot.bmc.override_state import BootTarget, Enabled, Override
 from gitboot.bmc.override_steps import OFF, fit, stands
 from gitboot.bmc.reboot_detection import Reset
 from gitboot.bmc.redfish import quirks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same
-from gitboot.bmc.override_state_from_bmc_override import Observed
+from gitboot.bmc.override_state import Observed
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.power import NothingToSwitch, NotSwitched, PowerAction, ResetType, Send, next_power
 from gitboot.cli.exit import Exit

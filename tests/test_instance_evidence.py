@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import State
 from gitboot.ledger import evidence
 from gitboot.observe.observation import Observation
 from gitboot.resolve.server_plan import BootPlan, Cause

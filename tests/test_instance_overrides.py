@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import pytest
 
 from gitboot.bmc.job import Outcome, Result
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
+from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.controller.bmcs.schedule import events_of
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

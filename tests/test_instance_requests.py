@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import State
 from gitboot.errors import LedgerError
 from gitboot.ledger import requests
 from gitboot.model.scalars.machines import SystemUuid

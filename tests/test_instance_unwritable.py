@@ -16,8 +16,7 @@ from threading import Thread
 
 import pytest
 
-from gitboot.bmc.override_state import Medium, MediumState
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import Medium, MediumState, State
 from gitboot.controller import checkpoint
 from gitboot.controller import loop as instance_loop
 from gitboot.controller.instance import assembly

@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Medium, MediumState
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state import BootTarget, Enabled, Medium, MediumState, Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError

@@ -24,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
 from gitboot.controller.learn.ledger_changes import Batch, learn

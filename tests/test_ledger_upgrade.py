@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import State
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.ledger import (
     events,

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
+from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.configuration_file import Setting
 from gitboot.cli.main import cli
 from gitboot.controller.condition_rules import _UNPROVEN as UNPROVEN

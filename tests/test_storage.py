@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
+from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.cli.exit import Exit

@@ -26,15 +26,7 @@ import pytest
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override_state_from_bmc_override import (
-    BootTarget,
-    Enabled,
-    Observed,
-    Override,
-    OverrideRecord,
-    State,
-    Wanted,
-)
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.override_steps import fit
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection

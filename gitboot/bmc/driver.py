@@ -6,8 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.bmc.override_state import MediaSlot
-from gitboot.bmc.override_state_from_bmc_override import Observed, Override
+from gitboot.bmc.override_state import MediaSlot, Observed, Override
 from gitboot.bmc.power import ResetType
 
 if TYPE_CHECKING:

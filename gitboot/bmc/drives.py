@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from gitboot.bmc.override_state import EJECTION, MediaSlot, insertion
-from gitboot.bmc.override_state_from_bmc_override import Observed
+from gitboot.bmc.override_state import EJECTION, MediaSlot, Observed, insertion
 from gitboot.bmc.redfish.resources import Patch, Resource, slot_of
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from gitboot.bmc.override_state_from_bmc_override import Observed
+from gitboot.bmc.override_state import Observed
 from gitboot.bmc.redfish.quirks import FirmwareUri, row_of
 from gitboot.bmc.redfish.resources import Patch, Resource, starts_only_signed
 from gitboot.errors import BmcRejected

@@ -20,7 +20,7 @@ from uuid import UUID
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.override_steps import has_changed, stands
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.redfish.transport import AddressRefused, Reach

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from gitboot.bmc.identity import Described, Identified, Pinned
-from gitboot.bmc.override_state_from_bmc_override import Observed, OperatorCondition, Override, OverrideRecord, Wanted
+from gitboot.bmc.override_state import Observed, OperatorCondition, Override, OverrideRecord, Wanted
 from gitboot.bmc.power_steps import Switching, SwitchRecord
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid

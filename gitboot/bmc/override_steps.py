@@ -20,8 +20,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same, is_another_system
-from gitboot.bmc.override_state import Medium, MediumState, places, slot_with
-from gitboot.bmc.override_state_from_bmc_override import (
+from gitboot.bmc.override_state import (
     AskOperator,
     BootTarget,
     Confirm,
@@ -29,6 +28,8 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Enabled,
     Insert,
     Leave,
+    Medium,
+    MediumState,
     Observed,
     OperatorCondition,
     Override,
@@ -39,6 +40,8 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wait,
     Wanted,
     Withdraw,
+    places,
+    slot_with,
 )
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks, Reset, in_utc, parse
 from gitboot.model.scalars.machines import SystemUuid

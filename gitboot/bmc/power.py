@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
-from gitboot.bmc.override_state_from_bmc_override import Observed
+from gitboot.bmc.override_state import Observed
 
 
 class PowerAction(StrEnum):

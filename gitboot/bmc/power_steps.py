@@ -19,7 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
-from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OperatorCondition, OverrideRecord, State
+from gitboot.bmc.override_state import Enabled, Observed, OperatorCondition, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.reboot_detection import Marks, Reset

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Final
 from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override_state import EJECTION, insertion
-from gitboot.bmc.override_state_from_bmc_override import (
+from gitboot.bmc.override_state import (
+    EJECTION,
     AskOperator,
     Confirm,
     Eject,
@@ -27,6 +27,7 @@ from gitboot.bmc.override_state_from_bmc_override import (
     Wait,
     Wanted,
     Withdraw,
+    insertion,
 )
 from gitboot.bmc.override_steps import (
     OFF,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from gitboot.bmc.identity import Identified
 from gitboot.bmc.job import Job, Outcome
-from gitboot.bmc.override_state_from_bmc_override import Observed, OperatorCondition, OverrideRecord
+from gitboot.bmc.override_state import Observed, OperatorCondition, OverrideRecord
 from gitboot.bmc.override_steps import uri_to_keep
 from gitboot.bmc.power_steps import (
     AskForReset,

@@ -18,7 +18,7 @@ from gitboot.bmc.credentials import CredentialDirectory, Entrusted, Trust
 from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
 from gitboot.bmc.step_runner import bring_about

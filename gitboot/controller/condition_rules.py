@@ -9,7 +9,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
-from gitboot.bmc.override_state_from_bmc_override import OperatorCondition
+from gitboot.bmc.override_state import OperatorCondition
 from gitboot.controller.acceptance import Attempt, accepted_message, held_message, refused_message
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import ImageFile, Plans

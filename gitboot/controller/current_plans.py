@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.artifacts.availability import Sighting, is_withheld
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import State
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import left_since
 from gitboot.evaluator.evaluation_result import Commit

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from gitboot.bmc.identity import accept, is_another_system
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord, State
+from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.reboot_detection import NO_MARKS

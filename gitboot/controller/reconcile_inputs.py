@@ -13,7 +13,7 @@ from typing import Protocol
 
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.job import Job, Result
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks

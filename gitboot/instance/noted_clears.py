@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from threading import Lock
 
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.files import write_whole
 from gitboot.fleet.layered_dict import replaced

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import State
 from gitboot.controller.current_plans import changed_by
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.diff.withheld import withheld_boots

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid

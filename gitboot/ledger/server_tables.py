@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from gitboot.bmc.identity import Pinned, Shown
-from gitboot.bmc.override_state import Medium, MediumState
-from gitboot.bmc.override_state_from_bmc_override import Enabled, Override, OverrideRecord, State
+from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks

@@ -28,7 +28,7 @@ from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.etags import if_match_values, is_conditional, read_etags
 from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
-from gitboot.bmc.override_state_from_bmc_override import Observed, Override
+from gitboot.bmc.override_state import Observed, Override
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power import ResetType
 from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, boot_patch

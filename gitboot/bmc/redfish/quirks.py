@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.override_steps import is_allowed
 
 ENABLED = "BootSourceOverrideEnabled"

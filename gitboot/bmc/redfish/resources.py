@@ -10,8 +10,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.override_state import MediaSlot
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Observed, Override
+from gitboot.bmc.override_state import BootTarget, Enabled, MediaSlot, Observed, Override
 from gitboot.bmc.reboot_detection import Marks, with_clock
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, TARGET, Mode, Quirks, quirks_of
 from gitboot.errors import BmcRejected

@@ -27,7 +27,7 @@ from gitboot.terminal import style
 from gitboot.text import count, shell_words, some
 
 if TYPE_CHECKING:
-    from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+    from gitboot.bmc.override_state import OverrideRecord
     from gitboot.controller.bmcs.manual_tasks import Inspection
     from gitboot.controller.instance.assembly import Look
     from gitboot.load.machines import Machine

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from gitboot.bmc.override_state_from_bmc_override import BootTarget, Enabled, Override, OverrideRecord, Wanted
+from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, Wanted
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
 from gitboot.controller.learn.evidence import awaits_progress

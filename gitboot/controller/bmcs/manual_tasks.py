@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
-from gitboot.bmc.override_state_from_bmc_override import (
+from gitboot.bmc.override_state import (
     AskOperator,
     Confirm,
     Eject,

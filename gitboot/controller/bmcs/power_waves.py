@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gitboot.bmc.job import Outcome
-from gitboot.bmc.override_state_from_bmc_override import State
+from gitboot.bmc.override_state import State
 from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
 from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask

@@ -12,7 +12,7 @@ from zlib import crc32
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.identity import CannotTell, Sharing, shared
 from gitboot.bmc.job import Job, Outcome, Result
-from gitboot.bmc.override_state_from_bmc_override import Enabled, OperatorCondition, Override, State, Wanted
+from gitboot.bmc.override_state import Enabled, OperatorCondition, Override, State, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.controller.bmcs.desired_state import PowerAsk

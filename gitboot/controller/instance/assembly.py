@@ -14,7 +14,7 @@ from typing import Any
 
 from gitboot.artifacts.availability import ReadResults, Sighting
 from gitboot.bmc.credentials import is_covered
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource

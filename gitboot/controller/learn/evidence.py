@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
-from gitboot.bmc.override_state_from_bmc_override import Enabled, Observed, OverrideRecord, State
+from gitboot.bmc.override_state import Enabled, Observed, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Reset
 from gitboot.controller.learn.install_boots import DISK_BOOT, fetches, offer_of

@@ -10,7 +10,7 @@ from typing import Final
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.bmc.identity import Pinned
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.controller import operator_requests

@@ -10,7 +10,7 @@ from functools import partial
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.bmc.credentials import Pair
 from gitboot.bmc.identity import Pinned
-from gitboot.bmc.override_state_from_bmc_override import OverrideRecord
+from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
