@@ -12,7 +12,7 @@ import pytest
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
-from gitboot.bmc.power import ResetType
+from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection, is_redfish
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.errors import BmcUnreachable

@@ -32,8 +32,16 @@ from gitboot.bmc.override_state import (
     Wanted,
 )
 from gitboot.bmc.override_steps import OFF, fit, stands
-from gitboot.bmc.power import NotSwitched, PowerAction, Send, next_power
-from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
+from gitboot.bmc.power_steps import (
+    Manner,
+    NotSwitched,
+    PowerAction,
+    Send,
+    Switching,
+    SwitchRecord,
+    SwitchState,
+    next_power,
+)
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.step_runner import bring_about
 from gitboot.cli.exit import Exit

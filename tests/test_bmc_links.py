@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.power import ResetType
+from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, quirks_of
 from gitboot.bmc.redfish.transport import Reach, origin_of

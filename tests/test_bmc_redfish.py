@@ -22,7 +22,7 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override
 from gitboot.bmc.override_steps import OFF, fit, stands
-from gitboot.bmc.power import ResetType
+from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.bmc.redfish.client import MEANING, BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS

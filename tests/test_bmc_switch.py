@@ -14,7 +14,6 @@ import pytest
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
 from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, OperatorCondition, Override, OverrideRecord, State
-from gitboot.bmc.power import ResetType
 from gitboot.bmc.power_steps import (
     SHUTDOWN,
     AskForReset,
@@ -22,6 +21,7 @@ from gitboot.bmc.power_steps import (
     HoldSwitch,
     Manner,
     NoteSwitch,
+    ResetType,
     Switching,
     SwitchRecord,
     SwitchState,

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from gitboot.bmc.override_state import MediaSlot, Observed, Override
-from gitboot.bmc.power import ResetType
+from gitboot.bmc.power_steps import ResetType
 
 if TYPE_CHECKING:
     from gitboot.bmc.login import Login

@@ -12,7 +12,7 @@ A crash may follow any. What cannot be proven not to have been done is never ask
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -21,14 +21,11 @@ from typing import Final
 from gitboot.bmc.identity import Another, Identified, IdentityChanged
 from gitboot.bmc.override_state import Enabled, Observed, OperatorCondition, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
-from gitboot.bmc.power import ResetType
 from gitboot.bmc.reboot_detection import Marks, Reset
 
 _TO_BE_SHOWN: Final = timedelta(minutes=1)  # how long it may take until a BMC shows what it was asked for
-
 # How long an operating system may take to shut down; as long as Ironic gives it ([conductor]soft_power_off_timeout).
 SHUTDOWN: Final = timedelta(minutes=10)
-
 # A BMC that stamps how far a boot has come does so at each; LastResetTime there are some that no reset moves.
 _SURE_TO_MOVE: Final = frozenset({"boot_progress_time"})
 
@@ -39,6 +36,18 @@ class Manner(StrEnum):
     ON = "On"  # where it is off
     RESTART = "Restart"  # where it is on, without asking its operating system
     GRACEFUL_RESTART = "GracefulRestart"  # the same, asking it first
+
+
+class ResetType(StrEnum):
+    """Redfish ResetType, as far as it is used."""
+
+    ON = "On"
+    FORCE_ON = "ForceOn"
+    GRACEFUL_SHUTDOWN = "GracefulShutdown"
+    FORCE_OFF = "ForceOff"
+    GRACEFUL_RESTART = "GracefulRestart"
+    FORCE_RESTART = "ForceRestart"
+    POWER_CYCLE = "PowerCycle"
 
 
 # The first that a BMC allows is taken; of a graceful restart that nobody obeys, the first of those for a restart.
@@ -309,3 +318,69 @@ def _has_not_booted(wanted: Switching, observed: Observed, overrides: Collection
 
 def _was_just_asked(record: SwitchRecord, at: datetime) -> bool:
     return timedelta() <= at - record.at < _TO_BE_SHOWN
+
+
+class PowerAction(StrEnum):
+    """What a person asks for."""
+
+    ON = "on"
+    OFF = "off"
+    RESET = "reset"
+
+
+# By what is asked for, and whether the operating system is left out of it: the first that a BMC allows.
+_POWER_TYPES: Final[Mapping[tuple[PowerAction, bool], tuple[ResetType, ...]]] = {
+    (PowerAction.ON, False): (ResetType.ON, ResetType.FORCE_ON),
+    (PowerAction.ON, True): (ResetType.ON, ResetType.FORCE_ON),
+    (PowerAction.OFF, False): (ResetType.GRACEFUL_SHUTDOWN,),
+    (PowerAction.OFF, True): (ResetType.FORCE_OFF,),
+    (PowerAction.RESET, False): (ResetType.GRACEFUL_RESTART,),
+    (PowerAction.RESET, True): (ResetType.FORCE_RESTART, ResetType.POWER_CYCLE),
+}
+_IS_SO: Final = {PowerAction.ON: "On", PowerAction.OFF: "Off"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Send:
+    """It is sent to the BMC."""
+
+    type: ResetType
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NothingToSwitch:
+    """The machine is as it is asked for."""
+
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NotSwitched:
+    """It is not done, and a person has to know why."""
+
+    why: str
+
+
+PowerStep = Send | NothingToSwitch | NotSwitched
+
+
+def next_power(action: PowerAction, seen: Observed, identified: Identified, *, force: bool) -> PowerStep:
+    """What is to be sent for ``action``; ``force``: without asking the operating system.
+
+    Nothing is switched on another machine than the document's, and none during POST: some BMCs lose settings then.
+    """
+    if isinstance(identified, Another | IdentityChanged):
+        return NotSwitched(why=f"AnotherMachine: {identified.message}")
+    if seen.power is not None and seen.power == _IS_SO.get(action):
+        return NothingToSwitch(why=f"it is {seen.power.lower()}")
+    if action is PowerAction.RESET and seen.power == "Off":
+        return NotSwitched(why="it is off: gitboot bmc power on")
+    if seen.in_post:
+        return NotSwitched(why="it is in POST: ask again when that is over")
+    types = _POWER_TYPES[action, force]
+    found = next((each for each in types if not seen.reset_types or each in seen.reset_types), None)
+    if found is None:
+        allowed = ", ".join(sorted(seen.reset_types))
+        hint = "" if force or action is PowerAction.ON else "; --force asks no operating system"
+        return NotSwitched(why=f"the BMC allows only {allowed}{hint}")
+    return Send(type=found)

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
-from gitboot.bmc.power import ResetType
-from gitboot.bmc.power_steps import SwitchRecord, SwitchState
+from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
 from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder

@@ -30,7 +30,7 @@ from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
 from gitboot.bmc.override_state import Observed, Override
 from gitboot.bmc.override_steps import has_changed
-from gitboot.bmc.power import ResetType
+from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe, read_clock, reset_types
 from gitboot.bmc.redfish.transport import (

@@ -21,7 +21,7 @@ from gitboot.terminal import style
 from gitboot.text import count, some
 
 if TYPE_CHECKING:
-    from gitboot.bmc.power import PowerAction
+    from gitboot.bmc.power_steps import PowerAction
     from gitboot.controller.bmcs.manual_tasks import Inspection, Subject
     from gitboot.instance.powering import Powered
 
@@ -142,7 +142,7 @@ def _switch(
     outputs: tuple[OutputOption, ...],
 ) -> None:
     """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
-    from gitboot.bmc.power import PowerAction
+    from gitboot.bmc.power_steps import PowerAction
     from gitboot.bmc.worker_pool import connections
     from gitboot.cli.instance import request
     from gitboot.controller.operator_requests import POWER, POWERED
