@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Final, Self
 from urllib.parse import urljoin, urlsplit
 
 from requests import PreparedRequest, Request, Response
@@ -26,13 +26,12 @@ from sushy.connector import Connector
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.etags import if_match_values, is_conditional, read_etags
-from gitboot.bmc.firmware import RedfishFirmware
 from gitboot.bmc.login import Login
 from gitboot.bmc.override_state import Observed, Override
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, boot_patch
-from gitboot.bmc.redfish.resources import Resource, observe, read_clock, reset_types
+from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, FirmwareUri, boot_patch, row_of
+from gitboot.bmc.redfish.resources import Patch, Resource, observe, read_clock, reset_types, starts_only_signed
 from gitboot.bmc.redfish.transport import (
     MAX_REDIRECTS,
     AddressRefused,
@@ -50,8 +49,10 @@ _ROOT = "/redfish/v1/"
 _LONGEST_RETRY_AFTER_S = 3600
 _LONGEST_DETAIL = 300
 
+
 # What sushy logs of an error, it raises as well: without a handler, Python would print it to stderr.
 logging.getLogger("sushy").addHandler(logging.NullHandler())
+
 
 # What each error of sushy means. An HTTPError is judged by its status besides.
 MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
@@ -74,7 +75,6 @@ MEANING: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] =
     exceptions.ExtensionError: BmcRejected,
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
-
 _BUSY = frozenset({409, 423, 429, 503})
 # 428: what some BMCs answer to an If-Match that they cannot read (community.general pull request 6434).
 _PRECONDITION = frozenset({HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED})
@@ -365,3 +365,74 @@ def _seconds(retry_after: str | None) -> int | None:
     if retry_after is None or not retry_after.isdecimal():
         return None
     return min(int(retry_after), _LONGEST_RETRY_AFTER_S)
+
+
+_AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
+
+
+class RedfishFirmware:
+    """What `BmcConnection` reads and writes of a system's firmware settings; it raises as that does."""
+
+    def __init__(self, read: Callable[[str], Resource], patch: Patch) -> None:
+        self._read, self._patch = read, patch
+        self._uri: tuple[tuple[str | None, ...], str | None] | None = None  # as it was read, and at which marks
+
+    def with_secure_boot(self, seen: Observed) -> Observed:
+        """Read it in one more request; a BMC that shows none, or not to this role, is as it was seen."""
+        if seen.secure_boot_path is None:
+            return seen
+        try:
+            resource = self._read(seen.secure_boot_path)
+        except BmcRejected:
+            return seen
+        return replace(seen, secure_boot=starts_only_signed(resource))
+
+    def with_uri(self, seen: Observed) -> Observed:
+        """Read what firmware boots by HTTP, in one more request; not again before the machine's marks move.
+
+        A setting takes effect at a reset. A BMC that shows none, or not to this role, is as it was seen.
+        """
+        setting, marks = row_of(seen).firmware_uri, _since(seen)
+        if setting is None or seen.bios is None:
+            return seen
+        if self._uri is None or self._uri[0] != marks or not any(marks[1:]):
+            try:
+                self._uri = marks, setting.read(self._read(seen.bios).attributes)
+            except BmcRejected:
+                self._uri = marks, None
+        return replace(seen, firmware_uri=self._uri[1])
+
+    def keep_uri(self, uri: str, seen: Observed) -> bool:
+        """Have firmware keep a URI from the next reset on, in place of what was seen; False: it is to already.
+
+        That the BMC has taken it says nothing of what the reset makes of it.
+        """
+        setting = row_of(seen).firmware_uri
+        if setting is None or seen.bios is None:
+            return False
+        bios = self._read(seen.bios)
+        path = bios.link("@Redfish.Settings", "SettingsObject")
+        if path is None or bios.attributes.get(setting.attribute) not in ("", uri, seen.firmware_uri):
+            return False  # what does not count now is somebody's all the same
+        pending = self._read(path)
+        attributes = _to_write(setting, uri, bios.attributes)
+        if all(pending.attributes.get(name) == value for name, value in attributes.items()):
+            return False
+        body = (_AT_RESET if bios.settings_at_reset else {}) | {"Attributes": attributes}
+
+        def has_changed() -> bool:
+            now = self._read(path)
+            return (now.etags, now.attributes) != (pending.etags, pending.attributes)
+
+        self._patch(path, body, pending.etags, has_changed)
+        return True
+
+
+def _since(seen: Observed) -> tuple[str | None, ...]:
+    marks = seen.marks
+    return seen.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
+
+
+def _to_write(setting: FirmwareUri, uri: str, shown: Mapping[str, Any]) -> Mapping[str, str]:
+    """Its attributes, as far as this firmware has them: one that it does not know would be refused with the rest."""
+    return {name: value for name, value in setting.beside.items() if name in shown} | {setting.attribute: uri}
