@@ -24,14 +24,13 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.drives import RedfishDrives
 from gitboot.bmc.etags import if_match_values, is_conditional, read_etags
 from gitboot.bmc.login import Login
-from gitboot.bmc.override_state import Observed, Override
+from gitboot.bmc.override_state import EJECTION, MediaSlot, Observed, Override, insertion
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.quirks import NOT_NOW, TARGET, FirmwareUri, boot_patch, row_of
-from gitboot.bmc.redfish.resources import Patch, Resource, observe, read_clock, reset_types, starts_only_signed
+from gitboot.bmc.redfish.resources import Patch, Resource, observe, read_clock, reset_types, slot_of, starts_only_signed
 from gitboot.bmc.redfish.transport import (
     MAX_REDIRECTS,
     AddressRefused,
@@ -436,3 +435,34 @@ def _since(seen: Observed) -> tuple[str | None, ...]:
 def _to_write(setting: FirmwareUri, uri: str, shown: Mapping[str, Any]) -> Mapping[str, str]:
     """Its attributes, as far as this firmware has them: one that it does not know would be refused with the rest."""
     return {name: value for name, value in setting.beside.items() if name in shown} | {setting.attribute: uri}
+
+
+class RedfishDrives:
+    """What `BmcConnection` reads and sends of virtual media; it raises as that does."""
+
+    def __init__(
+        self, read: Callable[[str], Resource], post: Callable[[str, Mapping[str, Any]], None], patch: Patch
+    ) -> None:
+        self._read, self._post, self._patch = read, post, patch
+
+    def with_slots(self, seen: Observed) -> Observed:
+        """Read the system's own, or where it has none its Manager's, as they were before Redfish 2020.4."""
+        paths = self._read(seen.virtual_media).members if seen.virtual_media is not None else ()
+        if not paths and seen.manager is not None:
+            collection = self._read(seen.manager).link("VirtualMedia")
+            paths = self._read(collection).members if collection is not None else ()
+        return replace(seen, slots=tuple(slot_of(self._read(path)) for path in paths))
+
+    def insert(self, slot: MediaSlot, url: str) -> None:
+        """Insert an image, which the BMC fetches by itself."""
+        self._change(slot, slot.insert, insertion(slot, url))
+
+    def eject(self, slot: MediaSlot) -> None:
+        """Eject what lies in a slot."""
+        self._change(slot, slot.eject, EJECTION if slot.eject is None else {})
+
+    def _change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
+        if action is None:
+            self._patch(slot.path, body, slot.etags, lambda: slot_of(self._read(slot.path)) != slot)
+        else:
+            self._post(action, body)
