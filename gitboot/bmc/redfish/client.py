@@ -24,7 +24,6 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.etags import if_match_values, is_conditional, read_etags
 from gitboot.bmc.login import Login
 from gitboot.bmc.override_state import EJECTION, MediaSlot, Observed, Override, insertion
 from gitboot.bmc.override_steps import has_changed
@@ -39,7 +38,10 @@ from gitboot.bmc.redfish.transport import (
     CertificateChanged,
     Reach,
     RedirectedElsewhere,
+    if_match_values,
+    is_conditional,
     origin_of,
+    read_etags,
     tls_context,
 )
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, OperatorError, TryAgain
