@@ -11,7 +11,7 @@ import pytest
 
 from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.pace import FIRST
-from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
+from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 
 PATIENCE_S = 300
 FAST = Sign(waited_s=0.3)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from gitboot.bmc.pace import FIRST, LEAST, Pace
-from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
+from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 
 LOST = Sign(is_lost=True)
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from gitboot.bmc.pace import Pace
-from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
+from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 
 MOST: Final = 256
 MOST_OF_SITE: Final = 128

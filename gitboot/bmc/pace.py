@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from gitboot.bmc.redfish.transport_from_bmc_pace import Sign
+from gitboot.bmc.redfish.transport import Sign
 
 FIRST: Final = 16  # nothing is known of the site yet
 LEAST: Final = 4

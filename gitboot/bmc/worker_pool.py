@@ -20,7 +20,7 @@ from gitboot.bmc.identity import known_at
 from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
-from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
+from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import bring_about
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess

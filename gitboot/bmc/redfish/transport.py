@@ -26,7 +26,6 @@ from requests.exceptions import RequestException, TooManyRedirects
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
-from gitboot.bmc.redfish.transport_from_bmc_pace import Sign
 from gitboot.http_client import (
     LimitedConnection,
     LimitedTlsConnection,
@@ -388,3 +387,14 @@ def if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
 def is_conditional(if_match: str | None) -> bool:
     """Return whether the BMC refuses a request with this If-Match if the resource has changed."""
     return if_match not in (ANY, None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sign:
+    """What one BMC tells of the way to it."""
+
+    waited_s: float | None = None  # until its last answer began; None: it gave none
+    is_lost: bool = False  # it gave none, and did the time before
+
+
+NO_SIGN: Final = Sign()

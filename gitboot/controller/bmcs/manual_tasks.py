@@ -40,7 +40,7 @@ from gitboot.bmc.power_steps import (
     marks_that_move,
     next_switch,
 )
-from gitboot.bmc.redfish.transport_from_bmc_pace import NO_SIGN, Sign
+from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import look, method_of, would_send
 from gitboot.bmc.worker_pool import Connections
 from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
