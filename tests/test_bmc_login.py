@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc import login, worker_pool
+from gitboot.bmc import worker_pool
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.job import Outcome, Result
+from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.worker_pool import BmcPool
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
@@ -126,7 +127,7 @@ def test_a_bmc_whose_sessions_are_all_taken_is_read_all_the_same(rack: Rack) -> 
 
 
 def test_where_none_was_to_be_had_it_is_tried_again_later(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(login, "_NOT_AGAIN_FOR_S", 0)
+    monkeypatch.setattr(transport, "_NOT_AGAIN_FOR_S", 0)
     rack.server.fault(Status(status=503), on="POST")
     with rack.fleet() as fleet:
         read(fleet, rack)

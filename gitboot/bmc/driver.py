@@ -10,8 +10,7 @@ from gitboot.bmc.override_state import MediaSlot, Observed, Override
 from gitboot.bmc.power_steps import ResetType
 
 if TYPE_CHECKING:
-    from gitboot.bmc.login import Login
-    from gitboot.bmc.redfish.transport import Reach
+    from gitboot.bmc.redfish.transport import Login, Reach
 
 IPMI: Final = "IPMI"  # what `Observed.bmc` says of a BMC that is asked by IPMI
 

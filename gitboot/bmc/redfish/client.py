@@ -24,7 +24,6 @@ from sushy import exceptions
 from sushy.connector import Connector
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.login import Login
 from gitboot.bmc.override_state import EJECTION, MediaSlot, Observed, Override, insertion
 from gitboot.bmc.override_steps import has_changed
 from gitboot.bmc.power_steps import ResetType
@@ -36,6 +35,7 @@ from gitboot.bmc.redfish.transport import (
     BmcAdapter,
     BmcTooSlow,
     CertificateChanged,
+    Login,
     Reach,
     RedirectedElsewhere,
     if_match_values,
