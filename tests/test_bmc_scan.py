@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.discrepancies import compare
 from gitboot.bmc.identity import Shown
 from gitboot.bmc.inventory import FoundNic, FoundServer, document_for, found_server, name_for
 from gitboot.bmc.redfish.resources import Resource, manager_path
-from gitboot.bmc.scan import MOST_ADDRESSES, addresses
+from gitboot.bmc.scan import MOST_ADDRESSES, addresses, compare
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess, Machine

@@ -19,9 +19,8 @@ from gitboot.jsonio import document
 from gitboot.text import count
 
 if TYPE_CHECKING:
-    from gitboot.bmc.discrepancies import Comparison
     from gitboot.bmc.inventory import FoundServer
-    from gitboot.bmc.scan import Probe
+    from gitboot.bmc.scan import Comparison, Probe
     from gitboot.load.machines import Machine
 
 _LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
@@ -73,8 +72,7 @@ def scan(
     Exit codes: 0; 8 where something answered and could not be read; with --detailed-exitcode 2 where a machine is
     swapped, moved, missing, unknown, or has other network cards than its document says.
     """
-    from gitboot.bmc.discrepancies import compare
-    from gitboot.bmc.scan import addresses
+    from gitboot.bmc.scan import addresses, compare
 
     machines = _described(path, rev) if path is not None else []
     asked = addresses(list(_listed(places)), ports)
