@@ -11,9 +11,17 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.identity import Shown
-from gitboot.bmc.inventory import FoundNic, FoundServer, document_for, found_server, name_for
 from gitboot.bmc.redfish.resources import Resource, manager_path
-from gitboot.bmc.scan import MOST_ADDRESSES, addresses, compare
+from gitboot.bmc.scan import (
+    MOST_ADDRESSES,
+    FoundNic,
+    FoundServer,
+    addresses,
+    compare,
+    document_for,
+    found_server,
+    name_for,
+)
 from gitboot.cli.exit import Exit
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess, Machine

@@ -19,8 +19,7 @@ from gitboot.jsonio import document
 from gitboot.text import count
 
 if TYPE_CHECKING:
-    from gitboot.bmc.inventory import FoundServer
-    from gitboot.bmc.scan import Comparison, Probe
+    from gitboot.bmc.scan import Comparison, FoundServer, Probe
     from gitboot.load.machines import Machine
 
 _LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
@@ -149,7 +148,7 @@ def _write(
     verify: bool,
 ) -> dict[FoundServer, Path]:
     """Write a document for each machine that has none, as far as what it shows is enough."""
-    from gitboot.bmc.inventory import document_for, name_for
+    from gitboot.bmc.scan import document_for, name_for
 
     written: dict[FoundServer, Path] = {}
     names = set(taken)
