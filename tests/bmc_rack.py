@@ -12,11 +12,10 @@ from typing import Any
 
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import Pinned, shared
-from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid

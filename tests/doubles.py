@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from gitboot.bmc.job import Job, Result
+from gitboot.bmc.step_runner import Job, Result
 from gitboot.child_processes import encode
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.errors import PublishError

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials, read_credentials
-from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state import Enabled, OverrideRecord, State, Wanted
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import tls_context
-from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import LedgerError, UsageError
 from gitboot.model.scalars.machines import SystemUuid

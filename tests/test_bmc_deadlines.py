@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection, is_redfish
 from gitboot.bmc.redfish.transport import Reach
+from gitboot.bmc.step_runner import Outcome
 from gitboot.errors import BmcUnreachable
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack, racks
 from tests.fleets import uuid_of

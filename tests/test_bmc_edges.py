@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same, accept
-from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.override_state import BootTarget, Enabled, Override, State
+from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.model.scalars.machines import SystemUuid
 from tests.bmc_rack import ONCE, SET_AT_BMC, MakeRack, Rack, racks, write_credentials
 from tests.fleets import uuid_of

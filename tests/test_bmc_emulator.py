@@ -11,12 +11,11 @@ import pytest
 from werkzeug.serving import make_server
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state import BootTarget, Enabled, OperatorCondition, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.redfish.double import STARTED

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import Manner, Switching, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.step_runner import Outcome
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks
 from tests.fleets import uuid_of
 from tests.redfish.double import Machine

@@ -20,7 +20,6 @@ import pytest
 from gitboot.bmc.credentials import Credentials, as_file, read_trust
 from gitboot.bmc.identity import Another, Same, Shown
 from gitboot.bmc.ipmi import IpmiConnection, _override, system_uuid
-from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state import (
     BootTarget,
     Enabled,
@@ -43,7 +42,7 @@ from gitboot.bmc.power_steps import (
     next_power,
 )
 from gitboot.bmc.redfish.transport import Reach
-from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.cli.exit import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.load.machines import BmcAccess

@@ -13,9 +13,9 @@ import pytest
 
 from gitboot.bmc import worker_pool
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.bmc.worker_pool import BmcPool
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.redfish import service

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import (
     BootTarget,
     Enabled,
@@ -19,6 +18,7 @@ from gitboot.bmc.override_state import (
     State,
     Wanted,
 )
+from gitboot.bmc.step_runner import Outcome
 from tests.bmc_rack import MakeRack, Rack, racks
 from tests.fleets import uuid_of
 from tests.redfish.double import Machine

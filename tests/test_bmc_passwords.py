@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
-from gitboot.bmc.job import Outcome, Result
+from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.errors import UsageError
 from gitboot.load.machines import machines
 from gitboot.load.whole import load

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.identity import Another, Identified, IdentityChanged, Same
-from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, OperatorCondition, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import (
     SHUTDOWN,
@@ -29,6 +28,7 @@ from gitboot.bmc.power_steps import (
     next_switch,
 )
 from gitboot.bmc.reboot_detection import Marks
+from gitboot.bmc.step_runner import Outcome
 from tests.bmc_rack import ONCE, PASSWORD, USER, Rack
 from tests.cases import for_each
 from tests.fleets import at

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.bmc.job import Outcome
+from gitboot.bmc.step_runner import Outcome
 from gitboot.controller.acceptance import Accepting, Attempt, Gone
 from gitboot.controller.bmcs.schedule import Appointment, Schedule
 from gitboot.controller.condition_rules import announcements, carried, conditions

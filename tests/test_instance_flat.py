@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.job import Job, Outcome, Result
+from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.instance_state import Fetched
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import pytest
 
-from gitboot.bmc.job import Outcome, Result
 from gitboot.bmc.override_state import OverrideRecord, State
+from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.controller.bmcs.schedule import events_of
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

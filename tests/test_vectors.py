@@ -25,14 +25,13 @@ from typing import Any, Final, Self, TypeAlias
 import pytest
 
 from gitboot.bmc.credentials import Credentials
-from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override_state import BootTarget, Enabled, Observed, Override, OverrideRecord, State, Wanted
 from gitboot.bmc.override_steps import fit
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.bmc.redfish.resources import Resource, observe
-from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.controller.learn.install_boots import offer_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge

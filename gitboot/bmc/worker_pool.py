@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final
 from gitboot.bmc.credentials import CredentialDirectory, Entrusted, Trust
 from gitboot.bmc.crew import MOST, MOST_OF_SITE, Crew, Task
 from gitboot.bmc.identity import known_at
-from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
-from gitboot.bmc.step_runner import bring_about
+from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.errors import BmcNotTrusted, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.bmc.identity import Another, IdentityChanged
-from gitboot.bmc.job import Result
+from gitboot.bmc.step_runner import Result
 from gitboot.child_processes import uncollected
 from gitboot.controller.acceptance import Accepting, Attempt
 from gitboot.controller.bmcs.power_waves import granted

@@ -12,10 +12,10 @@ from threading import RLock
 from typing import Protocol
 
 from gitboot.artifacts.availability import Sighting
-from gitboot.bmc.job import Job, Result
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
+from gitboot.bmc.step_runner import Job, Result
 from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
 from gitboot.errors import LedgerError
 from gitboot.fleet.layered_dict import replaced

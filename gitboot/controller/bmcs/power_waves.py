@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime, timedelta
 
-from gitboot.bmc.job import Outcome
 from gitboot.bmc.override_state import State
 from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
+from gitboot.bmc.step_runner import Outcome
 from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask
 from gitboot.controller.bmcs.schedule import Appointment, Schedule

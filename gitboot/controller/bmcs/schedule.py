@@ -11,10 +11,10 @@ from zlib import crc32
 
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.identity import CannotTell, Sharing, shared
-from gitboot.bmc.job import Job, Outcome, Result
 from gitboot.bmc.override_state import Enabled, OperatorCondition, Override, State, Wanted
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
+from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.bmcs.desired_state import PowerAsk
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask, _ask, _is_for, _left_behind
 from gitboot.controller.learn.evidence import wants_reading
