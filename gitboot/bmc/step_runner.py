@@ -7,9 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from gitboot.bmc.driver import IPMI
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at, pin, with_certificate
 from gitboot.bmc.override_state import (
     EJECTION,
@@ -19,6 +18,7 @@ from gitboot.bmc.override_state import (
     Enabled,
     Insert,
     Leave,
+    MediaSlot,
     Observed,
     OperatorCondition,
     Override,
@@ -46,6 +46,7 @@ from gitboot.bmc.power_steps import (
     HoldSwitch,
     LeaveSwitch,
     NoteSwitch,
+    ResetType,
     Switching,
     SwitchRecord,
     SwitchState,
@@ -59,7 +60,11 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 
 if TYPE_CHECKING:
-    from gitboot.bmc.driver import Driver
+    from gitboot.bmc.redfish.transport import Login, Reach
+
+
+if TYPE_CHECKING:
+    pass
 
 
 _MOST_STEPS: Final = 16  # withdraw, eject, insert, set, each confirmed, and some more for a BMC that changes under us
@@ -404,3 +409,59 @@ class Result:
     kept_uri: str | None = None  # what firmware was told to boot by HTTP, from the reset on that was asked for
     retry_after_s: int | None = None  # for how long a BMC that is busy asks to be left alone
     took_s: float | None = field(default=None, compare=False)  # None: nobody has measured it
+
+
+IPMI: Final = "IPMI"  # what `Observed.bmc` says of a BMC that is asked by IPMI
+
+
+class MediaDriver(Protocol):
+    """The part of a driver that sees to virtual media."""
+
+    def with_slots(self, seen: Observed) -> Observed: ...
+
+    def insert(self, slot: MediaSlot, url: str) -> None: ...
+
+    def eject(self, slot: MediaSlot) -> None: ...
+
+
+class FirmwareDriver(Protocol):
+    """The part of a driver that sees to firmware's own settings."""
+
+    def with_secure_boot(self, seen: Observed) -> Observed: ...
+
+    def with_uri(self, seen: Observed) -> Observed: ...
+
+    def keep_uri(self, uri: str, seen: Observed) -> bool: ...
+
+
+class Driver(Protocol):
+    """A connection to one BMC: `BmcConnection` by Redfish, `IpmiConnection` by IPMI.
+
+    Every method raises `BmcUnreachable`, `BmcBusy` or `BmcRejected`, which say what was asked of whom.
+    """
+
+    reach: Reach
+
+    @property
+    def login(self) -> Login | None:
+        """Who asks; None where each request has a session of its own."""
+
+    @property
+    def media(self) -> MediaDriver | None:
+        """Who sees to virtual media; None: the protocol has none."""
+
+    @property
+    def firmware(self) -> FirmwareDriver | None:
+        """Who reads firmware's settings; None: the protocol shows none."""
+
+    def observe(self) -> Observed: ...
+
+    def with_clock(self, seen: Observed, clock: Callable[[], datetime]) -> Observed: ...
+
+    def set_override(self, wanted: Override, seen: Observed) -> None: ...
+
+    def with_reset_types(self, seen: Observed) -> Observed: ...
+
+    def reset(self, type: ResetType, seen: Observed) -> None: ...
+
+    def close(self, *, log_out: bool = True) -> None: ...

@@ -26,7 +26,7 @@ from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 
 if TYPE_CHECKING:
-    from gitboot.bmc.driver import Driver
+    from gitboot.bmc.step_runner import Driver
 
 
 _UNUSED_S: Final = 900  # longer than until any BMC that is asked is asked again

@@ -67,7 +67,7 @@ from gitboot.status.conditions import remedy
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.bmc.driver import Driver
+    from gitboot.bmc.step_runner import Driver
 
 Signed = Callable[[str, str], bool | None]
 
