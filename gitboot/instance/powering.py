@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, identify, known_at
 from gitboot.bmc.override_state import Observed
 from gitboot.bmc.power_steps import NotSwitched, PowerAction, PowerStep, Send, next_power
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
-from gitboot.bmc.worker_pool import Connections
+from gitboot.bmc.worker_pool import Connections, Crew, Task
 from gitboot.controller.bmcs.manual_tasks import Subject
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, UsageError
 from gitboot.model.scalars.machines import SystemUuid

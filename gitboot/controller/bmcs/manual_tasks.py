@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from gitboot.bmc.credentials import pair_of
-from gitboot.bmc.crew import Crew, Task
 from gitboot.bmc.identity import Described, Identified, Pinned, identify, known_at
 from gitboot.bmc.override_state import (
     AskOperator,
@@ -42,7 +41,7 @@ from gitboot.bmc.power_steps import (
 )
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import look, method_of, would_send
-from gitboot.bmc.worker_pool import Connections
+from gitboot.bmc.worker_pool import Connections, Crew, Task
 from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
 from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
 from gitboot.controller.bmcs.schedule import shared_values

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from gitboot.bmc.crew import MOST, MOST_OF_SITE
+from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
 from gitboot.controller.instance.state_directory import SPOOL
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import ReinstallsNeed, Verify
