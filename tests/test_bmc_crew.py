@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.pace import FIRST
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
-from gitboot.bmc.worker_pool import Crew, Task
+from gitboot.bmc.worker_pool import FIRST, Crew, Task
 
 PATIENCE_S = 300
 FAST = Sign(waited_s=0.3)

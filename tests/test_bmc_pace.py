@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from gitboot.bmc.pace import FIRST, LEAST, Pace
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
+from gitboot.bmc.worker_pool import FIRST, LEAST, Pace
 
 LOST = Sign(is_lost=True)
 
