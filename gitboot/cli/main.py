@@ -69,7 +69,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "allow-installs": "allow_installs:allow_installs_command",
     "approve": "approve:approve_command",
     "boot-script": "boot_script:boot_script_command",
-    "comment": "comment:comment_command",
+    "comment": "diff:comment_command",
     "events": "events:events_command",
     "import": "import_:command",
     "new": "new_server:new_command",

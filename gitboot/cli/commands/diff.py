@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import stat
 import sys
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from datetime import datetime
+from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
@@ -17,13 +21,16 @@ from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.options import OutputOption, at_option, output_option, path_argument, this_second
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS
+from gitboot.cli.registries import token_over_http_option
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
-from gitboot.errors import UsageError
+from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.revision import Verify
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
+    from gitboot.http_client import HttpClient
     from gitboot.review.review import Review
+
 
 _FORMATS = ("text", "json", "markdown", "github", "sarif", "junit")
 
@@ -140,3 +147,255 @@ def _written(format: str, result: Review, path: Path, range: str) -> str:
         case "markdown":
             return as_markdown(result, folder_around(path), head_commit(path, range))
     return FORMATS[format](as_problems(result), prefix)
+
+
+_MAX_REVIEW_BYTES: Final = 65_536  # GitHub takes as many characters; `gitboot diff` writes at most 60,000 bytes
+# A note of GitLab has up to 1,000,000 characters (its "Instance limits"), and JSON may need six bytes for each.
+_COMMENTS_PER_PAGE: Final = 10
+_MAX_ANSWER_BYTES: Final = 64 << 20
+_MAX_PAGES: Final = 1000  # GitLab takes 5000 notes, GitHub 2500 comments
+_NOT_OURS: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+
+
+def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
+    from gitboot.source.subpath import parse_subpath
+
+    return parse_subpath(text) if text else ""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--commit", required=True, metavar="COMMIT", help="The commit that the CI job is for: 40 hex digits.")
+@click.option(
+    "--subpath",
+    envvar="GITBOOT_SUBPATH",
+    metavar="FOLDER",
+    callback=_folder,
+    help="The fleet's folder in the repository, as of `gitboot diff`. Default: the top.",
+)
+@token_over_http_option
+def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http: bool) -> None:
+    """Post FILE, Markdown of `gitboot diff`, as one comment of the pull request or merge request that CI runs for.
+
+    gitboot makes the comment once, and replaces its text after that. It finds the comment by the first line of FILE,
+    and edits only a comment of its own account. FILE has to be a regular file whose first two lines name the fleet's
+    folder and COMMIT. If FILE is missing or another file, the comment says that the review failed, and the exit code is
+    64. If the pull request has a newer commit than COMMIT, gitboot posts nothing: the job of that commit does.
+
+    The variables of GitHub Actions or of GitLab CI name the pull request. GitHub needs GITHUB_TOKEN with the permission
+    pull-requests: write. GitLab needs GITBOOT_TOKEN, a project access token with the scope api: a job's own token may
+    not write notes. Run it in a job that runs no code of the branch.
+    """
+    from gitboot.review.formats.markdown import failed_review, marker
+
+    thread = _thread_of_job(allow_token_over_http=allow_token_over_http)
+    if not thread.token:
+        click.echo("no GITBOOT_TOKEN: nothing is commented")
+        return
+    if (newest := thread.newest_commit()) != commit:
+        click.echo(f"nothing is commented: the newest commit is {newest[:12]!r} by now, not {commit[:12]!r}")
+        return
+    fault = None
+    try:
+        body = _read_review(file, subpath, commit)
+    except UsageError as error:
+        fault, body = error, failed_review(subpath, commit, thread.log)
+    click.echo(thread.post(marker(subpath), body))
+    if fault is not None:
+        raise fault
+
+
+def _read_review(file: Path, subpath: str, commit: str) -> str:
+    """Return a review that `gitboot diff` wrote for this folder and commit; raise `UsageError` for any other file."""
+    from gitboot.review.formats.markdown import commit_marker, marker
+
+    try:
+        content = _read_regular(file)
+        lines = content.decode().split("\n", 2)
+    except FileNotFoundError:
+        raise UsageError(f"{file} does not exist: the review failed; see the log of the job that reviews") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} is not a review: {error}") from None
+    for number, expected in enumerate((marker(subpath), commit_marker(commit))):
+        if lines[number : number + 1] != [expected]:
+            raise UsageError(
+                f"{file} is not the review of {commit[:12]}: expected {expected!r} in line {number + 1}; "
+                "write the file with `gitboot diff -o markdown=FILE`"
+            )
+    return content.decode()
+
+
+def _read_regular(file: Path) -> bytes:
+    """Read a regular file without following a symlink, be it the file or its folder; raises OSError."""
+    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        # O_NONBLOCK: a FIFO opens at once
+        fd = os.open(file.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    finally:
+        os.close(folder)
+    with os.fdopen(fd, "rb") as opened:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError("it is not a regular file")
+        if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
+            raise OSError(f"it has more than {_MAX_REVIEW_BYTES:,} bytes")
+        return content
+
+
+class _Thread(ABC):
+    """The comments of the pull request or merge request that a CI job is for."""
+
+    edits_by: ClassVar[str]  # HTTP method
+
+    def __init__(
+        self, client: HttpClient, token: str, credentials: Mapping[str, str], *, comments: str, request: str, log: str
+    ) -> None:
+        self._client, self.token, self._credentials = client, token, credentials
+        self._comments, self._request = comments, request  # URLs
+        self.log = log  # URL of the job's log, for people
+
+    @abstractmethod
+    def newest_commit(self) -> str:
+        """Return the commit that the pull request has now, as the forge says."""
+
+    @abstractmethod
+    def own_account(self) -> str | int | None:
+        """Return what identifies the token's account in `author_of`; None if the forge does not say."""
+
+    @abstractmethod
+    def author_of(self, comment: Mapping[str, Any]) -> str | int | None:
+        """Return what identifies the account that wrote a comment."""
+
+    @abstractmethod
+    def url_of(self, comment: Mapping[str, Any]) -> str: ...
+
+    def post(self, marker: str, body: str) -> str:
+        """Replace the text of this account's newest comment with the marker, or make one; say which."""
+        own = self.own_account()
+        ours = [each for each in self._every_comment() if own is not None and self.author_of(each) == own]
+        marked = [each for each in ours if str(each.get("body")).partition("\n")[0].rstrip() == marker]
+        if marked:
+            status, detail = self._ask(self.edits_by, self.url_of(max(marked, key=_number)), {"body": body})[:2]
+            if 200 <= status < 300:
+                return "the comment is up to date"
+            if status not in _NOT_OURS:
+                raise ForgeRefused(f"{self.edits_by} of a comment: {status} {detail}")
+        self._answer("POST", self._comments, {"body": body})
+        return "commented"
+
+    def _every_comment(self) -> Iterator[Mapping[str, Any]]:
+        for page in range(1, _MAX_PAGES + 1):
+            found = self._answer("GET", f"{self._comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
+            if not isinstance(found, list) or not found:
+                return
+            yield from (each for each in found if isinstance(each, dict))
+        raise ForgeRefused(f"{self._comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
+
+    def _answer(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return what the forge answers; raises `ForgeRefused` if it refuses or answers no JSON."""
+        status, detail, answer = self._ask(method, url, body)
+        if not 200 <= status < 300 or answer is None:
+            raise ForgeRefused(f"{method} {url}: {status} {detail}")
+        return answer
+
+    def _ask(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> tuple[int, str, Any]:
+        """Return status, error text and JSON of an answer."""
+        answer = self._client.ask(
+            url, credentials=self._credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
+        )
+        return answer.status, answer.detail, answer.json
+
+
+class _GitHubThread(_Thread):
+    """A pull request of GitHub, by the variables of GitHub Actions."""
+
+    edits_by = "PATCH"
+
+    def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
+        api, repository = variables["GITHUB_API_URL"], variables["GITHUB_REPOSITORY"]
+        number = int(variables["GITHUB_REF"].split("/")[2])  # refs/pull/NUMBER/merge
+        token = variables.get("GITHUB_TOKEN", "")
+        super().__init__(
+            client,
+            token,
+            {"Authorization": f"Bearer {token}"},
+            comments=f"{api}/repos/{repository}/issues/{number}/comments",
+            request=f"{api}/repos/{repository}/pulls/{number}",
+            log=f"{variables['GITHUB_SERVER_URL']}/{repository}/actions/runs/{variables['GITHUB_RUN_ID']}",
+        )
+        self._one, self._user = f"{api}/repos/{repository}/issues/comments", f"{api}/user"
+        self._graphql = variables.get("GITHUB_GRAPHQL_URL", "")
+
+    def newest_commit(self) -> str:
+        return str(_field(self._answer("GET", self._request), "head", "sha"))
+
+    def own_account(self) -> str | None:
+        # A job's own token is that of an app, for which GET /user is forbidden; GraphQL names its bot.
+        status, _, found = self._ask("GET", self._user)
+        if status != HTTPStatus.OK and self._graphql:
+            _, _, answer = self._ask("POST", self._graphql, {"query": "{viewer{login}}"})
+            found = _field(answer, "data", "viewer")
+        login = _field(found, "login")
+        return str(login) if login else None
+
+    def author_of(self, comment: Mapping[str, Any]) -> str | None:
+        login = _field(comment, "user", "login")  # null: an account that was deleted
+        return str(login) if login else None
+
+    def url_of(self, comment: Mapping[str, Any]) -> str:
+        return f"{self._one}/{_number(comment)}"
+
+
+class _GitLabThread(_Thread):
+    """A merge request of GitLab, by the variables of GitLab CI."""
+
+    edits_by = "PUT"
+
+    def __init__(self, client: HttpClient, variables: Mapping[str, str]) -> None:
+        project, number = int(variables["CI_PROJECT_ID"]), int(variables["CI_MERGE_REQUEST_IID"])
+        request = f"{variables['CI_API_V4_URL']}/projects/{project}/merge_requests/{number}"
+        token = variables.get("GITBOOT_TOKEN", "")
+        super().__init__(
+            client,
+            token,
+            {"PRIVATE-TOKEN": token},
+            comments=f"{request}/notes",
+            request=request,
+            log=variables["CI_PIPELINE_URL"],
+        )
+        self._user = f"{variables['CI_API_V4_URL']}/user"
+
+    def newest_commit(self) -> str:
+        return str(_field(self._answer("GET", self._request), "sha"))
+
+    def own_account(self) -> int | None:
+        own = _field(self._answer("GET", self._user), "id")
+        return int(own) if own else None
+
+    def author_of(self, comment: Mapping[str, Any]) -> int | None:
+        author = _field(comment, "author", "id")
+        return int(author) if author and not comment.get("system") else None
+
+    def url_of(self, comment: Mapping[str, Any]) -> str:
+        return f"{self._comments}/{_number(comment)}"
+
+
+def _thread_of_job(*, allow_token_over_http: bool) -> _Thread:
+    from gitboot.http_client import HttpClient
+
+    client = HttpClient(allow_token_over_http=allow_token_over_http)
+    try:
+        return _GitLabThread(client, os.environ) if os.environ.get("GITLAB_CI") else _GitHubThread(client, os.environ)
+    except (KeyError, IndexError, ValueError) as error:
+        raise UsageError(f"this is no CI job of a pull request or a merge request: {error}") from None
+
+
+def _number(comment: Mapping[str, Any]) -> int:
+    return int(comment["id"])
+
+
+def _field(value: Any, *names: str) -> Any:
+    """Return a field of nested JSON objects; None if there is none."""
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
