@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gitboot.cli.commands.import_ import SYSTEMS
 from gitboot.importers.fleet_files import fleet_of
 from gitboot.load.whole import load
 from gitboot.migration.known import Supplement
-from gitboot.migration.systems import SYSTEMS
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.plan_at_time import plan

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -14,15 +15,16 @@ import click
 from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
 from gitboot.files import read_output_file, remove_output_file, write_output_file
-from gitboot.migration.systems import SYSTEMS
+from gitboot.importers.inventory import Texts
+from gitboot.importers.sources import cobbler, dhcp_servers, ironic, kubernetes, matchbox, netbox, openchami, xcat
+from gitboot.importers.sources import warewulf as warewulf_module
+from gitboot.migration.estate import Estate
 from gitboot.text import count
 
 REPORT: Final = "import-report.md"
 _WRITTEN: Final = ".gitboot/import.json"  # the digest of each file as the last import wrote it
 _LARGEST: Final = 16 << 20  # bytes of one file that is read: what is larger is no description of a machine
 _MOST: Final = 50_000  # files
-
-
 _HELP: Final = """Write what SYSTEM knows of machines, found in SOURCE, as a fleet repository into a directory.
 
 Every server is Parked and has no provision, so nothing installs. Names are kept; what had to be guessed stands in
@@ -31,6 +33,35 @@ that only people know lies below pending/, which the fleet ignores. No secret is
 Importing again writes what has changed in the source, and leaves alone what people have changed.
 
 SYSTEM and what SOURCE, a file or a directory, is:"""
+
+
+@dataclass(frozen=True, slots=True)
+class OldSystem:
+    """A system, and what of it is read."""
+
+    read: Callable[[Texts], Estate]
+    what: str
+
+
+SYSTEMS: Final[Mapping[str, OldSystem]] = {
+    "matchbox": OldSystem(matchbox.read, "its data directory: groups/, profiles/, ignition/"),
+    "cobbler": OldSystem(cobbler.read, "/var/lib/cobbler/collections of Cobbler 3.3"),
+    "openchami": OldSystem(
+        openchami.read, "what BSS answers at /boot/v1/bootparameters, and SMD's Components and EthernetInterfaces"
+    ),
+    "tinkerbell": OldSystem(kubernetes.read, "Hardware and Machine objects as YAML"),
+    "metal3": OldSystem(kubernetes.read, "BareMetalHost and HardwareData objects as YAML"),
+    "boot-operator": OldSystem(
+        kubernetes.read, "Server, BMC, Endpoint, IPXEBootConfig and HTTPBootConfig objects as YAML"
+    ),
+    "ironic": OldSystem(ironic.read, "`openstack baremetal node list --long -f json`, and the same of port"),
+    "netbox": OldSystem(netbox.read, "devices, interfaces and ip-addresses of NetBox or Nautobot as JSON"),
+    "xcat": OldSystem(xcat.xcat, "`lsdef -t node -z`"),
+    "warewulf": OldSystem(warewulf_module.warewulf, "nodes.conf of Warewulf 4"),
+    "dnsmasq": OldSystem(dhcp_servers.dnsmasq, "dhcp-host lines: MAC, name, address only"),
+    "isc": OldSystem(dhcp_servers.isc, "host blocks of dhcpd.conf: MAC, name, address only"),
+    "kea": OldSystem(dhcp_servers.kea, "reservations: MAC, name, address only"),
+}
 
 
 @click.command(help="\n\n".join([_HELP, *(f"{name}: {system.what}." for name, system in SYSTEMS.items())]))
