@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gitboot.cli.commands.init import CI, THIS_VERSION, ci_path, seed
-from gitboot.cli.commands.installed import requirement, requirement_of
+from gitboot.cli.commands.init import CI, THIS_VERSION, ci_path, requirement, requirement_of, seed
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.load.whole import load

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 import click
 
 from gitboot import __version__
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
+from gitboot.source.pushed import pushed_as
 from gitboot.text import shell_words
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
@@ -51,7 +54,6 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     by. DIR is new or empty; it may be a Git repository without a file. With --subpath the folder is; a file of CI that
     is there already is left as it is.
     """
-    from gitboot.cli.commands.installed import requirement
     from gitboot.source.subpath import parse_subpath
 
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
@@ -139,7 +141,6 @@ def _place_of(subpath: str) -> dict[str, str]:
 
 
 _VARIABLES: Final = re.compile(r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT)\b")
-
 _PACKAGES: Final = """\
 # What pip installs in the CI jobs that hold a token: gitboot and all that it needs, each package with its hash.
 # These jobs read this file from the default branch. Write it anew when you upgrade gitboot.
@@ -152,7 +153,6 @@ _NO_HASH_OF_GIT: Final = """\
 # The hash of gitboot is missing, so these jobs refuse to run. pip checks no hash of a Git repository. Build a wheel
 # with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
 """
-
 _NEXT: Final = """\
 {directory} is a fleet of one server now. Next:
 
@@ -166,14 +166,38 @@ Then commit, and see README.md. GITBOOT in .github/ and .gitlab-ci.yml is what p
 _HASH_MISSING: Final = f"""
 The CI jobs that write comments refuse to run yet: run the command in {PACKAGES}, which adds gitboot's hash.\
 """
-
 _LEFT: Final = "{name} is there already, and left as it is{hint}"
 _HINTS: Final = {
     _GITLAB: ": let it have `include: [{{local: .gitlab/gitboot{slug}.yml}}]`",
     ".pre-commit-config.yaml": ": let it have a hook that runs `gitboot validate {subpath}`",
 }
-
 _UNKNOWN: Final = f"""
 Warning: nothing says from where pip can install this gitboot on another machine: CI is to install {THIS_VERSION}.
 Where your index does not have it, say what it is to install: GITBOOT in these files, or `gitboot init --gitboot`.\
 """
+_FROM_INDEX: Final = ("pip", "uv")  # who installs from one where nothing else is noted
+
+
+def requirement() -> str | None:
+    """As the installer noted it (PEP 610); None where that is found nowhere but here."""
+    try:
+        found = distribution("gitboot")
+    except PackageNotFoundError:
+        return None
+    return requirement_of(found)
+
+
+def requirement_of(found: Distribution) -> str | None:
+    text = found.read_text("direct_url.json")
+    if text is None:
+        installer = (found.read_text("INSTALLER") or "").strip()
+        return f"gitboot=={__version__}" if installer in _FROM_INDEX else None
+    noted: dict[str, Any] = json.loads(text)
+    url = noted["url"]
+    if "vcs_info" in noted:
+        return f"gitboot @ git+{url}@{noted['vcs_info']['commit_id']}"
+    if urlsplit(url).scheme == "file":
+        pushed = pushed_as(Path(unquote(urlsplit(url).path))) if "dir_info" in noted else None
+        return pushed and f"gitboot @ git+{pushed}"
+    digest = noted.get("archive_info", {}).get("hashes", {}).get("sha256")
+    return f"gitboot @ {url}" + (f"#sha256={digest}" if digest else "")
