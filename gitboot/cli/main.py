@@ -66,7 +66,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
 }
 _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in group.items()}
 _HOMES: Final = {  # commands that share a module, or whose module has another name
-    "allow-installs": "allow_installs:allow_installs_command",
+    "allow-installs": "operator_requests:allow_installs_command",
     "approve": "operator_requests:approve_command",
     "boot-script": "boot_script:boot_script_command",
     "comment": "diff:comment_command",
