@@ -77,7 +77,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "reconcile": "operator_requests:reconcile_command",
     "records": "provisioning_records:records_command",
     "render": "render:render_command",
-    "resume": "resume:resume_command",
+    "resume": "operator_requests:resume_command",
     "stop-installs": "stop_installs:stop_installs_command",
     "suspend": "suspend:suspend_command",
     "unknown-machines": "unknown_machines:unknown_machines_command",

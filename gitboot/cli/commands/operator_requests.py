@@ -193,3 +193,13 @@ def _released(state: Path) -> tuple[str, ...]:
         without = replace(knowledge, facts=replace(knowledge.facts, stoppage=None))
         before, after = (stop_of(each, commit, knowledge.facts.orders) for each in (knowledge, without))
         return released(commit, knowledge, at, before, after)
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+def resume_command(state: Path) -> None:
+    """Let the instance on STATE accept commits and set overrides again."""
+    from gitboot.cli.instance import request
+    from gitboot.controller.operator_requests import RESUME
+
+    click.echo(request(state, RESUME, {}))
