@@ -78,7 +78,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "records": "provisioning_records:records_command",
     "render": "render:render_command",
     "resume": "operator_requests:resume_command",
-    "stop-installs": "stop_installs:stop_installs_command",
+    "stop-installs": "operator_requests:stop_installs_command",
     "suspend": "suspend:suspend_command",
     "unknown-machines": "unknown_machines:unknown_machines_command",
 }

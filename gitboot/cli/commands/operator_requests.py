@@ -17,8 +17,11 @@ import click
 
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
+from gitboot.cli.operator import operator
 from gitboot.cli.options import LONGEST_S, now, reason_option, state_option
+from gitboot.errors import OperatorError
 from gitboot.review.guards import Guard
+from gitboot.stoppage import Stoppage
 
 _TIMEOUT_S: Final = 180  # a fetch that hangs fails after `git-timeout`, and then the next one may hang, too
 _LOOK_S: Final = 0.1
@@ -203,3 +206,46 @@ def resume_command(state: Path) -> None:
     from gitboot.controller.operator_requests import RESUME
 
     click.echo(request(state, RESUME, {}))
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@reason_option
+@click.option("--all-boots", "everything", is_flag=True, help="Stop all other boots from the network as well.")
+def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
+    """Withhold install boots at once, until `gitboot allow-installs`.
+
+    An install boot writes a disk. A machine boots what its policy always boots if that writes no disk, else its disk.
+    Windows still open and end, and gitboot clears overrides. Restarts do not end the stop. Endpoints obey at their next
+    request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
+    stay as they are, and the exit code is 8.
+    """
+    from gitboot.cli.instance import request
+    from gitboot.cli.words import done_in, folders_of, told_to
+    from gitboot.controller.instance.state_directory import running
+    from gitboot.controller.operator_requests import STOP
+    from gitboot.observe.stopped import say
+
+    at, stoppage = now(), Stoppage(operator(), reason, everything)
+    found = folders_of(state := told_to(state))
+    missed = list(done_in(found, lambda folder: say(folder, stoppage, at)))
+    try:
+        click.echo(request(state, STOP, {"reason": reason, "everything": everything}))
+    except OperatorError as error:  # the instance takes over what endpoints were told as soon as it can
+        if len(missed) == len(found):
+            raise
+        click.echo(stoppage)
+        told = ", ".join(map(str, found))
+        missed.append(f"the ledger was not told, only endpoints that look into {told}: {error}")
+    if running(state) is None:
+        missed.append(_NOT_RUNNING)
+    for each in missed:
+        click.echo(f"gitboot: {each}", err=True)
+    if missed:
+        raise SystemExit(Exit.PARTIAL)
+
+
+_NOT_RUNNING: Final = (
+    "no instance runs here: endpoints (gitboot serve) obey, but what other servers give out as files stays as it is, "
+    "and so does what is set at BMCs; start the instance, or end those servers"
+)
