@@ -18,7 +18,7 @@ import click
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.exit import Exit
 from gitboot.cli.operator import operator
-from gitboot.cli.options import LONGEST_S, now, reason_option, state_option
+from gitboot.cli.options import LONGEST_S, InstantType, now, reason_option, state_option
 from gitboot.errors import OperatorError
 from gitboot.review.guards import Guard
 from gitboot.stoppage import Stoppage
@@ -249,3 +249,22 @@ _NOT_RUNNING: Final = (
     "no instance runs here: endpoints (gitboot serve) obey, but what other servers give out as files stays as it is, "
     "and so does what is set at BMCs; start the instance, or end those servers"
 )
+
+
+@click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
+@state_option
+@reason_option
+@click.option("--until", required=True, type=InstantType(), metavar="INSTANT", help="When it ends by itself.")
+def suspend_command(state: Path, reason: str, until: datetime) -> None:
+    """Let the instance on STATE accept no new commit and set nothing, until an instant or `gitboot resume`.
+
+    Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
+    """
+    from gitboot.cli.instance import request
+    from gitboot.controller.operator_requests import SUSPEND
+    from gitboot.errors import UsageError
+    from gitboot.jsonio import format_instant
+
+    if until <= now():
+        raise UsageError(f"--until {format_instant(until)} is past; name an instant to come")
+    click.echo(request(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))
