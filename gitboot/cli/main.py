@@ -68,7 +68,7 @@ _COMMANDS: Final = {name: help for group in _GROUPS.values() for name, help in g
 _HOMES: Final = {  # commands that share a module, or whose module has another name
     "allow-installs": "operator_requests:allow_installs_command",
     "approve": "operator_requests:approve_command",
-    "boot-script": "boot_script:boot_script_command",
+    "boot-script": "plan:boot_script_command",
     "comment": "diff:comment_command",
     "events": "events:events_command",
     "import": "import_:command",
