@@ -76,7 +76,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "prepare": "prepare_tree:prepare_subcommand",
     "reconcile": "operator_requests:reconcile_command",
     "records": "provisioning_records:records_command",
-    "render": "render:render_command",
+    "render": "plan:render_command",
     "resume": "operator_requests:resume_command",
     "stop-installs": "operator_requests:stop_installs_command",
     "suspend": "operator_requests:suspend_command",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -22,10 +22,11 @@ from gitboot.cli.planning import (
     tell_held_back,
 )
 from gitboot.errors import UsageError
+from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.text import printable_lines
+from gitboot.text import printable_lines, some
 
 if TYPE_CHECKING:
     from gitboot.render.endpoint_files import PublishedServer, Turn
@@ -280,3 +281,63 @@ def _text(state: PublishedServer, tree: Path, content: str) -> str:
 
 def _as_text(found: list[dict[str, Any]]) -> str:
     return "\n".join(f"# given {each['given']}: {', '.join(each['paths'])}\n{each['entry']}" for each in found)
+
+
+@click.command()
+@fleet_argument
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Where to; made where it does not exist, else empty or rendered into before.",
+)
+@at_option
+@records_option
+@evaluator_command
+def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, records: str | None) -> None:
+    """Write every boot file of the fleet at PATH into a directory, as `gitboot run` would publish it.
+
+    OUT/boot is for machines: any HTTP server or CDN can serve it. OUT/ops is for operators. Tokens in paths are those
+    that anybody computes: an instance publishes others, and hears no installer that reports by these.
+    """
+    from gitboot.publish.publisher import Directory
+    from gitboot.render.formats import shared_files
+
+    _check_own(out, path)
+    fleet = planned_fleet(path, rev, at or this_second(), records)
+    states = fleet.states()
+    check_output_folder(out)
+    target = Directory.open(out, ledger="render")
+    try:
+        published = target.publish(
+            {name: state.files for name, state in states.items()},
+            shared_files(fleet.decisions, fleet.repository.fleet.spec.provisioning.monitors),
+            complete=True,
+            commit=fleet.decisions.revision,
+            at=fleet.at,
+            parts=fleet.page(states),
+        )
+        target.update_list(None, fleet.at)
+    finally:
+        target.close(and_forget_lock=True)
+    click.echo(
+        f"{out}: {published.new} files written, {len(published.withdrawn)} withdrawn, {published.unchanged} unchanged",
+        err=True,
+    )
+    tell_held_back(held_back({name: state.plan for name, state in states.items()}))
+
+
+def _check_own(out: Path, fleet: Path) -> None:
+    """Raise `UsageError` where files of somebody else lie: a fleet's, say, in which nobody finds the tree again."""
+    from gitboot.publish.manifest import MANIFEST
+
+    if not out.is_dir():
+        return
+    is_fleet = (out / ".git").exists() or out.samefile(fleet)
+    others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - _TREE)
+    if is_fleet or (others and not (out / MANIFEST).exists()):
+        what = "is a fleet's work tree" if is_fleet else f"holds what is not gitboot's: {some(others, 3)}"
+        raise UsageError(f"{out} {what}; give --out a directory that is new, empty, or was rendered into before")
+
+
+_TREE: Final = frozenset({"boot", "ops"})
