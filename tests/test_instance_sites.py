@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.cli.commands.handing import read_hand_over, taken
+from gitboot.cli.commands.provisioning_records import read_hand_over, taken
 from gitboot.cli.exit import Exit
 from gitboot.cli.main import cli
 from gitboot.controller.instance.assembly import looked_at
