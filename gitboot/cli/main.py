@@ -70,7 +70,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "approve": "operator_requests:approve_command",
     "boot-script": "plan:boot_script_command",
     "comment": "diff:comment_command",
-    "events": "events:events_command",
+    "events": "status:events_command",
     "import": "import_:command",
     "new": "new_server:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
