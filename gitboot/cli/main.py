@@ -80,7 +80,7 @@ _HOMES: Final = {  # commands that share a module, or whose module has another n
     "resume": "operator_requests:resume_command",
     "stop-installs": "operator_requests:stop_installs_command",
     "suspend": "operator_requests:suspend_command",
-    "unknown-machines": "unknown_machines:unknown_machines_command",
+    "unknown-machines": "status:unknown_machines_command",
 }
 _REPLACED: Final = {  # what earlier versions had, and what to type now
     "assets": "gitboot artifacts",
