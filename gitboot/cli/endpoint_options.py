@@ -6,6 +6,7 @@ import json
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from gitboot.cli.configuration_file import Setting
+from gitboot.cli.telling import tell
 from gitboot.errors import UsageError
+from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
     from gitboot.endpoint.age_encryption import Keys
@@ -21,8 +24,8 @@ if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate
     from gitboot.serve.credential_files import CredentialFiles
 
-Command = TypeVar("Command", bound=Callable[..., Any])
 
+Command = TypeVar("Command", bound=Callable[..., Any])
 _NAMES: Final = (
     *("operators", "operators_hosts", "operators_tokens", "operators_listen"),
     *("operators_tls", "trusted_proxies", "idle_connections"),
@@ -175,3 +178,39 @@ def arguments_of(access: AccessSettings) -> list[str]:
     if access.operators_tls is not None:
         found += ["--operators-tls", *(str(file.absolute()) for file in access.operators_tls)]
     return found
+
+
+def keys_in(file: Path | None, *, may_be_wrong: bool = False) -> Keys | None:
+    """The keys of a file that is given; raises UsageError where it has none, unless that was looked at before."""
+    if file is None:
+        return None
+    from gitboot.endpoint.age_encryption import Keys  # few give one
+
+    keys = Keys(file)
+    if not may_be_wrong:
+        keys.check()
+    return keys
+
+
+def operators_socket(access: AccessSettings) -> socket.socket | None:
+    """What listens for operators alone, where that is wanted."""
+    from gitboot.endpoint.server import listen_at, url_of
+
+    if access.operators_listen is None:
+        return None
+    operators = listen_at(access.operators_listen)
+    url = url_of(access.operators_listen, operators, "https" if access.operators_tls is not None else "http")
+    tell(Event(at=_clock(), type="ListeningForOperators", message=url, facts={"url": url}))
+    return operators
+
+
+def make_spool(spool: Path) -> None:
+    """Make a spool where it is missing."""
+    try:
+        spool.mkdir(mode=0o750, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{spool} cannot be made: {error.strerror}") from error
+
+
+def _clock() -> datetime:
+    return datetime.now(UTC)

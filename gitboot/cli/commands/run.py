@@ -27,8 +27,10 @@ from gitboot.cli.endpoint_options import (
     certificate_of,
     check,
     credential_files,
+    keys_in,
+    make_spool,
+    operators_socket,
 )
-from gitboot.cli.endpoint_options_from_cli_serve import keys_in, make_spool, operators_socket
 from gitboot.cli.exit import Exit
 from gitboot.cli.forwarding import arguments_of, emptied
 from gitboot.cli.guards import LIMITS, limit_settings, limits_of

@@ -17,9 +17,19 @@ import click
 
 from gitboot.child_processes import end_with, python, raise_limits, reap_orphans
 from gitboot.cli.configuration_file import config_option, handed_settings
-from gitboot.cli.endpoint_options import AccessSettings, access_of, access_options, check, clients_of, credential_files
+from gitboot.cli.endpoint_options import (
+    AccessSettings,
+    _clock,
+    access_of,
+    access_options,
+    check,
+    clients_of,
+    credential_files,
+    keys_in,
+    make_spool,
+    operators_socket,
+)
 from gitboot.cli.endpoint_options import arguments_of as access_arguments
-from gitboot.cli.endpoint_options_from_cli_serve import _clock, keys_in, make_spool, operators_socket
 from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
 from gitboot.cli.options import accept_filesystem_option, reject_old_variables, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
