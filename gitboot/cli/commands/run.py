@@ -24,15 +24,16 @@ from gitboot.cli.endpoint_options import (
     AccessSettings,
     access_of,
     access_options,
+    arguments_of_forwarding,
     certificate_of,
     check,
     credential_files,
+    emptied,
     keys_in,
     make_spool,
     operators_socket,
 )
 from gitboot.cli.exit import Exit
-from gitboot.cli.forwarding import arguments_of, emptied
 from gitboot.cli.guards import LIMITS, limit_settings, limits_of
 from gitboot.cli.options import (
     LONGEST_S,
@@ -668,7 +669,7 @@ def serving(
         access=access,
         push_secret=settings.push_secret,
     )
-    command += arguments_of(address_beside(settings.state / LEDGER))
+    command += arguments_of_forwarding(address_beside(settings.state / LEDGER))
     with Workers(command, listening, settings.workers, wake, operators=operators) as workers:
         tell(Event(at=datetime.now(UTC), type="Listening", message=url, facts={"url": url}))
         yield partial(_how_they_fare, workers, certificate, files)

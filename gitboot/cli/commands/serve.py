@@ -22,15 +22,19 @@ from gitboot.cli.endpoint_options import (
     _clock,
     access_of,
     access_options,
+    arguments_of_forwarding,
     check,
     clients_of,
     credential_files,
     keys_in,
     make_spool,
     operators_socket,
+    recording_in,
+    shared_ledger_of,
+    shared_ledger_options,
+    why_not_shared,
 )
 from gitboot.cli.endpoint_options import arguments_of as access_arguments
-from gitboot.cli.forwarding import arguments_of, recording_in, shared_ledger_of, shared_ledger_options, why_not_shared
 from gitboot.cli.options import accept_filesystem_option, reject_old_variables, secret_keys_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
@@ -173,7 +177,7 @@ def command(
         from gitboot.serve.worker_processes import Workers
 
         command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
-        command += arguments_of(shared)
+        command += arguments_of_forwarding(shared)
         with Workers(command, listening, workers, operators=operators):
             while not stop.wait(3600):
                 pass
