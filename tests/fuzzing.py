@@ -24,7 +24,7 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_state import BootTarget, Enabled, Override
 from gitboot.bmc.override_steps import OFF, fit
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.cli.planning import about_all
+from gitboot.cli.evaluated_fleet import about_all
 from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
 from gitboot.fetchlog import access_logs, spool

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from gitboot.cli.planning import Planned, about_all
+from gitboot.cli.evaluated_fleet import Planned, about_all
 from gitboot.controller.instance_state import Standing
 from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.app_from_serve_access_control import Clients

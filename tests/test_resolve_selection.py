@@ -8,7 +8,7 @@ from typing import Any, Final
 import pytest
 from pydantic import TypeAdapter
 
-from gitboot.cli.planning import about_all
+from gitboot.cli.evaluated_fleet import about_all
 from gitboot.evaluator.evaluation_result import commit_of
 from gitboot.model.fleet import Site
 from gitboot.model.selectors import Select, selects

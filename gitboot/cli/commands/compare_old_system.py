@@ -24,7 +24,7 @@ from gitboot.jsonio import document
 from gitboot.migration.former import SHAPES
 
 if TYPE_CHECKING:
-    from gitboot.cli.planning import Planned
+    from gitboot.cli.evaluated_fleet import Planned
     from gitboot.http_client import HttpClient
     from gitboot.importers.boot_comparison import Contrast
     from gitboot.load.repository import FleetRepository
@@ -93,7 +93,7 @@ def command(
     (Ironic, Tinkerbell) may note that a machine has asked. The exit code is 2 where anything differs or is missing,
     6 where the old system did not answer.
     """
-    from gitboot.cli.planning import planned_fleet
+    from gitboot.cli.evaluated_fleet import planned_fleet
     from gitboot.http_client import HttpClient, host_of
     from gitboot.importers.boot_comparison import Likeness
 

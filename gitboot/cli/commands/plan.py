@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.options import InstantType, OutputOption, at_option, fleet_argument, now, output_option, this_second
-from gitboot.cli.options_from_cli_choosing import selector_option
-from gitboot.cli.planning import (
+from gitboot.cli.evaluated_fleet import (
     Planned,
     held_back,
     planned_fleet,
@@ -21,6 +18,9 @@ from gitboot.cli.planning import (
     tell_already_made,
     tell_held_back,
 )
+from gitboot.cli.evaluator_process import evaluator_command
+from gitboot.cli.options import InstantType, OutputOption, at_option, fleet_argument, now, output_option, this_second
+from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant
