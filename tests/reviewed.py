@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gitboot.cli.evaluated_fleet import FleetEvaluator
-from gitboot.cli.ranges import side
+from gitboot.cli.evaluated_fleet import FleetEvaluator, side
 from gitboot.fleet.revision import Message
 from gitboot.load.snapshot import Revision
 from gitboot.resolve.fleet_decisions import decide

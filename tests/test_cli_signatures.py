@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.cli.evaluated_fleet import Compared, compared
 from gitboot.cli.options import this_second
-from gitboot.cli.ranges import Compared, compared
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Verify

@@ -83,7 +83,7 @@ def command(
     acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
     from gitboot.cli.accepted import accepted_by
-    from gitboot.cli.ranges import compared
+    from gitboot.cli.evaluated_fleet import compared
     from gitboot.jsonio import format_instant
     from gitboot.review import review
     from gitboot.review.review import ReviewOutcome
