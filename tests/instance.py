@@ -17,7 +17,7 @@ from typing import Any, TextIO
 import httpx
 import pygit2
 
-from gitboot.cli.instance import request
+from gitboot.cli.instance_client import request
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger.location import PostgresAddress, note_address

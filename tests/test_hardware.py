@@ -256,7 +256,7 @@ LEFT = Exit.PARTIAL  # what is asked for by then: this process takes it up when 
 
 @pytest.fixture
 def hall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hall]:
-    monkeypatch.setattr("gitboot.cli.instance._PATIENCE_S", 0)  # it is this process that would take a request up
+    monkeypatch.setattr("gitboot.cli.instance_client._PATIENCE_S", 0)  # it is this process that would take a request up
     with ExitStack() as opened:
         handler = signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # by which commands wake the instance: this process
         opened.callback(signal.signal, signal.SIGUSR1, handler)

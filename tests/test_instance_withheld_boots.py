@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.instance import request
+from gitboot.cli.instance_client import request
 from gitboot.controller.operator_requests import APPROVE
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger import instance_tables, requests

@@ -19,7 +19,7 @@ yes_option = click.option(
 def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
     """The servers that are named, and have these labels; never all of them by saying nothing."""
     from gitboot.cli.evaluated_fleet import selected
-    from gitboot.cli.instance import decision_of
+    from gitboot.cli.instance_client import decision_of
     from gitboot.errors import UsageError
     from gitboot.model.scalars.names import Name
 

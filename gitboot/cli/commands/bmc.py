@@ -137,7 +137,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
 
     It ends the wait after a failure, and the rest after too many in a row. What a plan does not want is never set.
     """
-    from gitboot.cli.instance import looked_at, machines_of, request
+    from gitboot.cli.instance_client import looked_at, machines_of, request
     from gitboot.controller.instance.state_directory import running
     from gitboot.controller.operator_requests import RETRY
     from gitboot.errors import UsageError
@@ -169,7 +169,7 @@ def access_files(state: Path, credentials: Path | None) -> None:
     knows already. What the repository says is what you are about to trust: read it before you put it there.
     """
     from gitboot.bmc.credentials import FILE, as_file, pair_of
-    from gitboot.cli.instance import looked_at
+    from gitboot.cli.instance_client import looked_at
 
     with looked_at(state, now()) as instance:
         machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
@@ -207,7 +207,7 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
     what it shows instead of the one that was pinned; look there that it is the BMC which shows it. --back: the machine,
     which gitboot has switched and whose BMC does not show it, is in service again (condition PowerWaves).
     """
-    from gitboot.cli.instance import looked_at, machines_of, request
+    from gitboot.cli.instance_client import looked_at, machines_of, request
     from gitboot.controller.operator_requests import CERTIFICATE
     from gitboot.errors import UsageError
 
@@ -287,7 +287,7 @@ def _inspected(
     assets: Path | None = None,
 ) -> list[Inspection]:
     from gitboot.bmc.worker_pool import connections
-    from gitboot.cli.instance import chosen, looked_at
+    from gitboot.cli.instance_client import chosen, looked_at
     from gitboot.controller.bmcs.manual_tasks import inspect, subjects
     from gitboot.errors import UsageError
 

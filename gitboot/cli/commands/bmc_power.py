@@ -144,7 +144,7 @@ def _switch(
     """Look, show, ask, leave word in the ledger, and only then send; each machine is looked at once more before."""
     from gitboot.bmc.power_steps import PowerAction
     from gitboot.bmc.worker_pool import connections
-    from gitboot.cli.instance import request
+    from gitboot.cli.instance_client import request
     from gitboot.controller.operator_requests import POWER, POWERED
     from gitboot.errors import UsageError
     from gitboot.instance.powering import switch
@@ -183,7 +183,7 @@ def _outcome(one: Powered) -> dict[str, Any]:
 
 def _subjects(servers: tuple[str, ...], selector: str | None, state: Path) -> list[Subject]:
     """The machines that are meant; all that have a BMC where none is named."""
-    from gitboot.cli.instance import looked_at
+    from gitboot.cli.instance_client import looked_at
     from gitboot.controller.bmcs.manual_tasks import subjects
     from gitboot.errors import UsageError
 

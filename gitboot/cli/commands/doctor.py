@@ -61,7 +61,7 @@ def command(
 def _findings(state: Path | None, output: Path | None, credentials: Path | None) -> Iterator[Examined]:
     from pygit2 import LIBGIT2_VERSION
 
-    from gitboot.cli.instance import looked_at
+    from gitboot.cli.instance_client import looked_at
     from gitboot.controller.instance import environment_checks
     from gitboot.controller.instance.state_directory import has_ledger, running
     from gitboot.errors import HeldByAnother

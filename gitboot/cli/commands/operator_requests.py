@@ -145,7 +145,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     It counts for exactly these changes: one more commit, and they are to be looked at again. The line
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
     """
-    from gitboot.cli.instance import held_changes, request
+    from gitboot.cli.instance_client import held_changes, request
     from gitboot.controller.instance.state_directory import read_status
     from gitboot.controller.operator_requests import APPROVE, check_approval
     from gitboot.instance.acting import check_acts
@@ -161,7 +161,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
-    from gitboot.cli.instance import request
+    from gitboot.cli.instance_client import request
     from gitboot.cli.words import done_in, folders_of, told_to
     from gitboot.controller.operator_requests import START
     from gitboot.errors import HeldByAnother, LedgerLeft
@@ -187,7 +187,7 @@ def allow_installs_command(state: Path) -> None:
 
 def _released(state: Path) -> tuple[str, ...]:
     """Servers that boot from the network again, as the instance on ``state`` sees it."""
-    from gitboot.cli.instance import looked_at
+    from gitboot.cli.instance_client import looked_at
     from gitboot.instance.stops import released, stop_of
 
     at = now()
@@ -202,7 +202,7 @@ def _released(state: Path) -> tuple[str, ...]:
 @state_option
 def resume_command(state: Path) -> None:
     """Let the instance on STATE accept commits and set overrides again."""
-    from gitboot.cli.instance import request
+    from gitboot.cli.instance_client import request
     from gitboot.controller.operator_requests import RESUME
 
     click.echo(request(state, RESUME, {}))
@@ -220,7 +220,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
     stay as they are, and the exit code is 8.
     """
-    from gitboot.cli.instance import request
+    from gitboot.cli.instance_client import request
     from gitboot.cli.words import done_in, folders_of, told_to
     from gitboot.controller.instance.state_directory import running
     from gitboot.controller.operator_requests import STOP
@@ -260,7 +260,7 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
 
     Windows still open and end, entries still turn to the disk, overrides are still withdrawn.
     """
-    from gitboot.cli.instance import request
+    from gitboot.cli.instance_client import request
     from gitboot.controller.operator_requests import SUSPEND
     from gitboot.errors import UsageError
     from gitboot.jsonio import format_instant

@@ -14,7 +14,7 @@ import click
 
 from gitboot.cli.choosing import go_on, meant_by, yes_option
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.instance import decision_of
+from gitboot.cli.instance_client import decision_of
 from gitboot.cli.options import OutputOption, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.errors import UsageError
@@ -64,7 +64,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
 
     Consumed is where a boot override was consumed, and nothing has shown yet what became of it.
     """
-    from gitboot.cli.instance import chosen, looked_at
+    from gitboot.cli.instance_client import chosen, looked_at
     from gitboot.controller.condition_rules import why_in_doubt
 
     with looked_at(state, now()) as instance:
@@ -95,7 +95,7 @@ def begin(what: str, state: Path, yes: bool) -> None:
     less than the published tree is refused. It shows which servers are installed by it, and asks. A ledger in no doubt
     is not changed.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import BEGIN
 
     with looked_at(state, now()) as instance:
@@ -161,7 +161,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     Do this if the clock is behind the ledger, or if no time service keeps it. If a time service keeps the clock later
     and then stops, confirm it again.
     """
-    from gitboot.cli.instance import request
+    from gitboot.cli.instance_client import request
     from gitboot.controller.operator_requests import CLOCK
 
     click.echo(request(state, CLOCK, {"reason": reason}))
@@ -184,7 +184,7 @@ def set_record(servers: tuple[str, ...], what: str, selector: str | None, state:
     until now counts no more. Of several it shows what is known of each, and asks; it is said of all of them or of
     none.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
     from gitboot.resolve.install_attempts_from_resolve_records import adopted
     from gitboot.resolve.provisioning_record import last_word, record_facts
@@ -216,7 +216,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
 
     FILE has exported records.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
     from gitboot.errors import UsageError
     from gitboot.resolve.provisioning_record import record_facts
@@ -248,7 +248,7 @@ def hand_over(server: str, state: Path) -> None:
     had set at its BMC, and publishes nothing for it. SERVER is the name that it has had at this site, or its UUID.
     Nothing is changed by printing it, once or again.
     """
-    from gitboot.cli.instance import looked_at
+    from gitboot.cli.instance_client import looked_at
 
     at = now()
     with looked_at(state, at) as instance:
@@ -269,7 +269,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     Both instances have to have accepted the same commit, and the server has to be unknown here: then nothing can have
     been booted since it was let go.
     """
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import RECORDS
     from gitboot.resolve.provisioning_record import record_facts
 

@@ -179,7 +179,7 @@ def fetches(
     If a stranger fetched a secret, change the secret. --confirm shows nothing: the condition SecretsPrivate holds again
     until another address fetches a secret, or until ten more fetches.
     """
-    from gitboot.cli.instance import chosen, looked_at
+    from gitboot.cli.instance_client import chosen, looked_at
     from gitboot.cli.terminal import table
 
     if confirm is not None:
@@ -222,7 +222,7 @@ def _rows(items: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def _confirm(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
     """Request that the instance takes the fetches that the ledger has now as right."""
-    from gitboot.cli.instance import looked_at, request
+    from gitboot.cli.instance_client import looked_at, request
     from gitboot.controller.operator_requests import SECRET_FETCHES
 
     with looked_at(state, now()) as look:
