@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
+import click
+
 from gitboot.audit.rollout import AppliedRollout, Proof
-from gitboot.cli.choosing import meant_by
 from gitboot.cli.evaluator_process import evaluation_limits, results_cache
 from gitboot.cli.operator import operator
 from gitboot.controller.instance import assembly
@@ -279,3 +281,40 @@ def _awaited(ledger: Store, number: int) -> str | None:
     while (outcome := requests.outcome(ledger, number)) is None and time.monotonic() < until:
         time.sleep(0.05)
     return outcome
+
+
+yes_option = click.option(
+    "--yes", is_flag=True, help="Do not ask; needed for several servers where there is no terminal."
+)
+
+
+def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> dict[str, Decision]:
+    """The servers that are named, and have these labels; never all of them by saying nothing."""
+    from gitboot.cli.evaluated_fleet import selected
+    from gitboot.errors import UsageError
+    from gitboot.model.scalars.names import Name
+
+    if not servers and selector is None:
+        raise UsageError("name servers, or select them by their labels: -l role=web")
+    for name in servers:
+        decision_of(instance, name)  # says that it is not there
+    labels, chosen = instance.commit.labels, selected(selector)
+    found = {
+        name: decision
+        for name, decision in sorted(instance.commit.decisions.servers.items())
+        if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
+    }
+    if not found:
+        raise UsageError(f"no server{' among these' if servers else ''} has the labels {selector}")
+    return found
+
+
+def go_on(*, yes: bool) -> None:
+    """Go on if somebody says so."""
+    from gitboot.errors import UsageError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here: say --yes if this is meant")
+    click.confirm("Go on?", abort=True)

@@ -108,7 +108,7 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
     refuses where it sees that the ledger goes on elsewhere. On another host with the same database the same line names
     that to its STATE.
     """
-    from gitboot.cli.choosing import go_on
+    from gitboot.cli.instance_client import go_on
     from gitboot.controller.instance.state_directory import LEDGER, locked
     from gitboot.instance.rights import private
     from gitboot.ledger.location import PostgresAddress
