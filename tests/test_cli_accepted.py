@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.accepted import accepted_by
+from gitboot.cli.instance_client import accepted_by
 from gitboot.errors import HostUnreachable, UsageError
 from tests.instance import eventually
 from tests.rack import Rack, typed, until_condition

@@ -17,8 +17,7 @@ from gitboot import http_client
 from gitboot.artifacts.fetchers import WebFetcher
 from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.cli.accepted import accepted_by
-from gitboot.cli.instance_client import informant_at
+from gitboot.cli.instance_client import accepted_by, informant_at
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials, is_loopback
 from tests.rack import typed

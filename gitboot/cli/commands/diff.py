@@ -82,8 +82,8 @@ def command(
     The exit code is 3 where HEAD is invalid, 4 where a guard holds it that no `Gitboot-Ack:` line of the commits
     acknowledges. Give the limits that the instance has, if they are not the defaults.
     """
-    from gitboot.cli.accepted import accepted_by
     from gitboot.cli.evaluated_fleet import compared
+    from gitboot.cli.instance_client import accepted_by
     from gitboot.jsonio import format_instant
     from gitboot.review import review
     from gitboot.review.review import ReviewOutcome
