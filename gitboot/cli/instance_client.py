@@ -23,17 +23,26 @@ from gitboot.cli.evaluator_process import evaluation_limits, results_cache
 from gitboot.cli.operator import operator
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import Look, carried_out
-from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, read_status, running
+from gitboot.controller.instance.state_directory import (
+    LEDGER,
+    SPOOL,
+    has_ledger,
+    locked,
+    never_ran,
+    read_status,
+    running,
+)
 from gitboot.controller.operator_requests import REFUSED, HeldChanges
-from gitboot.errors import HostUnreachable, NotYetDone, UsageError
+from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.acting import check_acts
+from gitboot.instance.acting import check_acts, told_here
 from gitboot.ledger import requests
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
+from gitboot.observe.stopped import folders
 from gitboot.publish.recorded import read_records
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.provisioning_record import record_of
@@ -367,3 +376,39 @@ def _files(directory: Path) -> Iterator[dict[str, Any]]:
             raise UsageError(f"--accepted: {directory / name} cannot be read: {error}") from error
         if isinstance(found, dict):
             yield found
+
+
+def folders_of(state: Path) -> tuple[Path, ...]:
+    """Where endpoints of the instance on ``state`` look: beside its tree and in its spool, as far as they are there.
+
+    Where its ledger cannot be read, only the spool that an instance has by itself is known.
+    """
+    found = {state / SPOOL}
+    with suppress(LedgerError):
+        output, spool = places(state / LEDGER) if has_ledger(state) else (None, None)
+        found.update(folders(output, spool) if output is not None else ())
+    return tuple(folder for folder in sorted(found) if folder.is_dir())
+
+
+def output_of(state: Path) -> Path | None:
+    """Where the instance on ``state`` publishes, as far as its ledger can be read."""
+    with suppress(LedgerError):
+        return places(state / LEDGER)[0] if has_ledger(state) else None
+    return None
+
+
+def told_to(state: Path) -> Path:
+    """The STATE of the instance that is told: that of who acts, where this one stands by on the same host."""
+    if (acting := told_here(state)) != state:
+        told = f"{state}: this instance stands by; the one that acts is told, with --state {acting}"
+        click.echo(f"gitboot: {told}", err=True)
+    return acting
+
+
+def done_in(found: tuple[Path, ...], do: Callable[[Path], None]) -> Iterator[str]:
+    """Do something in each folder; why it could not be done, of those where it could not."""
+    for folder in found:
+        try:
+            do(folder)
+        except OSError as error:
+            yield f"{folder} cannot be written: {error.strerror}"

@@ -45,7 +45,7 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     it (--verify), or its evaluation did not end. The exit code is 4 if the commit is held, 7 if the instance is
     suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
     """
-    from gitboot.cli.words import told_to
+    from gitboot.cli.instance_client import told_to
     from gitboot.controller.instance.state_directory import running
     from gitboot.errors import LedgerError, NotYetDone, UsageError
     from gitboot.instance.acting import check_acts
@@ -110,7 +110,7 @@ def outcome_of(status: Mapping[str, Any], triggered: datetime) -> tuple[Exit, st
 def _status(state: Path) -> Mapping[str, Any]:
     """Return the newest status of the instance; empty if it has not written one yet."""
     from gitboot.cli.commands.status import newest
-    from gitboot.cli.words import output_of
+    from gitboot.cli.instance_client import output_of
     from gitboot.controller.instance.state_directory import read_status
     from gitboot.errors import UsageError
 
@@ -161,8 +161,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
 @evaluator_command
 def allow_installs_command(state: Path) -> None:
     """Serve install boots again, after `gitboot stop-installs`, and print which servers boot from the network."""
-    from gitboot.cli.instance_client import request
-    from gitboot.cli.words import done_in, folders_of, told_to
+    from gitboot.cli.instance_client import done_in, folders_of, request, told_to
     from gitboot.controller.operator_requests import START
     from gitboot.errors import HeldByAnother, LedgerLeft
     from gitboot.observe.stopped import take_back
@@ -220,8 +219,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     request, also if no instance runs on STATE. Without a running instance, files on other web servers and overrides
     stay as they are, and the exit code is 8.
     """
-    from gitboot.cli.instance_client import request
-    from gitboot.cli.words import done_in, folders_of, told_to
+    from gitboot.cli.instance_client import done_in, folders_of, request, told_to
     from gitboot.controller.instance.state_directory import running
     from gitboot.controller.operator_requests import STOP
     from gitboot.observe.stopped import say

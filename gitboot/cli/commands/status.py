@@ -36,7 +36,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
 
     Its conditions say what is the matter, with a reason, a message, and since when.
     """
-    from gitboot.cli.words import folders_of, output_of
+    from gitboot.cli.instance_client import folders_of, output_of
     from gitboot.controller.instance.state_directory import read_status, running
     from gitboot.observe.status_age import with_age, written_at
     from gitboot.observe.stopped import Words, with_stop
