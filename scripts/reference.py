@@ -16,8 +16,7 @@ import click
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, seed
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.metrics import families
 from gitboot.model.json_schema import KINDS, schema, schema_fields
 from gitboot.problems.codes import Code
@@ -190,7 +189,7 @@ def exits_page() -> str:
     lines = [
         "# Every exit code",
         "",
-        "Made from the table in `gitboot/cli/exit.py` by `scripts/reference.py`. A script may rely on them; the help",
+        "Made from the table in `gitboot/cli/main.py` by `scripts/reference.py`. A script may rely on them; the help",
         "of [each command](commands.md) says what is special to it.",
         "",
         "| code | what it means |",

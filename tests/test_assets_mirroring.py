@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from gitboot.errors import UsageError
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.failing_disk import small_disk

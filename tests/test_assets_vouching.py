@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from tests.artifact_servers import ArtifactServer, artifact_server, digest_of
 from tests.fleets import document, fleet
 from tests.registries import registry

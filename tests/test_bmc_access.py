@@ -18,7 +18,7 @@ from gitboot.bmc.credentials import CredentialDirectory, Credentials, Trust, as_
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.worker_pool import Connections
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid

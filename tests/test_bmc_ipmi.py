@@ -43,7 +43,7 @@ from gitboot.bmc.power_steps import (
 )
 from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.load.machines import BmcAccess
 from gitboot.load.whole import load

@@ -22,7 +22,7 @@ from gitboot.bmc.scan import (
     found_server,
     name_for,
 )
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid

@@ -10,8 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from gitboot.cli.exit import Exit, exit_of
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.errors import GitbootError
 from tests.fleets import SEED, document, image
 from tests.registries import IRONCORE, Registry, digest, registry

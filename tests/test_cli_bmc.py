@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests.configured import configured
 from tests.fleets import image, policy, profile, uuid_of
 from tests.instance import eventually

@@ -9,8 +9,7 @@ import click
 import pytest
 
 from gitboot.cli.configuration_file import Setting, key_of, keys_of, variables_of
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from scripts.reference import configuration_page
 from tests.cases import for_each
 from tests.configured import configured

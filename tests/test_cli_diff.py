@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.cli.commands.diff import command
-from gitboot.cli.exit import exit_of
+from gitboot.cli.main import exit_of
 from gitboot.errors import GitbootError
 from tests.fleets import document, image, maintenance, policy, server
 from tests.repositories import Work

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.controller.instance.environment_checks import Health, of_git, of_output, of_state, of_the_clock
 from gitboot.system_clock import Keeping
 from tests.fleets import uuid_of

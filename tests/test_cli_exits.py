@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests.fleets import document, profile
 from tests.rack import POOL, Rack, typed
 

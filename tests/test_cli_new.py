@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown, unknown_of
 from gitboot.files import write_whole
 from gitboot.instance.seen import UNKNOWN

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.operator import operator
 from tests.rack import typed
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests.instance import Repository
 from tests.preloaded import Command
 

@@ -12,7 +12,7 @@ from gitboot.bmc.identity import Another, CannotTell, IdentityChanged, Same
 from gitboot.bmc.override_state import Observed
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.power_steps import NothingToSwitch, NotSwitched, PowerAction, ResetType, Send, next_power
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests.cases import for_each
 from tests.fleets import uuid_of
 from tests.rack import Done, Rack

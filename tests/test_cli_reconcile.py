@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli.commands.operator_requests import outcome_of
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Held, Status
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.observe.stopped import WORD
 from gitboot.publish.recorded import read_records
 from gitboot.resolve.provisioning_record import exported

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.policy_selection import joins_at
 from tests.configured import configured

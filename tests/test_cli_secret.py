@@ -7,8 +7,7 @@ from pathlib import Path
 
 from click.testing import CliRunner, Result
 
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.load.sealed import sealed
 from gitboot.publish.list_keys import read_list_keys

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from gitboot.child_processes import spawn
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.telling import LogFormat, tell
 from gitboot.status.events_from_status import Event
 from tests.rack import typed

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests.configured import configured
 from tests.doubles import published_records
 from tests.fleets import uuid_of

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.files import (
     check_output_folder,

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.controller.loop import Loop
 from gitboot.errors import BranchMissing, BranchNotNamed, LedgerError, SourceError
 from gitboot.git.clone import FollowedBranch, Source

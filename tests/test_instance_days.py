@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests import plain
 from tests.configured import configured
 from tests.fleets import fleet, image, mac_of, policy, profile, server

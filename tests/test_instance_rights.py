@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import UsageError
 from gitboot.instance.rights import check_spool_rights, private
 from tests import plain

@@ -16,7 +16,7 @@ import pygit2
 import pytest
 from tuf.api.exceptions import ExpiredMetadataError
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.signed_list import VALID
 from gitboot.status.conditions_from_status import Condition

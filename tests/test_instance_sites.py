@@ -20,8 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.cli.commands.provisioning_records import read_hand_over, taken
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from gitboot.controller.instance.assembly import looked_at
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.operator_requests import RECORDS

@@ -12,7 +12,7 @@ from socket import gethostname
 
 import pytest
 
-from gitboot.cli.exit import Exit, exit_of
+from gitboot.cli.main import Exit, exit_of
 from gitboot.errors import LockedByAnother
 from gitboot.fetchlog.spool import files
 from tests.fleets import uuid_of

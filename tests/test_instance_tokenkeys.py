@@ -14,7 +14,7 @@ from typing import Final
 import pytest
 from pyrage.x25519 import Identity
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
 from gitboot.instance.tokenkeys import HEARD, token_keys

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.instance.verdicts import Verdicts, verdicts_of
 from gitboot.problems.codes import Code, Problem

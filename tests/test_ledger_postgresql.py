@@ -19,8 +19,7 @@ import psycopg
 import pytest
 from click.testing import CliRunner, Result
 
-from gitboot.cli.exit import Exit, exit_of
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import (

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from pyrage.x25519 import Identity
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys

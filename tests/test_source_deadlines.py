@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source

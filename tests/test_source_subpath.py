@@ -11,7 +11,7 @@ from pathlib import Path
 import pygit2
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.errors import SubpathMissing, UsageError
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote

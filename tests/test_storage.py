@@ -20,7 +20,7 @@ import pytest
 from gitboot.bmc.override_state import OverrideRecord, State
 from gitboot.bmc.override_steps import OFF
 from gitboot.bmc.reboot_detection import NO_MARKS
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError

@@ -19,8 +19,7 @@ import click
 import httpx
 import pytest
 
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from tests.fleets import fleet, image, policy, profile, server
 from tests.instance import begin
 from tests.preloaded import Command, Heard, captured

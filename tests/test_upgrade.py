@@ -26,7 +26,7 @@ from uuid import uuid4
 
 import pytest
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from tests.configured import configured
 from tests.credentials import give_credentials
 from tests.fleets import image, maintenance, profile

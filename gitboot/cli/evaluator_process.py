@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.options import evaluation_options, kept
 
 if TYPE_CHECKING:

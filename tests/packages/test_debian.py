@@ -17,8 +17,7 @@ import httpx
 import pytest
 
 from gitboot import __version__
-from gitboot.cli.exit import Exit
-from gitboot.cli.main import cli
+from gitboot.cli.main import Exit, cli
 from tests.git_servers import free_port, program
 from tests.instance import eventually
 from tests.packages.debian import Debian, fresh, unpacked

@@ -26,7 +26,7 @@ from gitboot.artifacts.oci import Registries
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, fleet_argument, fleet_options, now, output_option
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted

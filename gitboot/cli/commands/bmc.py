@@ -18,8 +18,8 @@ from gitboot.cli.bar import progress
 from gitboot.cli.commands.bmc_power import power
 from gitboot.cli.commands.bmc_scan import scan
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.exit import Exit
 from gitboot.cli.instance_client import meant_by
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
 from gitboot.cli.options_from_cli_choosing import selector_option
 from gitboot.jsonio import document

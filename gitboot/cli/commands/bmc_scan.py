@@ -11,7 +11,7 @@ import click
 
 from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file

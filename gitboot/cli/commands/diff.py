@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.exit import Exit
 from gitboot.cli.guards import limit_options, limits_of
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, at_option, output_option, path_argument, this_second
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS

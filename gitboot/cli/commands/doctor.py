@@ -12,7 +12,7 @@ import click
 
 from gitboot.cli.configuration_file import config_of
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reject_old_variables
 from gitboot.jsonio import document
 from gitboot.terminal import style

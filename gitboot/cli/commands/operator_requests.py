@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.operator import operator
 from gitboot.cli.options import LONGEST_S, InstantType, now, reason_option, state_option
 from gitboot.errors import OperatorError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.child_processes import encode, end_with, python
-from gitboot.cli.exit import exit_of
+from gitboot.cli.main import exit_of
 from gitboot.cli.options import allowance_options
 from gitboot.cli.telling import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone

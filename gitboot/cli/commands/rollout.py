@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, now, output_option, path_option
 from gitboot.cli.registries import token_over_http_option
 from gitboot.errors import UsageError

@@ -33,8 +33,8 @@ from gitboot.cli.endpoint_options import (
     make_spool,
     operators_socket,
 )
-from gitboot.cli.exit import Exit
 from gitboot.cli.guards import LIMITS, limit_settings, limits_of
+from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     LONGEST_S,
     MOST_MEMORY_MIB,

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.exit import Exit
+from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
