@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -21,17 +21,17 @@ from gitboot.model.scalars.texts import Malformed
 from gitboot.terminal import escaped_lines, unstyled, write_verbatim
 from gitboot.text import some
 
+if TYPE_CHECKING:
+    from gitboot.artifacts.oci import Registries
+
+
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-
 rev_option = click.option(
     "--rev",
     metavar="REVISION",
     help="A Git revision, or WORKTREE for what lies there uncommitted. Default: WORKTREE in a work tree, HEAD in a "
     "bare repository.",
 )
-
-
 _PATH: Final = "gitboot.path"  # in a context: the fleet, as the command's argument names it
 _SUBPATH: Final = "gitboot.subpath"  # and its folder below that
 
@@ -134,23 +134,18 @@ def said(_: click.Context, parameter: click.Parameter, text: str | None) -> str 
 
 
 reason_option = click.option("--reason", required=True, callback=said, help="Why, for those who find it later.")
-
 credentials_option = click.option(
     "--credentials",
     type=click.Path(path_type=Path),
     callback=_directory_of_credentials,
     help="A directory with NAME/username and NAME/password for the BMCs. Default: none.",
 )
-
-
 secret_keys_option = click.option(
     "--secret-keys",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The file with the keys of age that open the fleet's secrets, from `gitboot secret keygen`. Default: none, "
     "and no secret is given.",
 )
-
-
 accept_filesystem_option = click.option(
     "--accept-filesystem",
     "accepted_filesystems",
@@ -159,12 +154,8 @@ accept_filesystem_option = click.option(
     metavar="NAME",
     help="A type of file system on which state may lie although it may be lost there: tmpfs, overlay, nfs4.",
 )
-
-
 LONGEST_S: Final = 10_000_000  # a hundred days
 MOST_MEMORY_MIB: Final = 1_000_000_000
-
-
 _FORMER_VARIABLES: Final = {
     "GITBOOT_FORGE_TOKEN": "GITBOOT_FORGE",
     "GITBOOT_FORWARD_TO": "GITBOOT_LEDGER",
@@ -349,3 +340,55 @@ def _check_apart(outputs: Sequence[OutputOption]) -> None:
 
 _COMMANDS: Final = frozenset({"github"})  # which a CI system obeys, and which escape what they hold themselves
 _DOCUMENTS: Final = frozenset({"json", "yaml", "sarif", "junit"})  # which programs read as a whole
+_registries = click.option(
+    "--registries",
+    multiple=True,
+    metavar="HOST[/NAME]",
+    envvar="GITBOOT_REGISTRIES",
+    help="An OCI registry that may be asked, or a part of one: * and ? stand for any characters. http:// before it "
+    "asks it unencrypted. May be given often. Default: none may be asked.",
+)
+_credentials = click.option(
+    "--registry-credentials",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="GITBOOT_REGISTRY_CREDENTIALS",
+    help="A file as `podman login --authfile` writes it, with credentials for registries. Default: none.",
+)
+_ca_bundle = click.option(
+    "--ca-bundle",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="GITBOOT_CA_BUNDLE",
+    help="Certificates of authorities that are trusted besides the machine's own, as PEM. Default: none.",
+)
+# For commands that send a token, each under this one name.
+token_over_http_option = click.option(
+    "--allow-token-over-http",
+    is_flag=True,
+    envvar="GITBOOT_ALLOW_TOKEN_OVER_HTTP",
+    help="Send tokens and passwords to http:// URLs of other machines too, where anyone on the way can read them. "
+    "Default: only to https:// URLs and to this machine.",
+)
+
+
+def registry_options(command: Command) -> Command:
+    """--registries, --registry-credentials, --ca-bundle and --allow-token-over-http."""
+    return _registries(_credentials(_ca_bundle(token_over_http_option(command))))
+
+
+def opened_registries(
+    registries: tuple[str, ...],
+    registry_credentials: Path | None,
+    ca_bundle: Path | None,
+    *,
+    allow_token_over_http: bool,
+) -> Registries:
+    """What those options say; raises `UsageError`."""
+    from gitboot.artifacts.oci import AllowedRegistry, Registries, RegistryCredentials
+    from gitboot.http_client import HttpClient
+
+    allowed = [AllowedRegistry.parse(each) for each in registries]
+    credentials = RegistryCredentials(registry_credentials) if registry_credentials is not None else None
+    if credentials is not None:
+        credentials.check()
+    client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
+    return Registries(allowed, client, credentials)

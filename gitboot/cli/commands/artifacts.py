@@ -27,10 +27,17 @@ from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, fleet_argument, fleet_options, now, output_option
+from gitboot.cli.options import (
+    OutputOption,
+    fleet_argument,
+    fleet_options,
+    now,
+    opened_registries,
+    output_option,
+    registry_options,
+)
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
-from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import AssetError, UsageError
 from gitboot.jsonio import document, facts

@@ -18,11 +18,17 @@ import click
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, at_option, output_option, path_argument, this_second
+from gitboot.cli.options import (
+    OutputOption,
+    at_option,
+    output_option,
+    path_argument,
+    this_second,
+    token_over_http_option,
+)
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS
 from gitboot.cli.problems import as_text as problems_as_text
-from gitboot.cli.registries import token_over_http_option
 from gitboot.cli.terminal import columns, table, wrapped
 from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import ForgeRefused, UsageError

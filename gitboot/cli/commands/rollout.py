@@ -13,8 +13,7 @@ import click
 
 from gitboot.cli.evaluator_process import evaluation_limits, evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, now, output_option, path_option
-from gitboot.cli.registries import token_over_http_option
+from gitboot.cli.options import OutputOption, now, output_option, path_option, token_over_http_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document

@@ -10,10 +10,17 @@ import click
 
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, at_option, fleet_argument, output_option, this_second
+from gitboot.cli.options import (
+    OutputOption,
+    at_option,
+    fleet_argument,
+    opened_registries,
+    output_option,
+    registry_options,
+    this_second,
+)
 from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
-from gitboot.cli.registries import opened_registries, registry_options
 from gitboot.text import count
 
 
