@@ -392,3 +392,8 @@ def opened_registries(
         credentials.check()
     client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
     return Registries(allowed, client, credentials)
+
+
+def prefix_of(path: Path) -> str:
+    """What stands before a problem's path so that it leads from here to the file."""
+    return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"

@@ -34,9 +34,9 @@ from gitboot.cli.options import (
     now,
     opened_registries,
     output_option,
+    prefix_of,
     registry_options,
 )
-from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
 from gitboot.cli.terminal import table, wrapped
 from gitboot.errors import AssetError, UsageError

@@ -23,10 +23,10 @@ from gitboot.cli.options import (
     at_option,
     output_option,
     path_argument,
+    prefix_of,
     this_second,
     token_over_http_option,
 )
-from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.terminal import columns, table, wrapped

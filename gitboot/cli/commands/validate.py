@@ -16,10 +16,10 @@ from gitboot.cli.options import (
     fleet_argument,
     opened_registries,
     output_option,
+    prefix_of,
     registry_options,
     this_second,
 )
-from gitboot.cli.options_from_cli_problems import prefix_of
 from gitboot.cli.problems import FORMATS, counted
 from gitboot.text import count
 
