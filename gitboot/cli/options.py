@@ -397,3 +397,8 @@ def opened_registries(
 def prefix_of(path: Path) -> str:
     """What stands before a problem's path so that it leads from here to the file."""
     return "" if path == Path() or (path.is_absolute() and not path.is_dir()) else f"{path}/"
+
+
+selector_option = click.option(
+    "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
+)

@@ -20,8 +20,15 @@ from gitboot.cli.commands.bmc_scan import scan
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.instance_client import meant_by
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
-from gitboot.cli.options_from_cli_choosing import selector_option
+from gitboot.cli.options import (
+    OutputOption,
+    credentials_option,
+    now,
+    output_option,
+    reason_option,
+    selector_option,
+    state_option,
+)
 from gitboot.jsonio import document
 from gitboot.terminal import style
 from gitboot.text import count, shell_words, some

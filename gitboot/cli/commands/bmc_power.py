@@ -14,8 +14,15 @@ from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.instance_client import go_on, meant_by, yes_option
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, credentials_option, now, output_option, reason_option, state_option
-from gitboot.cli.options_from_cli_choosing import selector_option
+from gitboot.cli.options import (
+    OutputOption,
+    credentials_option,
+    now,
+    output_option,
+    reason_option,
+    selector_option,
+    state_option,
+)
 from gitboot.jsonio import document
 from gitboot.terminal import style
 from gitboot.text import count, some

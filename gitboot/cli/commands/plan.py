@@ -19,8 +19,16 @@ from gitboot.cli.evaluated_fleet import (
     tell_held_back,
 )
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.options import InstantType, OutputOption, at_option, fleet_argument, now, output_option, this_second
-from gitboot.cli.options_from_cli_choosing import selector_option
+from gitboot.cli.options import (
+    InstantType,
+    OutputOption,
+    at_option,
+    fleet_argument,
+    now,
+    output_option,
+    selector_option,
+    this_second,
+)
 from gitboot.errors import UsageError
 from gitboot.files import check_output_folder
 from gitboot.jsonio import document, format_instant

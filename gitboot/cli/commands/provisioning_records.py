@@ -14,8 +14,7 @@ import click
 
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.instance_client import decision_of, go_on, meant_by, yes_option
-from gitboot.cli.options import OutputOption, now, output_option, reason_option, state_option
-from gitboot.cli.options_from_cli_choosing import selector_option
+from gitboot.cli.options import OutputOption, now, output_option, reason_option, selector_option, state_option
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant

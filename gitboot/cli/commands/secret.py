@@ -11,8 +11,7 @@ import click
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.instance_client import meant_by
 from gitboot.cli.main import Exit
-from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, state_option
-from gitboot.cli.options_from_cli_choosing import selector_option
+from gitboot.cli.options import OutputOption, fleet_argument, now, output_option, said, selector_option, state_option
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document
