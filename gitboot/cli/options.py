@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from gitboot.text import some
 
 if TYPE_CHECKING:
     from gitboot.artifacts.oci import Registries
+    from gitboot.review.guards import Limits
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -402,3 +403,41 @@ def prefix_of(path: Path) -> str:
 selector_option = click.option(
     "-l", "--selector", metavar="SELECTOR", help="Only servers with these labels: role=web,site!=fra1."
 )
+LIMITS: Final = {
+    "max_update_percent": "Percentage of servers that a commit may change, of the fleet and of each site and role. "
+    "Default: 30.",
+    "max_delete_percent": "Percentage of servers that a commit may remove, of the fleet and of each site and role. "
+    "Default: 10.",
+    "max_deletes": "Servers that a commit may remove. Default: 25.",
+    "max_small_group": "Servers that a commit may change or remove in a group or fleet of fewer than 10, instead of "
+    "percentages. Default: 3.",
+    "max_reinstalls": "Servers that a commit may reinstall. Default: 0, so every reinstallation is acknowledged.",
+    "max_installs": "New servers that a commit may install. Default: 50.",
+    "max_resets": "Running servers that the maintenances of a commit may reset. Default: 50.",
+}
+
+
+def limit_options(command: Command) -> Command:
+    """Add one option for each guard. gitboot holds a commit that changes more until it is acknowledged."""
+    return _limits(command, click.Option)
+
+
+def limit_settings(command: Command) -> Command:
+    """Add one setting of the configuration file for each guard."""
+    return _limits(command, Setting)
+
+
+def _limits(command: Command, cls: type[click.Option]) -> Command:
+    for name, text in reversed(LIMITS.items()):
+        flag = f"--{name.replace('_', '-')}"
+        count = click.IntRange(min=0)
+        command = click.option(flag, name, cls=cls, type=count, metavar="N", help=f"Guard. {text}")(command)
+    return command
+
+
+def limits_of(given: Mapping[str, int | None], **allowed: bool) -> Limits:
+    """The defaults, or what was given instead."""
+    from gitboot.review.guards import Limits
+
+    numbers: dict[str, Any] = {name: limit for name, limit in given.items() if limit is not None}
+    return Limits(**numbers, **allowed)

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import click
 
 from gitboot.cli.evaluator_process import evaluator_command
-from gitboot.cli.guards import limit_options, limits_of
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
     OutputOption,
     at_option,
+    limit_options,
+    limits_of,
     output_option,
     path_argument,
     prefix_of,

@@ -33,15 +33,17 @@ from gitboot.cli.endpoint_options import (
     make_spool,
     operators_socket,
 )
-from gitboot.cli.guards import LIMITS, limit_settings, limits_of
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
+    LIMITS,
     LONGEST_S,
     MOST_MEMORY_MIB,
     FiniteRange,
     accept_filesystem_option,
     allowance_settings,
     credentials_option,
+    limit_settings,
+    limits_of,
     reject_old_variables,
     secret_keys_option,
 )
