@@ -18,6 +18,7 @@ import click
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import (
+    TRUST,
     OutputOption,
     at_option,
     limit_options,
@@ -27,11 +28,12 @@ from gitboot.cli.options import (
     prefix_of,
     this_second,
     token_over_http_option,
+    trust_of,
+    trust_options,
 )
 from gitboot.cli.problems import FORMATS
 from gitboot.cli.problems import as_text as problems_as_text
 from gitboot.cli.terminal import columns, table, wrapped
-from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.errors import ForgeRefused, UsageError
 from gitboot.fleet.revision import Verify
 from gitboot.review.formats import phrases

@@ -38,6 +38,7 @@ from gitboot.cli.options import (
     LIMITS,
     LONGEST_S,
     MOST_MEMORY_MIB,
+    TRUST,
     FiniteRange,
     accept_filesystem_option,
     allowance_settings,
@@ -46,10 +47,11 @@ from gitboot.cli.options import (
     limits_of,
     reject_old_variables,
     secret_keys_option,
+    trust_of,
+    trust_options,
 )
 from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
 from gitboot.cli.telling import log_format_option, tell, tell_what_is_logged
-from gitboot.cli.trusting import TRUST, trust_of, trust_options
 from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
