@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from gitboot.cli.main import Exit
-from gitboot.cli.operator import operator
+from gitboot.cli.options import operator
 from tests.rack import typed
 
 UNNAMED: Final = 4_000_000_000  # a user that no machine has

@@ -20,7 +20,7 @@ import click
 
 from gitboot.audit.rollout import AppliedRollout, Proof
 from gitboot.cli.evaluator_process import evaluation_limits, results_cache
-from gitboot.cli.operator import operator
+from gitboot.cli.options import operator
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import Look, carried_out
 from gitboot.controller.instance.state_directory import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -520,3 +521,11 @@ def _forge_key(text: str) -> tuple[str, Path]:
     if not (name and found and path):
         raise UsageError(f"--forge-key {text}: expected NAME=FILE, as in GitHub=/etc/gitboot/web-flow.gpg")
     return name, Path(path)
+
+
+def operator() -> str:
+    """The user's name; in a container, a user that has none is a number: ``uid 65532``."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # an OSError since Python 3.13
+        return f"uid {os.getuid()}"

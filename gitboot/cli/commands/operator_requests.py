@@ -17,8 +17,7 @@ import click
 
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
-from gitboot.cli.operator import operator
-from gitboot.cli.options import LONGEST_S, InstantType, now, reason_option, state_option
+from gitboot.cli.options import LONGEST_S, InstantType, now, operator, reason_option, state_option
 from gitboot.errors import OperatorError
 from gitboot.review.guards import Guard
 from gitboot.stoppage import Stoppage
