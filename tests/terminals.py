@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, suppress
 from typing import Final
 
-from gitboot.cli.telling import tell
+from gitboot.cli.terminal import tell
 from gitboot.status.events_from_status import Event
 from gitboot.terminal import guarded
 

@@ -13,7 +13,7 @@ import click
 from gitboot.child_processes import encode, end_with, python
 from gitboot.cli.main import exit_of
 from gitboot.cli.options import allowance_options
-from gitboot.cli.telling import tell, tell_what_is_logged
+from gitboot.cli.terminal import tell, tell_what_is_logged
 from gitboot.errors import GitbootError, NotYetDone
 from gitboot.jsonio import facts as as_facts
 from gitboot.status.events_from_status import Event

@@ -13,7 +13,7 @@ import click
 
 from gitboot.cli.options import OutputOption, output_option
 from gitboot.cli.stopping import Stop, stopped_by_signal
-from gitboot.cli.telling import tell
+from gitboot.cli.terminal import tell
 from gitboot.errors import UsageError
 from gitboot.jsonio import document
 from gitboot.status.events_from_status import Event
