@@ -8,8 +8,7 @@ import click
 import pytest
 from rich.cells import cell_len
 
-from gitboot.cli.bar import growing, progress
-from gitboot.cli.terminal import table
+from gitboot.cli.terminal import growing, progress, table
 from gitboot.terminal import style
 from tests.terminals import terminal
 

@@ -10,7 +10,8 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import zip_longest
@@ -22,7 +23,7 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 from gitboot.child_processes import LOG_FORMAT
 from gitboot.jsonio import format_instant
 from gitboot.status.events_from_status import Event
-from gitboot.terminal import control, escaped, escaped_lines, style, unstyled
+from gitboot.terminal import control, escaped, escaped_lines, style, unstyled, verbatim
 from gitboot.text import one_line, printable
 
 _WIDEST: Final = 100
@@ -238,3 +239,39 @@ def _fitting_telling(message: str, columns: int) -> str:
     """As much as one line has room for: a terminal would wrap the rest, and `gitboot events` has it."""
     room = max(columns, _LEAST)
     return message if len(message) <= room else f"{message[: room - 1]}…"
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for so many of what is named; what is yielded is told how many more are done."""
+    with growing(what) as (of, advance):
+        of(total)
+        yield advance
+
+
+@contextmanager
+def growing(what: str) -> Iterator[tuple[Callable[[int], None], Callable[[int], None]]]:
+    """The same, where how many there are is found on the way: the first is told that, and may be told again."""
+    if not sys.stderr.isatty():
+        yield _unseen, _unseen
+        return
+    from rich.console import Console  # only where somebody looks: it takes a tenth of a second
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        verbatim(sys.stderr) as terminal,
+        Progress(
+            *columns,
+            console=Console(file=terminal),
+            transient=True,
+            redirect_stdout=False,  # what others write is escaped by their own streams
+            redirect_stderr=False,
+        ) as shown,
+    ):
+        task = shown.add_task(what, total=None)
+        yield lambda total: shown.update(task, total=total), lambda number: shown.advance(task, number)
+
+
+def _unseen(_: int) -> None:
+    """Where nobody looks."""

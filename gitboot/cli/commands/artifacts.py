@@ -23,7 +23,6 @@ from gitboot.artifacts.availability import (
 )
 from gitboot.artifacts.fetchers import Fetchers, FolderFetcher, RegistryFetcher, WebFetcher
 from gitboot.artifacts.oci import Registries
-from gitboot.cli.bar import progress
 from gitboot.cli.evaluated_fleet import evaluate_fleet
 from gitboot.cli.evaluator_process import evaluator_command, results_cache
 from gitboot.cli.main import Exit
@@ -38,7 +37,7 @@ from gitboot.cli.options import (
     registry_options,
 )
 from gitboot.cli.problems import FORMATS, counted
-from gitboot.cli.terminal import table, wrapped
+from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import AssetError, UsageError
 from gitboot.jsonio import document, facts
 from gitboot.resolve.server_decision import Decisions

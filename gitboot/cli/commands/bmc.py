@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.child_processes import raise_limits
-from gitboot.cli.bar import progress
 from gitboot.cli.commands.bmc_power import power
 from gitboot.cli.commands.bmc_scan import scan
 from gitboot.cli.evaluator_process import evaluator_command
@@ -29,6 +28,7 @@ from gitboot.cli.options import (
     selector_option,
     state_option,
 )
+from gitboot.cli.terminal import progress
 from gitboot.jsonio import document
 from gitboot.terminal import style
 from gitboot.text import count, shell_words, some

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.instance_client import go_on, meant_by, yes_option
 from gitboot.cli.main import Exit
@@ -23,6 +22,7 @@ from gitboot.cli.options import (
     selector_option,
     state_option,
 )
+from gitboot.cli.terminal import progress
 from gitboot.jsonio import document
 from gitboot.terminal import style
 from gitboot.text import count, some

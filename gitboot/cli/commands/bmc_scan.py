@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, credentials_option, output_option, rev_option
+from gitboot.cli.terminal import progress
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
 from gitboot.jsonio import document

@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 import click
 
-from gitboot.cli.bar import progress
 from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
+from gitboot.cli.terminal import progress
 from gitboot.jsonio import document
 from gitboot.migration.former import SHAPES
 

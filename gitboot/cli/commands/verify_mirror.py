@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from gitboot.cli.bar import growing
 from gitboot.cli.main import Exit
 from gitboot.cli.options import OutputOption, output_option
+from gitboot.cli.terminal import growing
 from gitboot.jsonio import document
 from gitboot.terminal import style
 
