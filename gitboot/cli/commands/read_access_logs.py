@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from gitboot.cli.options import OutputOption, output_option
-from gitboot.cli.stopping import Stop, stopped_by_signal
-from gitboot.cli.terminal import tell
+from gitboot.cli.terminal import Stop, stopped_by_signal, tell
 from gitboot.errors import UsageError
 from gitboot.jsonio import document
 from gitboot.status.events_from_status import Event

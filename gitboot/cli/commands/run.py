@@ -50,8 +50,7 @@ from gitboot.cli.options import (
     trust_of,
     trust_options,
 )
-from gitboot.cli.stopping import end_by_signal, interrupted_by_signal
-from gitboot.cli.terminal import log_format_option, tell, tell_what_is_logged
+from gitboot.cli.terminal import end_by_signal, interrupted_by_signal, log_format_option, tell, tell_what_is_logged
 from gitboot.controller.instance.settings import Settings
 from gitboot.controller.instance.state_directory import LEDGER, STATUS
 from gitboot.errors import HeldByAnother, LedgerError, UsageError

@@ -36,8 +36,7 @@ from gitboot.cli.endpoint_options import (
 )
 from gitboot.cli.endpoint_options import arguments_of as access_arguments
 from gitboot.cli.options import accept_filesystem_option, reject_old_variables, secret_keys_option
-from gitboot.cli.stopping import Stop, stopped_by_signal
-from gitboot.cli.terminal import log_format_option, tell, tell_what_is_logged
+from gitboot.cli.terminal import Stop, log_format_option, stopped_by_signal, tell, tell_what_is_logged
 from gitboot.errors import UsageError
 from gitboot.files import check_spool
 from gitboot.status.events_from_status import Event
