@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
+from gitboot.controller.bmcs.desired_state import media_of
 from gitboot.controller.instance.assembly import Outside, assembled
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
 from gitboot.controller.operator_requests import BEGIN

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
+from gitboot.controller.bmcs.desired_state import media_of, wanted_by
 from gitboot.errors import InvalidRepository
 from gitboot.model.graces import CONSUMED_GRACE, DATA_GRACE, FETCH_GRACE
 from gitboot.render.token_keys import NO_KEYS, TokenKeys

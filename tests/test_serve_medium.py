@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of
+from gitboot.controller.bmcs.desired_state import media_of
 from gitboot.publish.manifest import MANIFEST
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -42,8 +42,7 @@ from gitboot.bmc.power_steps import (
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import look, method_of, would_send
 from gitboot.bmc.worker_pool import Connections, Crew, Task
-from gitboot.controller.bmcs.desired_state import PowerAsk, power_wanted
-from gitboot.controller.bmcs.desired_state_from_instance_overrides import media_of, wanted_by
+from gitboot.controller.bmcs.desired_state import PowerAsk, media_of, power_wanted, wanted_by
 from gitboot.controller.bmcs.schedule import shared_values
 from gitboot.controller.current_plans import about
 from gitboot.controller.learn.ledger_snapshot import Knowledge

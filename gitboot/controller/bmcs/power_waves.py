@@ -8,8 +8,7 @@ from datetime import datetime, timedelta
 from gitboot.bmc.override_state import State
 from gitboot.bmc.power_steps import Manner, SwitchRecord, SwitchState
 from gitboot.bmc.step_runner import Outcome
-from gitboot.controller.bmcs.desired_state import PowerAsk
-from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask
+from gitboot.controller.bmcs.desired_state import Ask, PowerAsk
 from gitboot.controller.bmcs.schedule import Appointment, Schedule
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.resolve.waves import Member, turns

@@ -15,8 +15,7 @@ from gitboot.bmc.override_state import Enabled, OperatorCondition, Override, Sta
 from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.step_runner import Job, Outcome, Result
-from gitboot.controller.bmcs.desired_state import PowerAsk
-from gitboot.controller.bmcs.desired_state_from_instance_overrides import Ask, _ask, _is_for, _left_behind
+from gitboot.controller.bmcs.desired_state import Ask, PowerAsk, _ask, _is_for, _left_behind
 from gitboot.controller.learn.evidence import wants_reading
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
