@@ -27,13 +27,13 @@ from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_state import BootTarget, Enabled, Override, OverrideRecord, State
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
+from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.spool import line_of
 from gitboot.instance.bookkeeping import write
-from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.jsonio import Digest
 from gitboot.ledger import events, evidence, instance_tables, overrides, records
 from gitboot.ledger import leader_lease as lease_module

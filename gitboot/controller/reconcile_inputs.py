@@ -17,9 +17,9 @@ from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.step_runner import Job, Result
 from gitboot.controller.artifact_watch import ArtifactWatch, NobodyLooks
+from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.errors import LedgerError
 from gitboot.fleet.layered_dict import replaced
-from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.spools import FolderSpool, ReadSpool
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request

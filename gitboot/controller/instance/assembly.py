@@ -19,6 +19,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Authority, CommitSource
 from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
+from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.commit_verdicts import Evaluating
@@ -52,7 +53,6 @@ from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.noted_clears import NotedWithdrawals
 from gitboot.instance.patrol import Patrol
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
