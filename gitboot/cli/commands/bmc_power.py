@@ -29,8 +29,7 @@ from gitboot.text import count, some
 
 if TYPE_CHECKING:
     from gitboot.bmc.power_steps import PowerAction
-    from gitboot.controller.bmcs.manual_tasks import Inspection, Subject
-    from gitboot.instance.powering import Powered
+    from gitboot.controller.bmcs.manual_tasks import Inspection, Powered, Subject
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
 
@@ -152,9 +151,9 @@ def _switch(
     from gitboot.bmc.power_steps import PowerAction
     from gitboot.bmc.worker_pool import connections
     from gitboot.cli.instance_client import request
+    from gitboot.controller.bmcs.manual_tasks import switch
     from gitboot.controller.operator_requests import POWER, POWERED
     from gitboot.errors import UsageError
-    from gitboot.instance.powering import switch
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")
