@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.resolve.waves import Member, turns
+from gitboot.controller.bmcs.power_waves import Member, turns
 from tests.cases import for_each
 from tests.fleets import at
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from gitboot.bmc.override_state import State
@@ -11,7 +13,6 @@ from gitboot.bmc.step_runner import Outcome
 from gitboot.controller.bmcs.desired_state import Ask, PowerAsk
 from gitboot.controller.bmcs.schedule import Appointment, Schedule
 from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.resolve.waves import Member, turns
 
 
 def granted(schedule: Schedule, knowledge: Knowledge, at: datetime, patience: timedelta) -> Schedule:
@@ -89,3 +90,50 @@ def _is_back(power: PowerAsk, seen: Appointment | None, record: SwitchRecord) ->
     if seen is None or seen.outcome is None or seen.shows_progress or record.state is SwitchState.RECORDED:
         return False
     return power.run_at is not None and power.run_at >= record.since
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Member:
+    """A server of a maintenance that switches power, as far as it is known."""
+
+    name: str
+    maintenance: str
+    group: str | None  # of those that the limit is for: a site, a label's value; None: all, or those without
+    limit: str  # how many of the group may be down: a number or a percentage
+    ready: bool  # whether it could be switched now, were it its turn
+    away_since: datetime | None = None  # since when it is to be back; None: it was not switched, or is back
+    down: bool = False  # whether it is, or may be, down without having been switched
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WhoseTurn:
+    """Whose turn it is, by names."""
+
+    go: frozenset[str] = frozenset()
+    stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by maintenance: who does not come back
+
+
+def turns(members: Iterable[Member], at: datetime, patience: timedelta) -> WhoseTurn:
+    """Whose turn it is at ``at``: by name, as many of each group as it may spare.
+
+    Where a server that was switched has not come back within ``patience``, nobody of its maintenance follows, whatever
+    the group, until it has.
+    """
+    groups: defaultdict[tuple[str, str | None], list[Member]] = defaultdict(list)
+    stopped: defaultdict[str, list[str]] = defaultdict(list)
+    for each in members:
+        groups[each.maintenance, each.group].append(each)
+        if each.away_since is not None and at - each.away_since >= patience:
+            stopped[each.maintenance].append(each.name)
+    go: set[str] = set()
+    for (maintenance, _), group in groups.items():
+        if maintenance not in stopped:
+            spare = _limit(group) - sum(each.down or each.away_since is not None for each in group)
+            go.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
+    return WhoseTurn(go=frozenset(go), stopped={name: tuple(sorted(who)) for name, who in sorted(stopped.items())})
+
+
+def _limit(group: list[Member]) -> int:
+    """How many of a group may be down; of a percentage, rounded down, at least one: with none, nothing would go on."""
+    given = group[0].limit
+    return max(int(given[:-1]) * len(group) // 100, 1) if given.endswith("%") else int(given)
