@@ -18,6 +18,7 @@ from typing import Any, cast
 import pytest
 
 from gitboot.controller import checkpoint, current_plans
+from gitboot.controller.checkpoint import Patrol
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.state_directory import CACHE
@@ -26,7 +27,6 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fetchlog.spool import identity
 from gitboot.git.clone import Source
-from gitboot.instance.patrol import Patrol
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid

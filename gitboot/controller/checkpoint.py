@@ -10,17 +10,20 @@ the manifest has the identity of the ledger, the token keys and the site.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from hashlib import blake2b
 from itertools import islice
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
 import msgspec
 
 from gitboot.artifacts.availability import Sighting
+from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.controller.current_plans import ImageFile, Plans, about
 from gitboot.controller.instance_state import Standing, TargetState
@@ -32,13 +35,12 @@ from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.agenda import Agenda
-from gitboot.instance.patrol import Patrol
 from gitboot.jsonio import Digest, decoder
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.publish.resuming import ALL, PARTS, Inventory
+from gitboot.publish.resuming import ALL, PARTS, Inventory, suspects
 from gitboot.render import terms
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
@@ -51,12 +53,10 @@ from gitboot.resolve.written import Written
 from gitboot.stoppage import Halt
 
 T = TypeVar("T")
-
 WORTH: Final = 500  # servers; for fewer, planning takes less time than reading a checkpoint
 _SHARE: Final = 8  # gitboot writes a new checkpoint after it has planned one server in so many again
 _INTERVAL: Final = timedelta(minutes=10)  # between two checkpoints
 _ROOM: Final = 4  # a checkpoint takes at most 1/_ROOM of the cache
-
 _CHUNK_ROWS: Final = 256  # of a chunk on average
 _MAX_CHUNK_ROWS: Final = 1024
 _BATCH: Final = 8  # chunks in one transaction: an evaluation waits for it
@@ -542,3 +542,52 @@ _machines: Final = decoder(dict[SystemUuid, Machine])
 _written: Final = decoder(dict[str, Written])
 _locations: Final = decoder(dict[str, ServerLocation])
 _documents: Final = decoder(dict[str, DocumentLocation])
+_AT_ONCE: Final = 20  # servers
+_PAUSE_S: Final = 0.01  # after so many: it takes a quarter of one processor at most
+
+
+class Patrol:
+    """Looks through the tree at ``root`` once, in a thread of its own; ``wake`` is called where anything is found."""
+
+    def __init__(self, root: Path, wake: Callable[[], None]) -> None:
+        self._root, self._wake = root, wake
+        self._found: set[str] = set()
+        self._lock = threading.Lock()
+        self._closed, self._released = threading.Event(), threading.Event()
+        self._thread = BackgroundThread(self._look, name="verify")
+
+    def start(self) -> None:
+        """Look once `release` is called."""
+        self._thread.start()
+
+    def release(self) -> None:
+        """Nothing is more urgent any more."""
+        self._released.set()
+
+    def close(self) -> None:
+        """End it, wherever it is."""
+        self._closed.set()
+        self._released.set()
+        self._thread.join()
+
+    def found(self) -> frozenset[str]:
+        """The servers whose files do not stand as they were published, of those not asked for yet; `ALL`: all."""
+        with self._lock:
+            found, self._found = self._found, set()
+        return frozenset(found)
+
+    def _look(self) -> None:
+        self._released.wait()
+        try:
+            for number, server in enumerate(suspects(self._root)):
+                if server is not None:
+                    self._doubt(server)
+                if number % _AT_ONCE == 0 and self._closed.wait(_PAUSE_S):
+                    return
+        except PublishError:
+            self._doubt(ALL)  # publishing all says what is the matter
+
+    def _doubt(self, server: str) -> None:
+        with self._lock:
+            self._found.add(server)
+        self._wake()

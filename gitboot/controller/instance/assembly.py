@@ -21,7 +21,7 @@ from gitboot.controller.acceptance import NOBODY_SIGNS, Accepting, Attempt, Auth
 from gitboot.controller.artifact_watch import ArtifactWatch, Lookout
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
-from gitboot.controller.checkpoint import Checkpoint
+from gitboot.controller.checkpoint import Checkpoint, Patrol
 from gitboot.controller.commit_verdicts import Evaluating
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
@@ -53,7 +53,6 @@ from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.patrol import Patrol
 from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.spools import SharedSpool
