@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.instance.agenda import Agenda
+from gitboot.controller.current_plans import Agenda
 from tests.fleets import at
 
 NOON = at("20T12:00")

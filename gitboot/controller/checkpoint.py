@@ -25,7 +25,7 @@ import msgspec
 from gitboot.artifacts.availability import Sighting
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
-from gitboot.controller.current_plans import ImageFile, Plans, about
+from gitboot.controller.current_plans import Agenda, ImageFile, Plans, about
 from gitboot.controller.instance_state import Standing, TargetState
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.disk_cache import DiskCache
@@ -34,7 +34,6 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
-from gitboot.instance.agenda import Agenda
 from gitboot.jsonio import Digest, decoder
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision

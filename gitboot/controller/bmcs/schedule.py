@@ -16,10 +16,10 @@ from gitboot.bmc.override_steps import left_to_dhcp
 from gitboot.bmc.power_steps import SwitchState
 from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.bmcs.desired_state import Ask, PowerAsk, _ask, _is_for, _left_behind
+from gitboot.controller.current_plans import Agenda
 from gitboot.controller.learn.evidence import wants_reading
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.agenda import Agenda
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import ServerState
