@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from gitboot.artifacts.availability import Sighting, is_withheld
 from gitboot.bmc.override_state import State
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import left_since
+from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.numbers import version_key
+from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
 from gitboot.render.server_states import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.hosts import idle
@@ -25,8 +27,10 @@ from gitboot.resolve.provisioning_record import drift
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Run
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, InstallProgress, Phase
+from gitboot.status.events_from_status import Event
 from gitboot.status.progress import Told, counted, unheard
 from gitboot.stoppage import Halt
+from gitboot.text import count
 
 
 class ImageFile(NamedTuple):
@@ -407,3 +411,57 @@ def _kinds(state: ServerState) -> Iterator[tuple[str, str]]:
 
 
 _FEW: Final = 16  # of so many one: if more have moved, all are sorted anew
+_RETRY: Final = timedelta(seconds=5)
+
+
+class WindowWatch:
+    """Ends windows by ``end_windows``, on a standby and on an instance that has not published its first plan."""
+
+    def __init__(self, end_windows: Callable[[datetime], EndedWindows]) -> None:
+        self._end_windows = end_windows
+        self._failure = ""
+        self.next_end: datetime | None = None  # when to call `end` next; None: no window is known to end
+
+    def end(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
+        """End the windows that are over at ``at``. Return the servers whose files changed, and events to report.
+
+        If ending windows fails, call again at `next_end`. A failure that repeats is reported once.
+        """
+        try:
+            servers, self.next_end = self._end_windows(at)
+        except PublishError as error:
+            self.next_end = at + _RETRY
+            is_known, self._failure = str(error) == self._failure, str(error)
+            event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
+            changed = frozenset(error.servers if isinstance(error, WindowsNotEnded) else ())
+            return changed, () if is_known else (event,)
+        self._failure = ""
+        if not servers:
+            return frozenset(), ()
+        message = f"ended the maintenance of {count(len(servers), 'server')} in OUTPUT, whose windows are over"
+        return frozenset(servers), (Event(at=at, type="WindowsEnded", message=message, facts={"servers": [*servers]}),)
+
+
+class WindowsMeanwhile:
+    """Ends windows from the progress reports of work that writes no files, such as planning a large fleet.
+
+    ``due`` is the time at which windows end first. None: never. ``told`` gets each progress report, too.
+    """
+
+    def __init__(self, watch: WindowWatch, due: datetime | None, now: Callable[[], datetime], told: Told) -> None:
+        self._watch, self._now, self._told = watch, now, told
+        self.due = due
+        self.servers: frozenset[str] = frozenset()  # whose files changed
+        self.events: tuple[Event, ...] = ()
+        self.ended_at: datetime | None = None  # the time of the last change of files
+
+    def report(self, done: int, total: int) -> None:
+        """Forward a progress report, and end the windows that are over now."""
+        self._told(done, total)
+        if self.due is None or (now := self._now()) < self.due:
+            return
+        servers, events = self._watch.end(now)
+        self.due = self._watch.next_end
+        self.servers, self.events = self.servers | servers, (*self.events, *events)
+        if servers:
+            self.ended_at = now

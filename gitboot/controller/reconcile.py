@@ -25,7 +25,7 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.condition_rules import announcements, conditions
-from gitboot.controller.current_plans import Plans, changed_by, left_by, replanned
+from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatch, changed_by, left_by, replanned
 from gitboot.controller.instance_state import Fetched, Standing, TargetState, goes_by
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
@@ -45,7 +45,6 @@ from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.instance.stops import stop_of
-from gitboot.instance.window_watch import WindowsMeanwhile, WindowWatch
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid

@@ -20,6 +20,7 @@ import msgspec
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
 from gitboot.controller.checkpoint import WORTH
+from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.assembly import named_ledger
 from gitboot.controller.instance.git_source import look_for_repository, source_of
@@ -30,7 +31,6 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.git.clone import Source
 from gitboot.instance.rights import private
-from gitboot.instance.window_watch import WindowWatch
 from gitboot.jsonio import decoder, format_instant
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside
