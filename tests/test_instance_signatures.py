@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller.forge import verdicts_of
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
-from gitboot.instance.verdicts import verdicts_of
 from gitboot.ledger import events, requests
 from gitboot.problems.codes import Code
 from gitboot.review.guards import Limits

@@ -13,13 +13,12 @@ from tempfile import mkdtemp
 
 import pytest
 
-from gitboot.controller.forge import Forge, Project
+from gitboot.controller.forge import Forge, Project, Verdicts, verdicts_of, witness_of
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.spool import SpoolFile, line_of
-from gitboot.instance.verdicts import Verdicts, verdicts_of, witness_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.entries import Facts

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
-from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
-from gitboot.instance.verdicts import Verdicts, verdicts_of
+from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project, Verdicts, verdicts_of
 from gitboot.problems.codes import Code, Problem
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Held, Status, Telling

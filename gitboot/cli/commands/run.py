@@ -60,9 +60,9 @@ from gitboot.status.instance_status import Endpoints, Status
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
+    from gitboot.controller.forge import Verdicts
     from gitboot.controller.instance.settings import ForgeSettings
     from gitboot.endpoint.tls import Certificate
-    from gitboot.instance.verdicts import Verdicts
     from gitboot.ledger.location import PostgresAddress
     from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.worker_processes import Workers
@@ -509,10 +509,10 @@ def _run(settings: Settings, access: AccessSettings) -> Exit:
 def _acted(settings: Settings, access: AccessSettings) -> bool:
     """Act until a signal ends it; whether another instance has taken over instead."""
     from gitboot.child_processes import uncollected
+    from gitboot.controller.forge import telling, witness_of
     from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Bell, Loop
     from gitboot.controller.notifications import notifying
-    from gitboot.instance.verdicts import telling, witness_of
 
     bell = Bell()
     with (
@@ -560,7 +560,7 @@ def _acted(settings: Settings, access: AccessSettings) -> bool:
 
 def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | None:
     """What an instance tells of each commit, to whom there is."""
-    from gitboot.instance.verdicts import verdicts_of
+    from gitboot.controller.forge import verdicts_of
 
     return (lambda status, change: verdicts.note(verdicts_of(status, change))) if verdicts is not None else None
 
@@ -568,10 +568,10 @@ def _judged_by(verdicts: Verdicts | None) -> Callable[[Status, int], None] | Non
 def _once(settings: Settings) -> Exit:
     """Reconcile once, to the end of the jobs at BMCs."""
     from gitboot.child_processes import uncollected
+    from gitboot.controller.forge import telling, witness_of
     from gitboot.controller.instance.assembly import running
     from gitboot.controller.loop import Audience, Loop
     from gitboot.controller.notifications import notifying
-    from gitboot.instance.verdicts import telling, witness_of
 
     with (
         telling(settings, lambda: None, patience_s=_LONGEST_TELLING_S) as verdicts,

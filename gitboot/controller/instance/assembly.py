@@ -23,6 +23,7 @@ from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, Patrol
 from gitboot.controller.commit_verdicts import Evaluating
+from gitboot.controller.forge import project_of
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.git_source import (
     _KEYS,
@@ -57,7 +58,6 @@ from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys
-from gitboot.instance.verdicts import project_of
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger import token_keys as token_keys_book
