@@ -14,8 +14,7 @@ from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
 from gitboot.controller.artifact_watch import ArtifactWatch
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance.assembly import Outside, assembled, pool_of
-from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
-from gitboot.controller.instance.settings_from_instance_build import Clock
+from gitboot.controller.instance.settings import BmcSettings, Clock, GitSettings, Settings
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs

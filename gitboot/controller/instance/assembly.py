@@ -33,8 +33,7 @@ from gitboot.controller.instance.git_source import (
     source_of,
     trust_of,
 )
-from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Settings
-from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
+from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Clock, Settings, Tell
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge

@@ -17,8 +17,7 @@ from gitboot.bmc.credentials import CredentialDirectory, pair_of
 from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.assembly import Instance, Look, Outside, assembled, keys_of, looking, opened_ledger
 from gitboot.controller.instance.git_source import _KEYS, BranchInLedger, fetched_apart, look_for_repository, trust_of
-from gitboot.controller.instance.settings import Settings
-from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
+from gitboot.controller.instance.settings import Clock, Settings, Tell
 from gitboot.errors import BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.evaluator.client import Evaluation
 from gitboot.fetchlog.spool import IDENTITY

@@ -11,8 +11,7 @@ from typing import Final
 from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.acceptance import Authority
 from gitboot.controller.instance import state_directory as state
-from gitboot.controller.instance.settings import GitSettings, Settings, TrustSettings
-from gitboot.controller.instance.settings_from_instance_build import Clock, Tell
+from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
 from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached, tag_on
 from gitboot.git.fetch import Upstream

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -15,6 +17,7 @@ from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.location import PostgresAddress
 from gitboot.review.guards import Limits
 from gitboot.source.keys import TrustedKeys
+from gitboot.status.events_from_status import Event
 from gitboot.targets.address import TargetAddress
 
 DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
@@ -127,3 +130,7 @@ class Settings:
     def spool_folder(self) -> Path | None:
         """Where what was fetched is recorded, in STATE where it is served here; None: nothing can be fetched."""
         return self.spool or (self.state / SPOOL if self.listen is not None else None)
+
+
+Tell = Callable[[Event], None]
+Clock = Callable[[], datetime]
