@@ -26,16 +26,17 @@ from gitboot.controller.instance.assembly import Look, carried_out
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     SPOOL,
+    check_acts,
     has_ledger,
     locked,
     never_ran,
     read_status,
     running,
+    told_here,
 )
 from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.acting import check_acts, told_here
 from gitboot.ledger import requests
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places

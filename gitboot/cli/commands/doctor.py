@@ -63,10 +63,9 @@ def _findings(state: Path | None, output: Path | None, credentials: Path | None)
 
     from gitboot.cli.instance_client import looked_at
     from gitboot.controller.instance import environment_checks
-    from gitboot.controller.instance.state_directory import has_ledger, running
+    from gitboot.controller.instance.state_directory import acting_here, check_acts, has_ledger, running
     from gitboot.errors import HeldByAnother
     from gitboot.git.repository import features
-    from gitboot.instance.acting import acting_here, check_acts
     from gitboot.system_clock import keeping
 
     yield from environment_checks.of_git(features(), LIBGIT2_VERSION)

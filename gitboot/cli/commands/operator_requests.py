@@ -45,9 +45,8 @@ def reconcile_command(state: Path, timeout_s: int) -> None:
     suspended, and 8 if the instance could not write the ledger, could not publish, or has not finished in time.
     """
     from gitboot.cli.instance_client import told_to
-    from gitboot.controller.instance.state_directory import running
+    from gitboot.controller.instance.state_directory import check_acts, running
     from gitboot.errors import LedgerError, NotYetDone, UsageError
-    from gitboot.instance.acting import check_acts
 
     state = told_to(state)
     process = running(state)
@@ -145,9 +144,8 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], reason: s
     `Gitboot-Ack: DIGEST GUARD` in a commit's message says the same, and is reviewed with it.
     """
     from gitboot.cli.instance_client import held_changes, request
-    from gitboot.controller.instance.state_directory import read_status
+    from gitboot.controller.instance.state_directory import check_acts, read_status
     from gitboot.controller.operator_requests import APPROVE, check_approval
-    from gitboot.instance.acting import check_acts
 
     read_status(state)  # raises an error if no instance has run here
     check_acts(state)

@@ -139,8 +139,8 @@ def _limited(lines: list[str]) -> list[str]:
 
 def _lease(state: Path) -> dict[str, Any] | None:
     """By which lease the instance on ``state`` acts; None: by none, or nobody can say now."""
+    from gitboot.controller.instance.state_directory import acting_here
     from gitboot.errors import LedgerError
-    from gitboot.instance.acting import acting_here
 
     with suppress(LedgerError):
         if (lease := acting_here(state)) is not None:

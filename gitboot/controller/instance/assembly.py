@@ -34,6 +34,7 @@ from gitboot.controller.instance.git_source import (
     trust_of,
 )
 from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Clock, Settings, Tell
+from gitboot.controller.instance.state_directory import check_acts
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -49,7 +50,6 @@ from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.instance.acting import check_acts
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener

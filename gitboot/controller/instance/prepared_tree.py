@@ -19,6 +19,7 @@ from gitboot.controller.acceptance import Attempt
 from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.state_directory import is_of
 from gitboot.controller.instance_state import Standing, goes_by
 from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
@@ -29,7 +30,6 @@ from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
-from gitboot.instance.acting import is_of
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.stops import stop_of
 from gitboot.instance.tokenkeys import restored, token_keys
