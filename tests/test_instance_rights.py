@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
+from gitboot.controller.instance.state_directory import check_spool_rights, private
 from gitboot.errors import UsageError
-from gitboot.instance.rights import check_spool_rights, private
 from tests import plain
 from tests.fleets import SEED
 from tests.instance import Repository, eventually, running

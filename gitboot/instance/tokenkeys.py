@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance.state_directory import mode_in
 from gitboot.errors import UsageError
 from gitboot.files import write_whole
-from gitboot.instance.rights import mode_in
 from gitboot.jsonio import format_instant
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 

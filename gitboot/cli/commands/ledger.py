@@ -65,8 +65,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     it is told the new place. On another host with the same ledger the same line names the new place to its STATE, too,
     and where a copy was killed before its end, it ends it.
     """
-    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran
-    from gitboot.instance.rights import private
+    from gitboot.controller.instance.state_directory import LEDGER, has_ledger, locked, never_ran, private
     from gitboot.ledger.location import PostgresAddress
     from gitboot.ledger.move_ledger import moved
 
@@ -109,8 +108,7 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
     that to its STATE.
     """
     from gitboot.cli.instance_client import go_on
-    from gitboot.controller.instance.state_directory import LEDGER, locked
-    from gitboot.instance.rights import private
+    from gitboot.controller.instance.state_directory import LEDGER, locked, private
     from gitboot.ledger.location import PostgresAddress
     from gitboot.ledger.reclaiming import reclaim as reclaimed
     from gitboot.ledger.reclaiming import reclaimable

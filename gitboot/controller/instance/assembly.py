@@ -34,7 +34,7 @@ from gitboot.controller.instance.git_source import (
     trust_of,
 )
 from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Clock, Settings, Tell
-from gitboot.controller.instance.state_directory import check_acts
+from gitboot.controller.instance.state_directory import check_acts, check_spool_rights, private
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -53,7 +53,6 @@ from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.rights import check_spool_rights, private
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.spools import SharedSpool
 from gitboot.instance.tokenkeys import lines_of, restored, token_keys

@@ -25,12 +25,12 @@ from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.assembly import named_ledger
 from gitboot.controller.instance.git_source import look_for_repository, source_of
 from gitboot.controller.instance.settings import Settings
+from gitboot.controller.instance.state_directory import private
 from gitboot.disk_cache import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.git.clone import Source
-from gitboot.instance.rights import private
 from gitboot.jsonio import decoder, format_instant
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside

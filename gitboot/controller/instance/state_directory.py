@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +26,7 @@ from gitboot.render.terms import TERMS, parse
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway
+from gitboot.text import shell_words
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # results of evaluations, and the checkpoint; you can delete it
@@ -228,3 +231,90 @@ def check_acts(directory: Path) -> None:
         raise HeldByAnother(
             f"{directory}: this host's instance stands by, and {place} acts: type it on {host}, with --state {state}"
         )
+
+
+_OWN: Final = 0o077  # a umask: nothing for anybody else
+_SHARED: Final = 0o007  # a umask: the same for the group that the directory is shared with
+
+
+@contextmanager
+def private(directory: Path) -> Iterator[None]:
+    """Make ``directory`` where it is missing; what is made until the block ends is for this instance alone.
+
+    What belongs to this user and is open to others is closed to them. Raises `UsageError` where others, or a group that
+    this process is not in, may write, or where a symlink stands in place of a file: whoever put it there could have put
+    a ledger there as well. A directory that hands its group on (setgid) is shared with that group on purpose, as
+    Kubernetes and OpenShift do, whose users change.
+    """
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mask = _SHARED if _is_shared(directory.stat()) else _OWN
+        _close(directory, directory.stat(), mask)
+        for path in (directory / name for name in _NAMES):
+            with suppress(FileNotFoundError):
+                found = path.lstat()
+                if stat.S_ISLNK(found.st_mode):
+                    raise UsageError(
+                        f"{path} is a symlink, which gitboot has not made: look where it leads, and remove it"
+                    )
+                _close(path, found, mask)
+    except OSError as error:
+        raise UsageError(f"{directory} cannot be made: {error.strerror}") from error
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode_in(directory: Path) -> int:
+    """The rights of a file that only this instance may write, and others who share its directory may read."""
+    return 0o640 if _is_shared(directory.stat()) else 0o600
+
+
+def check_spool_rights(folder: Path) -> None:
+    """Raise `UsageError` where everybody may write a spool: who writes there says which servers are installed."""
+    with suppress(FileNotFoundError):
+        found = folder.stat()
+        if found.st_mode & stat.S_IWOTH and found.st_uid == os.geteuid():
+            folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
+        elif found.st_mode & stat.S_IWOTH:
+            raise UsageError(
+                f"everybody may write {folder}, and so say what is installed: chmod o-w {shell_words(folder)}"
+            )
+
+
+_NAMES: Final = (
+    *(
+        LEDGER,
+        f"{LEDGER}-wal",
+        f"{LEDGER}-shm",
+        "ledger.mark",
+        "ledger.toml",
+        LOCK,
+        STATUS,
+    ),
+    *(TOKEN_KEYS, NOTIFIED),
+    *("repository.git", "repository.new", "repository.broken", "home"),
+)
+
+
+def _is_shared(found: os.stat_result) -> bool:
+    return bool(found.st_mode & stat.S_ISGID) and _is_ours(found.st_gid)
+
+
+def _is_ours(group: int) -> bool:
+    return group in (os.getegid(), *os.getgroups())
+
+
+def _close(path: Path, found: os.stat_result, mask: int) -> None:
+    """Leave others no right to something that is ours; refuse what somebody else lets them write."""
+    mode = stat.S_IMODE(found.st_mode)
+    if found.st_uid == os.geteuid():
+        if mode & mask:
+            path.chmod(mode & ~mask)
+        return
+    others = mode & stat.S_IWOTH
+    if others or (mode & stat.S_IWGRP and not _is_ours(found.st_gid)):
+        who = "everybody" if others else f"group {found.st_gid}, which this process is not in,"
+        raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {shell_words(path)}")
