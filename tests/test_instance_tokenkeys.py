@@ -15,9 +15,9 @@ import pytest
 from pyrage.x25519 import Identity
 
 from gitboot.cli.main import Exit
+from gitboot.controller.instance.state_directory import HEARD, token_keys
 from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
-from gitboot.instance.tokenkeys import HEARD, token_keys
 from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.observation import Observation

@@ -34,7 +34,14 @@ from gitboot.controller.instance.git_source import (
     trust_of,
 )
 from gitboot.controller.instance.settings import BmcSettings, CheckAssets, Clock, Settings, Tell
-from gitboot.controller.instance.state_directory import check_acts, check_spool_rights, private
+from gitboot.controller.instance.state_directory import (
+    check_acts,
+    check_spool_rights,
+    lines_of,
+    private,
+    restored,
+    token_keys,
+)
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
@@ -55,7 +62,6 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.seen import KeptUnknown
 from gitboot.instance.spools import SharedSpool
-from gitboot.instance.tokenkeys import lines_of, restored, token_keys
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger import token_keys as token_keys_book

@@ -19,7 +19,7 @@ from gitboot.controller.acceptance import Attempt
 from gitboot.controller.checkpoint import WORTH, Checkpoint
 from gitboot.controller.current_plans import changed_by, replanned
 from gitboot.controller.instance import state_directory as state
-from gitboot.controller.instance.state_directory import is_of
+from gitboot.controller.instance.state_directory import is_of, restored, token_keys
 from gitboot.controller.instance_state import Standing, goes_by
 from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
@@ -32,7 +32,6 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
 from gitboot.instance.bookkeeping import known, looked_around, output_modes
 from gitboot.instance.stops import stop_of
-from gitboot.instance.tokenkeys import restored, token_keys
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.entries import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of

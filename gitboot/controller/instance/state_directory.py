@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import secrets
 import signal
 import socket
 import stat
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot import files
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
+from gitboot.files import write_whole
 from gitboot.jsonio import facts, format_instant, laid_out
 from gitboot.ledger.leader_lease import Holder, Lease, Leased
 from gitboot.ledger.location import is_named
 from gitboot.ledger.open_ledger import acting_instead, lease_of, places
 from gitboot.render.terms import TERMS, parse
+from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
 from gitboot.status.progress import Underway
@@ -318,3 +323,77 @@ def _close(path: Path, found: os.stat_result, mask: int) -> None:
     if others or (mode & stat.S_IWGRP and not _is_ours(found.st_gid)):
         who = "everybody" if others else f"group {found.st_gid}, which this process is not in,"
         raise UsageError(f"{who} may write {path}: chmod {'o' if others else 'g'}-w {shell_words(path)}")
+
+
+HEARD: Final = timedelta(hours=24)  # how long what was told tokens by an earlier key is
+_BYTES: Final = 32
+_NONE: Final = "none"
+_WAYS: Final = "restore the file, or remove it: installers that are at work now are not heard then"
+_LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
+
+
+class _Keyed(NamedTuple):
+    """Since when tokens are published by which key; None: as anybody knows them."""
+
+    since: datetime
+    key: bytes | None
+
+    def __str__(self) -> str:
+        return f"{format_instant(self.since)} {self.key.hex() if self.key is not None else _NONE}\n"
+
+
+def token_keys(directory: Path, at: datetime, *, follows_none: bool) -> TokenKeys:
+    """The keys of the instance on ``directory``, whose newest is the last line of a file; one is made if there is none.
+
+    ``follows_none``: tokens were published without a key until ``at``. Raises `UsageError` where the file is not what
+    gitboot has written there.
+    """
+    path = directory / TOKEN_KEYS
+    try:
+        lines = _read(path)
+        if lines is None:
+            key = _Keyed(at, secrets.token_bytes(_BYTES))
+            lines = [_Keyed(at, None), key] if follows_none else [key]
+            write_whole(path, "".join(map(str, lines)).encode(), mode=mode_in(directory))
+    except OSError as error:
+        raise UsageError(f"{path}: the keys of tokens cannot be read or made: {error.strerror}") from error
+    return TokenKeys(
+        lines[-1].key,
+        tuple(EarlierKey(old.key, new.since, new.since + HEARD) for old, new in pairwise(lines)),
+    )
+
+
+def lines_of(directory: Path) -> tuple[str, ...]:
+    """The lines of that file, as another host can have them."""
+    return tuple((directory / TOKEN_KEYS).read_text("ascii").splitlines())
+
+
+def restored(directory: Path, lines: Sequence[str]) -> None:
+    """Have the file hold these lines."""
+    path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
+    if not path.exists() or path.read_bytes() != content:
+        write_whole(path, content, mode=mode_in(directory))
+
+
+def _read(path: Path) -> list[_Keyed] | None:
+    try:
+        text = path.read_text("ascii", errors="replace")
+    except FileNotFoundError:
+        return None
+    lines = [_parsed(path, number, line) for number, line in enumerate(text.splitlines(), 1)]
+    if not lines or lines[-1].key is None:
+        raise UsageError(
+            f"{path} ends without a key; restore it, or remove it: what is being installed is not heard then"
+        )
+    return lines
+
+
+def _parsed(path: Path, number: int, line: str) -> _Keyed:
+    """A line, which no message shows."""
+    found = _LINE.fullmatch(line)
+    try:
+        if found is not None and (since := datetime.fromisoformat(found[1])).tzinfo is not None:
+            return _Keyed(since.astimezone(UTC), bytes.fromhex(found[2]) if found[2] != _NONE else None)
+    except (ValueError, OverflowError):
+        pass
+    raise UsageError(f"{path}:{number}: expected an instant and a key of {2 * _BYTES} hexadecimal digits; {_WAYS}")
