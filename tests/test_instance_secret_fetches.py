@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gitboot.controller.learn.evidence import begin_installation, confirm_fetches, note_fetch
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.errors import UsageError
-from gitboot.instance.secret_fetches import begin_installation, confirm_fetches, note_fetch
 from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
