@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.learn.install_boots import offer_of
-from gitboot.instance.installing import attempted, started, taken_back
+from gitboot.controller.learn.install_boots import attempted, offer_of, started, taken_back
 from gitboot.jsonio import Digest
 from gitboot.ledger import events
 from gitboot.model.scalars.machines import SystemUuid

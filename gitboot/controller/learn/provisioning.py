@@ -7,22 +7,27 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from gitboot.controller.learn.install_boots import is_past, is_run, provisioned, report_of, run_made, run_started
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
-from gitboot.errors import UsageError
-from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.beginning import doubt_of
-from gitboot.instance.installing import (
+from gitboot.controller.learn.install_boots import (
     attempted,
     disk_booted,
     failed,
     is_complete,
+    is_past,
+    is_run,
     perhaps_served,
+    provisioned,
+    report_of,
+    run_made,
+    run_started,
     started,
     surely_served,
     taken_back,
     withheld,
 )
+from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
+from gitboot.errors import UsageError
+from gitboot.evaluator.evaluation_result import Commit
+from gitboot.instance.beginning import doubt_of
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Evidence
