@@ -50,12 +50,12 @@ from gitboot.bmc.worker_pool import Connections, Crew, Task
 from gitboot.controller.bmcs.desired_state import PowerAsk, media_of, power_wanted, wanted_by
 from gitboot.controller.bmcs.schedule import shared_values
 from gitboot.controller.current_plans import about
+from gitboot.controller.learn.install_boots import offering
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.instance.beginning import doubt_of
 from gitboot.instance.stops import stop_of
-from gitboot.instance.withheld_boots import offering
 from gitboot.jsonio import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot

@@ -17,6 +17,7 @@ from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import carry_switches
 from gitboot.controller.learn import evidence, ledger_trust, provisioning
 from gitboot.controller.learn.evidence import Reading
+from gitboot.controller.learn.install_boots import rolled_back
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning, News
 from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
 from gitboot.controller.operator_requests import HeldChanges
@@ -24,7 +25,6 @@ from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.instance.provable import goes_unseen, rests_on_bmcs
-from gitboot.instance.withheld_boots import rolled_back
 from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars.machines import SystemUuid
