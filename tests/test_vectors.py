@@ -34,8 +34,7 @@ from gitboot.bmc.redfish.resources import Resource, observe
 from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.controller.learn.install_boots import offer_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.ledger.entries import Facts

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from gitboot.controller.learn.ledger_snapshot import Knowledge, News
-from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, News
 from gitboot.errors import UsageError
 from gitboot.ledger import (
     acknowledgements,

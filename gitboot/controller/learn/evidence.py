@@ -12,8 +12,7 @@ from gitboot.bmc.override_state import Enabled, Observed, OverrideRecord, State
 from gitboot.bmc.override_steps import marks_beside, stands
 from gitboot.bmc.reboot_detection import Reset
 from gitboot.controller.learn.install_boots import DISK_BOOT, fetches, offer_of
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
-from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning
 from gitboot.controller.learn.provisioning import (
     complete,
     leave_to_another,

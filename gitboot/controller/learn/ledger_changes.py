@@ -18,8 +18,7 @@ from gitboot.controller.bmcs.desired_state import carry_switches
 from gitboot.controller.learn import evidence, ledger_trust, provisioning
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.install_boots import rolled_back
-from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning, News
-from gitboot.controller.learn.ledger_snapshot_from_instance_evidence import Fetch
+from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning, News
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit

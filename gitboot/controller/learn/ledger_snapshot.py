@@ -19,8 +19,10 @@ from gitboot.ledger.entries import Approval, Facts, Request
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
+from gitboot.observe.observation import Observation
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision_from_plan import BootFile, Decision
+from gitboot.resolve.server_plan import Offer
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import SoleClaim
 
@@ -345,3 +347,12 @@ def _approvals(
     for each in new:
         found[each.digest] = {**found.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
     return {digest: guards for digest, guards in found.items() if digest not in used_up}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fetch:
+    """What was fetched, and what the ledger says of it."""
+
+    observation: Observation  # with the digest of the plan whose entry was sent
+    offer: Offer
+    noted: bool  # whether it was noted before: a spool that is read once more
