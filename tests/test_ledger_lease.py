@@ -29,11 +29,10 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.cli.main import cli
 from gitboot.controller.bmcs.desired_state import NotedWithdrawals
 from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_snapshot import Knowledge, write
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.spool import line_of
-from gitboot.instance.bookkeeping import write
 from gitboot.jsonio import Digest
 from gitboot.ledger import events, evidence, instance_tables, overrides, records
 from gitboot.ledger import leader_lease as lease_module

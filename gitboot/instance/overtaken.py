@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from gitboot.controller.instance_state import Standing
+from gitboot.controller.learn.ledger_snapshot import known, never_offered
 from gitboot.controller.reconcile_inputs import Inbox, Intake
-from gitboot.instance.bookkeeping import known, never_offered
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 

@@ -44,7 +44,7 @@ from gitboot.controller.instance.state_directory import (
 )
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_changes import Batch, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Outlet, Reconciler
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox
@@ -57,7 +57,6 @@ from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.remote_cache import Results
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.git.clone import Source, accepted_snapshot
-from gitboot.instance.bookkeeping import known, looked_around, output_modes, write, write_events
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.seen import KeptUnknown
