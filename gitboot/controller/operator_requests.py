@@ -15,11 +15,10 @@ from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.controller.bmcs.desired_state import settle_switches
 from gitboot.controller.learn.evidence import confirm_fetches
 from gitboot.controller.learn.ledger_snapshot import Learning
-from gitboot.controller.learn.ledger_trust import accept_clock
+from gitboot.controller.learn.ledger_trust import Beginning, accept_clock, begin
 from gitboot.controller.learn.provisioning import check_trusted, set_records
 from gitboot.errors import StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.beginning import Beginning, begin
 from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid

@@ -30,7 +30,7 @@ from gitboot.controller.instance_state import Fetched, Standing, TargetState, go
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of, write, write_events
-from gitboot.controller.learn.ledger_trust import is_clock_trusted
+from gitboot.controller.learn.ledger_trust import doubt_of, is_clock_trusted
 from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges
 from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, published
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
@@ -38,7 +38,6 @@ from gitboot.controller.target_followers import Followed
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
-from gitboot.instance.beginning import doubt_of
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener

@@ -117,7 +117,7 @@ def _check_named(instance: Look) -> None:
 
 def _beginning(what: str) -> dict[str, Any]:
     """What is asked for, as a request says it."""
-    from gitboot.instance.beginning import Beginning
+    from gitboot.controller.learn.ledger_trust import Beginning
     from gitboot.resolve.provisioning_record import record_facts
 
     if what in (Beginning.FRESH, Beginning.ADOPT, Beginning.AS_RECORDED):

@@ -15,10 +15,10 @@ from gitboot.bmc.override_steps import Withdrawal
 from gitboot.bmc.power_steps import Manner, Switching, SwitchRecord, SwitchState
 from gitboot.controller.learn.evidence import awaits_progress
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.learn.ledger_trust import Beginning
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.files import write_whole
 from gitboot.fleet.layered_dict import replaced
-from gitboot.instance.beginning import Beginning
 from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import server_tables
 from gitboot.load.machines import BmcAccess

@@ -25,9 +25,9 @@ from gitboot.controller.learn.install_boots import (
     withheld,
 )
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
+from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.beginning import doubt_of
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Evidence
