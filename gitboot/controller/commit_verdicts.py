@@ -12,7 +12,7 @@ from gitboot.bmc.credentials import Pair, pair_of
 from gitboot.controller.current_plans import changed_by
 from gitboot.controller.learn.install_boots import may_be_unread, need_no_install
 from gitboot.controller.learn.ledger_snapshot import Knowledge
-from gitboot.controller.learn.provisioning import left_to_install, strangers
+from gitboot.controller.learn.provisioning import inheritances, left_to_install, strangers, without_base
 from gitboot.diff.extent import Extent
 from gitboot.diff.identities import GainedIdentity, still_lost
 from gitboot.diff.returning import returning
@@ -20,7 +20,6 @@ from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.instance.inherited_identities import inheritances, without_base
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
