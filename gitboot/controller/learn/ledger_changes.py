@@ -19,11 +19,11 @@ from gitboot.controller.learn import evidence, ledger_trust, provisioning
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.install_boots import rolled_back
 from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge, Learning, News
+from gitboot.controller.learn.provisioning import goes_unseen, rests_on_bmcs
 from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
-from gitboot.instance.provable import goes_unseen, rests_on_bmcs
 from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars.machines import SystemUuid

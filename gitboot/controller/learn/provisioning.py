@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from gitboot.controller.learn.install_boots import (
     attempted,
     disk_booted,
     failed,
+    fetches,
     is_complete,
     is_past,
     is_run,
@@ -31,7 +33,7 @@ from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.load.machines import Machine, Moves, taken_over
-from gitboot.model.boot_policy import NetworkBoot
+from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
@@ -39,6 +41,7 @@ from gitboot.observe.observation import Observation, Outcome
 from gitboot.resolve.install_attempts import attempt_of, is_provisioned, last_given, overtaken_attempt
 from gitboot.resolve.install_attempts_from_resolve_records import adopted
 from gitboot.resolve.newcomers import NEW_UP_TO, Known, newcomer
+from gitboot.resolve.plan_at_time import has_run
 from gitboot.resolve.plan_at_time_from_resolve_records import carried
 from gitboot.resolve.provisioning_record import attempt_facts, last_shown
 from gitboot.resolve.provisioning_record_from_plan import (
@@ -51,7 +54,7 @@ from gitboot.resolve.provisioning_record_from_plan import (
     UnknownServe,
 )
 from gitboot.resolve.server_decision import Decisions
-from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_decision_from_plan import Boot, Decision
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from gitboot.text import shell_words, some
@@ -547,3 +550,51 @@ def without_base(commit: Commit, knowledge: Knowledge) -> tuple[tuple[GainedIden
         described = Described(decisions.servers[name], machine, decisions.networks[name], labels, decisions.outputs)
         gains += (each for each in gained(None, described, ()) if each.mark in marks)
     return tuple(gains), frozenset(lost)
+
+
+def goes_unseen(
+    decision: Decision, machine: Machine, record: Record | None, evidence: Evidence, *, observes: bool, sets: bool
+) -> bool:
+    """Whether a boot that is still to be made once could be made without the instance noticing.
+
+    ``evidence`` is what the Fleet takes for proof; ``observes``: fetches reach the instance at all; ``sets``: it sets
+    overrides at BMCs.
+    """
+    if record is None:
+        return False
+    policy, has_bmc = decision.policy, machine.bmc is not None
+    sees = partial(_sees, has_bmc=has_bmc, observes=observes, sets=has_bmc and sets)
+    if (
+        policy is not None
+        and policy.boot is not None
+        and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+        and not is_provisioned(policy, record)
+        and not sees(policy.boot, policy.override, evidence)
+    ):
+        return True
+    return any(
+        each.boot is not None
+        and each.network_boot is NetworkBoot.ONCE
+        and not has_run(each, record)
+        and not sees(each.boot, each.override, Evidence.FETCHED)
+        for each in decision.maintenances
+    )
+
+
+def rests_on_bmcs(evidence: Evidence, *, observes: bool) -> bool:
+    """Whether there may be boots of which nothing but an override that was set could show that they were made."""
+    return not observes or evidence is Evidence.PROGRESS
+
+
+def _sees(boot: Boot, override: OverrideMode, evidence: Evidence, *, has_bmc: bool, observes: bool, sets: bool) -> bool:
+    match evidence:
+        case Evidence.DECLARED:
+            return True
+        case Evidence.REPORTED:
+            return observes
+    sets = sets and override is not OverrideMode.NONE  # it is seen when its override is consumed
+    # A loader fetches the entry of whatever it boots, a uki too.
+    notices = observes and (fetches(boot) or boot.direct_uki is not None)
+    if evidence is Evidence.PROGRESS:
+        return has_bmc and (sets or notices)
+    return notices or (sets and not fetches(boot))
