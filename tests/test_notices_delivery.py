@@ -13,9 +13,9 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
 
+from gitboot.controller import notifications
+from gitboot.controller.notifications import sender_of
 from gitboot.errors import HostUnreachable
-from gitboot.notices import delivery
-from gitboot.notices.delivery import sender_of
 from gitboot.notices.notice import Level, NotedEvent, Notice
 from gitboot.notices.receivers import Receiver, read_receivers
 from tests import api_description
@@ -110,7 +110,7 @@ def test_apprise_that_cannot_says_nothing_of_its_url(
 
 
 def test_apprise_that_drips_ends_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "_APPRISE_S", 0.3)
+    monkeypatch.setattr(notifications, "_APPRISE_S", 0.3)
 
     def answer(client: Client) -> None:
         client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
