@@ -19,10 +19,9 @@ from gitboot.bmc import credentials
 from gitboot.bmc.credentials import read_credentials
 from gitboot.bmc.step_runner import Outcome
 from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
-from gitboot.controller.notifications import Rereading
+from gitboot.controller.notifications import Rereading, read_receiver
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
-from gitboot.notices.receivers import read_receiver
 from gitboot.publish.targets.s3 import bucket_opener
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.targets.address import BucketAddress
