@@ -14,9 +14,8 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import Envelope
 
 from gitboot.controller import notifications
-from gitboot.controller.notifications import Receiver, read_receivers, sender_of
+from gitboot.controller.notifications import Level, NotedEvent, Notice, Receiver, read_receivers, sender_of
 from gitboot.errors import HostUnreachable
-from gitboot.notices.notice import Level, NotedEvent, Notice
 from tests import api_description
 from tests.fleets import at
 from tests.instance import eventually

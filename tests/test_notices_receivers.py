@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.notifications import read_receivers
+from gitboot.controller.notifications import Level, read_receivers
 from gitboot.errors import UsageError
-from gitboot.notices.notice import Level
 from tests.notified import notify_file, write_private
 
 URL = "https://hooks.test/very-secret"
