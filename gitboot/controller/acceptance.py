@@ -22,11 +22,11 @@ from gitboot.controller.commit_verdicts import (
 )
 from gitboot.controller.learn.install_boots import joined, offering, withheld_by
 from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.operator_requests import released
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
-from gitboot.instance.stops import released
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Withheld

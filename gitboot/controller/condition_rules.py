@@ -16,10 +16,10 @@ from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import Standing
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import behind, doubt_of, unkept
+from gitboot.controller.operator_requests import stopped_by_fleet
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog import log_entries
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, described
-from gitboot.instance.stops import stopped_by_fleet
 from gitboot.jsonio import format_instant
 from gitboot.model.fleet import NOBODY
 from gitboot.problems.codes import Code

@@ -12,9 +12,9 @@ from gitboot.controller.acceptance import Attempt
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.learn.ledger_snapshot import Knowledge
+from gitboot.controller.operator_requests import is_named
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
-from gitboot.instance.stops import is_named
 from gitboot.jsonio import Digest
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence

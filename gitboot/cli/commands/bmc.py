@@ -263,8 +263,7 @@ def _resolved(
     look: Look, uuid: SystemUuid, server: str, word: str, at: datetime
 ) -> tuple[str, dict[str, object]] | None:
     """What is asked of the instance for one machine; None: nothing is known of what its BMC shows."""
-    from gitboot.controller.operator_requests import ACCEPT, BACK, REPLACE, RESOLVE
-    from gitboot.instance.stops import stop_of
+    from gitboot.controller.operator_requests import ACCEPT, BACK, REPLACE, RESOLVE, stop_of
     from gitboot.resolve.plan_at_time import plan
 
     machine, pinned = look.commit.machines.get(uuid), look.knowledge.pins.get(uuid)

@@ -184,7 +184,7 @@ def allow_installs_command(state: Path) -> None:
 def _released(state: Path) -> tuple[str, ...]:
     """Servers that boot from the network again, as the instance on ``state`` sees it."""
     from gitboot.cli.instance_client import looked_at
-    from gitboot.instance.stops import released, stop_of
+    from gitboot.controller.operator_requests import released, stop_of
 
     at = now()
     with looked_at(state, at) as instance:

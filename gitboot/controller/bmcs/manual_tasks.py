@@ -53,9 +53,9 @@ from gitboot.controller.current_plans import about
 from gitboot.controller.learn.install_boots import offering
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.learn.ledger_trust import doubt_of
+from gitboot.controller.operator_requests import stop_of
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.instance.stops import stop_of
 from gitboot.jsonio import format_instant
 from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot

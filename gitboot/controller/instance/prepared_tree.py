@@ -24,13 +24,13 @@ from gitboot.controller.instance_state import Standing, goes_by
 from gitboot.controller.learn.install_boots import offers_of
 from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes
+from gitboot.controller.operator_requests import stop_of
 from gitboot.controller.publish_stage import Dated, published
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
-from gitboot.instance.stops import stop_of
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.entries import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
