@@ -18,6 +18,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import Digest
 from gitboot.ledger import evidence, instance_tables
+from gitboot.ledger.entries import Facts
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
@@ -34,7 +35,7 @@ from gitboot.render.tree import File, Files
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot
-from gitboot.resolve.server_plan import BootPlan
+from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import Halt
 
@@ -462,3 +463,31 @@ def _events(done: Published, commit: Commit, at: datetime) -> Iterator[Event]:
         counts = {"written": done.new, "withdrawn": len(done.withdrawn), "unchanged": done.unchanged}
         message = ", ".join(f"{count} {what}" for what, count in counts.items())
         yield Event(at=at, type="Published", message=message, facts={"commit": commit.revision, **counts})
+
+
+def left_output(facts: Facts, plans: Plans, commit: Commit, *, is_upgraded: bool) -> frozenset[SystemUuid]:
+    """Return the servers whose one-time boot was in OUTPUT before an upgrade, and which no copy serves since.
+
+    A server leaves the set once the Fleet names an endpoint or accepts one-time boots in copies, or the boot is over.
+    """
+    if facts.left_output is not None:
+        names = {commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines}
+        states: Iterable[ServerState] = (plans.servers[name] for name in names if name in plans.servers)
+        return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state))
+    if not is_upgraded:
+        return frozenset()
+    states = plans.servers.values()
+    return frozenset(state.decision.uuid for state in states if _is_in_no_copy(state) and _is_offered(state))
+
+
+def _is_in_no_copy(state: ServerState) -> bool:
+    decision, plan = state.decision, state.plan
+    is_due = plan is not None and (_is_offered(state) or plan.cause in _WAITING)
+    return is_due and decision.endpoint is None and not decision.copies.one_time_boots
+
+
+def _is_offered(state: ServerState) -> bool:
+    return state.plan is not None and state.plan.key is not None and state.plan.writes_disk
+
+
+_WAITING = frozenset({Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.ABSENT})

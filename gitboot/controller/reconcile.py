@@ -32,14 +32,13 @@ from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of, write, write_events
 from gitboot.controller.learn.ledger_trust import doubt_of, is_clock_trusted
 from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges, stop_of
-from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, published
+from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, left_output, published
 from gitboot.controller.reconcile_inputs import Bmcs, Inbox, Intake
 from gitboot.controller.target_followers import Followed
 from gitboot.errors import LedgerError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.laps import Laps, Stage
-from gitboot.instance.left_output import left_output
 from gitboot.instance.listener import WorkListener
 from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.ledger import instance_tables
