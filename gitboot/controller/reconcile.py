@@ -29,7 +29,7 @@ from gitboot.controller.current_plans import Plans, WindowsMeanwhile, WindowWatc
 from gitboot.controller.instance_state import Fetched, Standing, TargetState, goes_by
 from gitboot.controller.learn.evidence import Reading
 from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
-from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of, write, write_events
+from gitboot.controller.learn.ledger_snapshot import Knowledge, fetches_of, known, never_offered, write, write_events
 from gitboot.controller.learn.ledger_trust import doubt_of, is_clock_trusted
 from gitboot.controller.operator_requests import APPROVE, BEGIN, HeldChanges, stop_of
 from gitboot.controller.publish_stage import InLedger, UnwritableLedger, as_it_lies, left_output, published
@@ -40,7 +40,6 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.overtaken import read_back, taken_in
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
@@ -663,3 +662,38 @@ def _machines(names: Collection[str], *plans: Plans) -> frozenset[SystemUuid]:
         if each.commit is not None:
             found.update(machine.uuid for machine in each.commit.named(names))
     return frozenset(found)
+
+
+def read_back(before: Standing, store: Store) -> Standing:
+    """With what the disk really has, where a write has failed; raises `LedgerError` where it cannot be read."""
+    if not store.is_suspect:
+        return before
+    store.read_back()
+    return replace(before, knowledge=replace(known(store), published=before.knowledge.published))
+
+
+def taken_in(before: Standing, store: Store, inbox: Inbox, at: datetime) -> tuple[Standing, Intake]:
+    """All that waits in the inbox; with a ledger in doubt, where something else knows more than it does.
+
+    The forge may know that it had come further, and an endpoint may have given a boot that it never offered. What was
+    given before a person has said what is installed puts no more than its own server in doubt.
+    """
+    taken = inbox.take(before.knowledge.taken, at)
+    taken = replace(taken, given=never_offered(store, taken.spooled))
+    if not before.knowledge.is_trusted:
+        return before, taken
+    told = before.telling.known if before.telling is not None else None
+    if before.opened is not None and told is not None and told > before.opened:
+        return _doubted(before, store, told), taken
+    begun = before.knowledge.facts.begun
+    if any(begun is None or begun <= each.at for each in taken.given):
+        return _doubted(before, store), taken
+    return before, taken
+
+
+def _doubted(before: Standing, store: Store, changes: int = 0) -> Standing:
+    """With a ledger that is an older copy of one that had come to so many changes, as far as anything knows."""
+    instance_tables.doubt(store, "RestoredLedger", changes)
+    doubted = replace(known(store), published=before.knowledge.records)
+    everyone = before.unplanned | before.knowledge.standing
+    return replace(before, knowledge=doubted, opened=None, unplanned=everyone)
