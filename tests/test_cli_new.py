@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.main import Exit
+from gitboot.controller.reconcile_inputs import UNKNOWN
 from gitboot.fetchlog.unknown_machines import UnknownMachines, inventoried, render_unknown, unknown_of
 from gitboot.files import write_whole
-from gitboot.instance.seen import UNKNOWN
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.rack import Done, typed
 from tests.test_observe_components import SENT

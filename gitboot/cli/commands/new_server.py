@@ -122,7 +122,7 @@ def _known(
 
 
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
-    from gitboot.instance.seen import read_unknown
+    from gitboot.controller.reconcile_inputs import read_unknown
     from gitboot.migration.newserver import NewServer
     from gitboot.model.scalars.machines import parse_mac
     from gitboot.model.server import Architecture, Firmware

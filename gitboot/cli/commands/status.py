@@ -247,8 +247,8 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     one network address; what is kept is never pushed out.
     """
     from gitboot.controller.instance.state_directory import has_ledger, never_ran
+    from gitboot.controller.reconcile_inputs import forget_unknown, read_unknown
     from gitboot.endpoint.api import seen_facts
-    from gitboot.instance.seen import forget_unknown, read_unknown
 
     if not has_ledger(state):
         raise never_ran(state)

@@ -47,7 +47,7 @@ from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge, known, looked_around, output_modes, write, write_events
 from gitboot.controller.operator_requests import BEGIN, REFUSED, HeldChanges
 from gitboot.controller.reconcile import Outlet, Reconciler
-from gitboot.controller.reconcile_inputs import Bmcs, Inbox, SharedSpool
+from gitboot.controller.reconcile_inputs import Bmcs, Inbox, KeptUnknown, SharedSpool
 from gitboot.controller.target_followers import Followed, ListedTarget, followers_of
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.served_files import status_file
@@ -59,7 +59,6 @@ from gitboot.files import check_output, check_spool, check_state
 from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
-from gitboot.instance.seen import KeptUnknown
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger import token_keys as token_keys_book
