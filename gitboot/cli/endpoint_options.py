@@ -21,11 +21,11 @@ from gitboot.ledger.location import PostgresAddress
 from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
+    from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.app_from_serve_access_control import Clients
     from gitboot.endpoint.recorder import ForwardedRecording, Recording
     from gitboot.endpoint.tls import Certificate
-    from gitboot.serve.credential_files import CredentialFiles
 
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -141,9 +141,8 @@ def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clien
 
 def credential_files(access: AccessSettings, keys: Keys | None, push_secret: Path | None) -> CredentialFiles:
     """Return the credential files that an endpoint reads for each request."""
-    from gitboot.endpoint.access_control import Tokens
+    from gitboot.endpoint.access_control import CredentialFiles, Tokens
     from gitboot.endpoint.webhooks import PushSecret
-    from gitboot.serve.credential_files import CredentialFiles
 
     checks: dict[str, Callable[[], object]] = {}
     if access.operators_tokens is not None:

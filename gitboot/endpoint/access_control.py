@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
@@ -13,12 +14,13 @@ from typing import TYPE_CHECKING, Final
 from starlette.types import Scope
 
 from gitboot.errors import UsageError
+from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
     pass
 
-Network = IPv4Network | IPv6Network
 
+Network = IPv4Network | IPv6Network
 LOOPBACK: Final[tuple[Network, ...]] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 FORWARDED: Final = frozenset({b"x-forwarded-for", b"forwarded"})  # RFC 7239, and the header that it replaces
 
@@ -201,3 +203,31 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class CredentialFiles:
+    """The files that an endpoint reads for each request. ``checks`` has what raises `UsageError`, by option."""
+
+    def __init__(self, checks: Mapping[str, Callable[[], object]]) -> None:
+        self._checks = checks
+        self._failures: tuple[str, ...] = ()  # at the last look
+
+    def failures(self) -> tuple[str, ...]:
+        """Return why files cannot be used now, each with its option, file and cause."""
+        found = []
+        for option, check in sorted(self._checks.items()):
+            try:
+                check()
+            except UsageError as error:
+                found.append(f"{option}: {str(error).removeprefix(f'{option}: ')}")
+        return tuple(found)
+
+    def look(self, at: datetime) -> Event | None:
+        """Return the event if other files than at the last look cannot be used. A second call returns None."""
+        before, self._failures = self._failures, self.failures()
+        if self._failures == before:
+            return None
+        if self._failures:
+            message = f"{'; '.join(self._failures)}: what needs them is refused until they can be read"
+            return Event(at=at, type="CredentialsUnread", message=message, warning=True)
+        return Event(at=at, type="CredentialsRead", message="all credential files can be read again")

@@ -62,9 +62,9 @@ from gitboot.system_clock import keeping
 if TYPE_CHECKING:
     from gitboot.controller.forge import Verdicts
     from gitboot.controller.instance.settings import ForgeSettings
+    from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.tls import Certificate
     from gitboot.ledger.location import PostgresAddress
-    from gitboot.serve.credential_files import CredentialFiles
     from gitboot.serve.worker_processes import Workers
 
 

@@ -43,6 +43,7 @@ from gitboot.status.events_from_status import Event
 from gitboot.system_clock import keeping
 
 if TYPE_CHECKING:
+    from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.app import Endpoint
     from gitboot.endpoint.app_from_serve_access_control import Clients
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate
     from gitboot.endpoint.webhooks import Pushes
     from gitboot.ledger.location import PostgresAddress
-    from gitboot.serve.credential_files import CredentialFiles
 
 
 @click.command(context_settings={"auto_envvar_prefix": "GITBOOT"})
