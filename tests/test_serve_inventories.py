@@ -9,14 +9,13 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from gitboot.endpoint.app import Endpoint
+from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Endpoint
 from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.unknown_machines import UnknownMachine
 from gitboot.observe.asked import UnknownAsked, unknown_left
 from gitboot.observe.components import MOST_BYTES
-from gitboot.serve.unknown_machines import INVENTORY_PATH, MOST_OF_ONE
 from tests import plain
 from tests.fleets import fleet
 from tests.serving import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -21,54 +21,66 @@ from gitboot.endpoint.access_control import OperatorsDoor, Stranger, client_addr
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.endpoint.api import LEADS_TO_PAGE, PAGE, Api, page_routes
 from gitboot.endpoint.app_from_serve_access_control import Clients
-from gitboot.endpoint.boot_gate import Asking, Giving, Guarded, Refusal, Refusals, explained, in_comment, is_sent_on
+from gitboot.endpoint.boot_gate import (
+    Asking,
+    Census,
+    Giving,
+    Guarded,
+    Refusal,
+    Refusals,
+    explained,
+    in_comment,
+    is_sent_on,
+)
 from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics
 from gitboot.endpoint.connections import GONE, PATIENCE_S, RECEIVED
 from gitboot.endpoint.recorder import Recorder, why_not_ready
-from gitboot.endpoint.served_files import Moving, PublishedTree
+from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
 from gitboot.endpoint.webhooks import PUSHED
 from gitboot.fetchlog.log_entries import WhyNot, in_general
+from gitboot.fetchlog.unknown_machines import UnknownMachine, inventoried, network_of, unknown_of
 from gitboot.files import file_below
 from gitboot.observe.agents import parse_query
+from gitboot.observe.asked import UnknownAsked
+from gitboot.observe.components import MOST_BYTES, parse_sent
 from gitboot.observe.observation import MOST_LOG_BYTES, Outcome, last_lines
 from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.serve.limits import Bodies, Limits
+from gitboot.serve.limits import Bodies, Limits, ReadBody
 from gitboot.serve.named import NamedAnswers
 from gitboot.serve.reply import (
     FAULT,
     FOR_A_YEAR,
+    HEARD,
     NO_TOKEN,
     NOT_ALLOWED,
     NOT_FOUND,
     NOT_NOW,
     NOT_YET,
     REVALIDATED,
+    TOO_OFTEN,
     UNCACHED,
     Header,
     Reply,
     file_reply,
     names,
     part_of,
+    refused,
 )
-from gitboot.serve.unknown_machines import INVENTORY_PATH, UnknownMachines
 from gitboot.stoppage import Halt
 
 _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
-
 _METHODS: Final = ("GET", "HEAD")
 _FOR_OPERATORS: Final = ("/api/", "/metrics", PAGE)
 _FOR_ALL: Final = ("/healthz", "/readyz")
 _ASSETS: Final = "/assets/"
 _IMMUTABLE: Final = "/o/"
 _PXELINUX_CORE: Final = f"/{PXELINUX_CORE}"
-
 _MOST_REPORT_BYTES: Final = 1024 * 1024  # of a report and its log, of which the end counts
-
 DEADLINE_S: Final = 1.0  # for a fetch to stand recorded
 _LOOKS_S: Final = 0.01  # between two looks: for a server that moves, whether a client has received an answer
 _MOVING_LOOKS: Final = 50
@@ -448,3 +460,62 @@ async def _healthz(_: Request) -> Response:
 
 def _text(status: int, text: str) -> Response:
     return PlainTextResponse(text, status, headers={"cache-control": "no-store"})
+
+
+INVENTORY_PATH: Final = "/v1/inventory"
+MOST_OF_ONE: Final = 60  # a minute, of one network address: a rack that is booted behind one
+_MOST: Final = 600  # a minute, of all
+_MINUTE: Final = timedelta(minutes=1)
+
+
+class UnknownMachines:
+    """Notes what machines ask for and send, as far as their fetches would count: not people, not monitors.
+
+    A machine that a document describes after all is not noted.
+    """
+
+    def __init__(self, tree: PublishedTree, asked: UnknownAsked) -> None:
+        self._tree, self.asked, self._census = tree, asked, Census(tree)
+        self._minute: int | None = None  # in which these inventories were sent
+        self._sent: Counter[str] = Counter()  # by the network address
+
+    def note_request(self, path: str, asking: Asking) -> None:
+        """Take note of a request that was answered 404, or what unknown machines boot."""
+        if asking.only_looks or asking.client is None or not self._counts(asking, Role.ENTRY):
+            return
+        self._note(unknown_of(path, asking.query, asking.client, asking.at))
+
+    async def note_inventory(self, read: ReadBody, asking: Asking) -> Reply:
+        """Return the reply to the sender of an inventory: the same whether a document describes the machine or not."""
+        if asking.client is None or not self._counts(asking, Role.DATA):
+            return NOT_FOUND
+        if not self.asked.is_left:
+            return NOT_NOW  # it would be lost
+        if not self._may_send(asking):
+            return TOO_OFTEN
+        content = bytearray()
+        if (refusal := await read(MOST_BYTES, content.extend)) is not None:
+            return refusal
+        path = INVENTORY_PATH.removeprefix("/")
+        try:
+            self._note(inventoried(parse_sent(bytes(content)), path, asking.client, asking.at))
+        except ValueError as error:
+            return refused(str(error))
+        return HEARD
+
+    def _counts(self, asking: Asking, role: Role) -> bool:
+        return self._census.why_not(asking.client, asking.agent, asking.query, role) is None
+
+    def _note(self, machine: UnknownMachine | None) -> None:
+        if machine is not None and (found := without_document(self._tree, machine)) is not None:
+            self.asked.note(found)
+
+    def _may_send(self, asking: Asking) -> bool:
+        minute = int(asking.at.timestamp() // _MINUTE.total_seconds())
+        if minute != self._minute:
+            self._minute, self._sent = minute, Counter()
+        network = network_of(asking.client)
+        if self._sent[network] >= MOST_OF_ONE or self._sent.total() >= _MOST:
+            return False
+        self._sent[network] += 1
+        return True
