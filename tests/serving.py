@@ -19,8 +19,7 @@ import httpx
 
 from gitboot.cli.evaluated_fleet import Planned, about_all
 from gitboot.controller.instance_state import Standing
-from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.controller.reconcile_inputs import KeptUnknown, read_unknown
-from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.app import Clients
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, inventoried
 from gitboot.model.scalars.machines import SystemUuid, parse_mac
 from gitboot.observe.asked import UnknownAsked

@@ -18,8 +18,7 @@ import httpx
 import pytest
 
 from gitboot.endpoint import tls
-from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at
 from gitboot.endpoint.tls import Certificate, EncryptedSocket

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import ForwardedRecording, Recording
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of

@@ -9,8 +9,7 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Endpoint
-from gitboot.endpoint.app_from_serve_access_control import Clients
+from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Clients, Endpoint
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.unknown_machines import UnknownMachine

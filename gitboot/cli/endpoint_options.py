@@ -23,7 +23,7 @@ from gitboot.status.events_from_status import Event
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.app_from_serve_access_control import Clients
+    from gitboot.endpoint.app import Clients
     from gitboot.endpoint.recorder import ForwardedRecording, Recording
     from gitboot.endpoint.tls import Certificate
 
@@ -126,7 +126,7 @@ def check(access: AccessSettings) -> None:
 def clients_of(access: AccessSettings, operators: socket.socket | None) -> Clients:
     """The same as an endpoint takes it; ``operators`` is the socket that is for operators alone."""
     from gitboot.endpoint.access_control import LOOPBACK, Tokens
-    from gitboot.endpoint.app_from_serve_access_control import Clients
+    from gitboot.endpoint.app import Clients
 
     return Clients(
         operators=tuple(_networks("--operators", access.operators)) or LOOPBACK,

@@ -7,20 +7,29 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gitboot.endpoint.access_control import OperatorsDoor, Stranger, client_address, membership, unnamed_proxy
+from gitboot.endpoint.access_control import (
+    LOOPBACK,
+    Network,
+    OperatorsDoor,
+    Stranger,
+    Tokens,
+    client_address,
+    membership,
+    unnamed_proxy,
+)
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.endpoint.api import LEADS_TO_PAGE, PAGE, Api, page_routes
-from gitboot.endpoint.app_from_serve_access_control import Clients
 from gitboot.endpoint.boot_gate import (
     Asking,
     Census,
@@ -49,7 +58,7 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.serve.limits import Bodies, Limits, ReadBody
+from gitboot.serve.limits import MOST_IDLE, Bodies, Limits, ReadBody
 from gitboot.serve.named import NamedAnswers
 from gitboot.serve.reply import (
     FAULT,
@@ -71,6 +80,11 @@ from gitboot.serve.reply import (
     refused,
 )
 from gitboot.stoppage import Halt
+
+if TYPE_CHECKING:
+    from gitboot.endpoint.tls import Certificate
+    from gitboot.endpoint.webhooks import Pushes
+
 
 _logger = logging.getLogger(__name__)
 _UNANSWERED: Final = "%s %r could not be answered"
@@ -519,3 +533,18 @@ class UnknownMachines:
             return False
         self._sent[network] += 1
         return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Clients:
+    """Who may do what: proxies may say for whom they ask, operators may see what is planned."""
+
+    trusted_proxies: Iterable[Network] = ()  # whose X-Forwarded-For states who asks
+    operators: Iterable[Network] = LOOPBACK
+    names: tuple[str, ...] = ()  # by which operators may ask, besides addresses
+    tokens: Tokens | None = None  # that let read what operators may, from anywhere
+    operators_at: tuple[str, int] | None = None  # the socket at which they ask, and machines do not
+    certificate: Certificate | None = None  # what they are shown there; None: nothing is encrypted
+    most_idle: int = MOST_IDLE  # connections of one address that wait for their client
+    pushes: Pushes | None = None  # who hears webhooks of forges
+    asked: UnknownAsked = field(default_factory=UnknownAsked)  # where it is noted who is found by nothing

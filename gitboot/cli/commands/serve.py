@@ -45,8 +45,7 @@ from gitboot.system_clock import keeping
 if TYPE_CHECKING:
     from gitboot.endpoint.access_control import CredentialFiles
     from gitboot.endpoint.age_encryption import Keys
-    from gitboot.endpoint.app import Endpoint
-    from gitboot.endpoint.app_from_serve_access_control import Clients
+    from gitboot.endpoint.app import Clients, Endpoint
     from gitboot.endpoint.server import EndpointServer
     from gitboot.endpoint.tls import Certificate
     from gitboot.endpoint.webhooks import Pushes
