@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.endpoint.boot_responses import Answers
+from gitboot.endpoint.boot_responses import Answers, NamedAnswers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.access_logs import Ignored, read
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
@@ -23,7 +23,6 @@ from gitboot.observe.stopped import say
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.render.token_keys import TokenKeys
-from gitboot.serve.named import NamedAnswers
 from gitboot.stoppage import Stoppage
 from tests import plain
 from tests.fleets import fleet, image, mac_of, policy, profile, server, uuid_of

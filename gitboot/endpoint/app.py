@@ -41,7 +41,7 @@ from gitboot.endpoint.boot_gate import (
     in_comment,
     is_sent_on,
 )
-from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics
+from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics, NamedAnswers
 from gitboot.endpoint.connections import GONE, PATIENCE_S, RECEIVED
 from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
@@ -59,7 +59,6 @@ from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
 from gitboot.serve.limits import MOST_IDLE, Bodies, Limits, ReadBody
-from gitboot.serve.named import NamedAnswers
 from gitboot.serve.reply import (
     FAULT,
     FOR_A_YEAR,
