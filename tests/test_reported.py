@@ -12,10 +12,10 @@ import httpx
 import pytest
 from starlette.types import Message
 
+from gitboot.endpoint.connections import Bodies
 from gitboot.render.server_states import RenderedState, server_state
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
-from gitboot.serve.limits import Bodies
 from gitboot.serve.reply import TOO_LARGE
 from tests import plain
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

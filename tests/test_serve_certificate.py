@@ -19,10 +19,10 @@ import pytest
 
 from gitboot.endpoint import tls
 from gitboot.endpoint.app import Clients, Endpoint
+from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at
 from gitboot.endpoint.tls import Certificate, EncryptedSocket
-from gitboot.serve.limits import Limits
 from tests.fleets import SEED
 from tests.instance import Instance, Repository, eventually, running
 from tests.preloaded import captured
@@ -417,7 +417,7 @@ def test_t5_to_agree_on_tls_takes_no_longer_than_a_head(
 def test_t5_where_files_are_few_who_has_yet_to_agree_makes_room_for_a_machine(
     made: Site, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gitboot.serve.limits.most_connections", lambda: 10)
+    monkeypatch.setattr("gitboot.endpoint.connections.most_connections", lambda: 10)
     with crowded(made, authority.issue(), [], most=1000) as (machines, operators, _), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(30)]
         for each in held[:20]:

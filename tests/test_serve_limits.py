@@ -12,9 +12,9 @@ from select import select
 import httpx
 import pytest
 
+from gitboot.endpoint import connections
+from gitboot.endpoint.connections import MOST_BODIES_OF_ONE, MOST_IDLE
 from gitboot.observe.asked import UnknownAsked
-from gitboot.serve import limits
-from gitboot.serve.limits import MOST_BODIES_OF_ONE, MOST_IDLE
 from tests import plain
 from tests.cases import for_each
 from tests.configured import configured
@@ -52,7 +52,7 @@ def test_finding_s4_bodies_that_never_end_are_refused_while_another_client_is_an
 
 
 def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_S", 0.1)
+    monkeypatch.setattr(connections, "BODY_S", 0.1)
     with site(FLEET) as made, made.serve(asked=UnknownAsked(made.spool)) as url, connect(url) as client:
         client.sendall(POST + b"\r\n{")
         answer = read_all(client)
@@ -60,7 +60,7 @@ def test_finding_s4_a_body_that_trickles_ends_at_a_deadline(monkeypatch: pytest.
 
 
 def test_finding_s4_curl_that_trickles_a_body_is_answered_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BODY_S", 1)
+    monkeypatch.setattr(connections, "BODY_S", 1)
     status = ("--silent", "--output", os.devnull, "--write-out", "%{http_code}", "--user-agent", IPXE)
     with site(FLEET) as made, made.serve(asked=UnknownAsked(made.spool)) as url:
         command = [program("curl", "curl"), *status, "--request", "POST", "--upload-file", ".", f"{url}/v1/inventory"]
@@ -104,7 +104,7 @@ def test_the_connection_stays_after_a_body_that_came_to_its_end() -> None:
 def test_finding_s4_clients_that_read_slowly_make_room_for_another(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(limits, "most_connections", lambda: 3)
+    monkeypatch.setattr(connections, "most_connections", lambda: 3)
     (tmp_path / "image").write_bytes(bytes(16_000_000))
     with site() as made, made.serve(assets=tmp_path) as url, ExitStack() as stack:
         held = [stack.enter_context(connect(url, receive_buffer=4096)) for _ in range(3)]

@@ -18,8 +18,8 @@ import pytest
 
 from gitboot.endpoint import connections
 from gitboot.endpoint.access_control import Tokens
+from gitboot.endpoint.connections import Crowd
 from gitboot.errors import UsageError
-from gitboot.serve.limits import Crowd
 from tests.configured import configured
 from tests.preloaded import Heard, captured
 from tests.serving import ENTRY, Site, connect, eventually, get, site

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from gitboot.endpoint import webhooks
+from gitboot.endpoint.connections import Bodies
 from gitboot.endpoint.webhooks import Pushes, PushSecret
 from gitboot.errors import UsageError
-from gitboot.serve.limits import Bodies
 from tests import plain
 from tests.configured import configured
 from tests.fleets import SEED, server

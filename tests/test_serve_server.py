@@ -18,7 +18,6 @@ from gitboot.endpoint import connections as connection
 from gitboot.endpoint import server
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.errors import UsageError
-from gitboot.serve import limits
 from tests import plain
 from tests.cases import for_each
 from tests.serving import ENTRY, LOADER, ONCE, connect, eventually, exchange, get, planned, read_all, site
@@ -266,7 +265,7 @@ def test_who_takes_it_slowly_is_not(download: Download) -> None:
 
 
 def test_clients_cannot_use_up_all_files_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "most_connections", lambda: 3)
+    monkeypatch.setattr(connection, "most_connections", lambda: 3)
     with site() as made, made.serve() as url:
         clients = [connect(url) for _ in range(3)]
         clients[2].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -281,7 +280,7 @@ class Paused:
     """An application that sends the first half of each answer, and the second once it may."""
 
     def __init__(self) -> None:
-        self.limits, self.may_end = limits.Limits(), threading.Event()
+        self.limits, self.may_end = connection.Limits(), threading.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
@@ -291,7 +290,7 @@ class Paused:
 
 
 def test_an_answer_whose_rest_is_not_ready_yet_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "most_connections", lambda: 1)
+    monkeypatch.setattr(connection, "most_connections", lambda: 1)
     paused = Paused()
     running, url = started(paused)
     request = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -309,7 +308,7 @@ def test_an_answer_whose_rest_is_not_ready_yet_makes_room(monkeypatch: pytest.Mo
 
 
 def test_clients_take_no_more_than_a_third_of_all_files() -> None:
-    assert 100 < limits.most_connections() <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 3
+    assert 100 < connection.most_connections() <= resource.getrlimit(resource.RLIMIT_NOFILE)[0] / 3
 
 
 @pytest.mark.parametrize("path", [b"/healthz", b"/boot.ipxe"])

@@ -42,7 +42,7 @@ from gitboot.endpoint.boot_gate import (
     is_sent_on,
 )
 from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics, NamedAnswers
-from gitboot.endpoint.connections import GONE, PATIENCE_S, RECEIVED
+from gitboot.endpoint.connections import GONE, MOST_IDLE, PATIENCE_S, RECEIVED, Bodies, Limits, ReadBody
 from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
 from gitboot.endpoint.webhooks import PUSHED
@@ -58,7 +58,6 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.serve.limits import MOST_IDLE, Bodies, Limits, ReadBody
 from gitboot.serve.reply import (
     FAULT,
     FOR_A_YEAR,

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from gitboot.certificates import certificate_ends
-from gitboot.endpoint.connections import HEAD_S, Connection
+from gitboot.endpoint.connections import HEAD_S, Connection, Limits
 from gitboot.endpoint.served_files import Signature, signature
 from gitboot.errors import UsageError
-from gitboot.serve.limits import Limits
 from gitboot.status.events_from_status import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's word

@@ -12,8 +12,8 @@ from typing import Final
 
 from starlette.types import Scope
 
+from gitboot.endpoint.connections import ReadBody
 from gitboot.errors import UsageError
-from gitboot.serve.limits import ReadBody
 from gitboot.serve.reply import HEARD, NOT_NOW, REFUSED, Reply
 
 PUSHED: Final = "/hooks/push"

@@ -17,12 +17,12 @@ from gitboot import __version__
 from gitboot.endpoint import metrics as catalogue
 from gitboot.endpoint.access_control import Stranger
 from gitboot.endpoint.boot_responses import Answered, Metrics
+from gitboot.endpoint.connections import Limits
 from gitboot.endpoint.metrics import Family
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree, shown_unknown
 from gitboot.endpoint.tls import Certificate
 from gitboot.fetchlog.log_entries import WhyNot
-from gitboot.serve.limits import Limits
 from gitboot.status.conditions import BMC, REMEDIES
 
 L = TypeVar("L", bound=tuple[str, ...])  # the values of labels
