@@ -12,11 +12,10 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gitboot.endpoint.connections import Bodies
+from gitboot.endpoint.connections import TOO_LARGE, Bodies
 from gitboot.render.server_states import RenderedState, server_state
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
-from gitboot.serve.reply import TOO_LARGE
 from tests import plain
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of
 from tests.serving import BEFORE, LOADER, START, Fleet, Site

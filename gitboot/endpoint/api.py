@@ -21,6 +21,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from gitboot import __version__
+from gitboot.endpoint.connections import NOT_FOUND, NOT_YET
 from gitboot.endpoint.served_files import PublishedTree, Signature, shown_unknown, signature
 from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines
@@ -28,7 +29,6 @@ from gitboot.jsonio import canonical
 from gitboot.render.endpoint_files import PublishedServer, parse, server_of, state_path, turn_of
 from gitboot.render.page import DATA, MADE_OF, SCRIPT, static
 from gitboot.render.paths import is_immutable
-from gitboot.serve.reply import NOT_FOUND, NOT_YET
 from gitboot.text import printable_lines
 
 ROOT: Final = "/api/v1"

@@ -42,7 +42,32 @@ from gitboot.endpoint.boot_gate import (
     is_sent_on,
 )
 from gitboot.endpoint.boot_responses import Answer, Answered, Answers, Entry, Metrics, NamedAnswers
-from gitboot.endpoint.connections import GONE, MOST_IDLE, PATIENCE_S, RECEIVED, Bodies, Limits, ReadBody
+from gitboot.endpoint.connections import (
+    FAULT,
+    FOR_A_YEAR,
+    GONE,
+    HEARD,
+    MOST_IDLE,
+    NO_TOKEN,
+    NOT_ALLOWED,
+    NOT_FOUND,
+    NOT_NOW,
+    NOT_YET,
+    PATIENCE_S,
+    RECEIVED,
+    REVALIDATED,
+    TOO_OFTEN,
+    UNCACHED,
+    Bodies,
+    Header,
+    Limits,
+    ReadBody,
+    Reply,
+    file_reply,
+    names,
+    part_of,
+    refused,
+)
 from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
 from gitboot.endpoint.webhooks import PUSHED
@@ -58,25 +83,6 @@ from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import FAILED, PXELINUX_CORE, REPORTS, ContentType, Role, artifact_type, means
-from gitboot.serve.reply import (
-    FAULT,
-    FOR_A_YEAR,
-    HEARD,
-    NO_TOKEN,
-    NOT_ALLOWED,
-    NOT_FOUND,
-    NOT_NOW,
-    NOT_YET,
-    REVALIDATED,
-    TOO_OFTEN,
-    UNCACHED,
-    Header,
-    Reply,
-    file_reply,
-    names,
-    part_of,
-    refused,
-)
 from gitboot.stoppage import Halt
 
 if TYPE_CHECKING:

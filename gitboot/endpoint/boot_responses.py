@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from gitboot.endpoint.access_control import Stranger
 from gitboot.endpoint.boot_gate import Guarded
+from gitboot.endpoint.connections import HEARD, NOT_FOUND, UNCACHED, Reply, file_reply, in_parts, unchanged
 from gitboot.endpoint.served_files import Located, PublishedTree, Read, Signature, signature
 from gitboot.jsonio import canonical, digest
 from gitboot.observe.agents import parse_query
@@ -57,7 +58,6 @@ from gitboot.render.paths import (
     identity_of,
     token_in,
 )
-from gitboot.serve.reply import HEARD, NOT_FOUND, UNCACHED, Reply, file_reply, in_parts, unchanged
 
 _MOST_HELD: Final = 4096
 _DIGEST: Final = re.compile("[0-9a-f]{64}")

@@ -12,9 +12,8 @@ from typing import Final
 
 from starlette.types import Scope
 
-from gitboot.endpoint.connections import ReadBody
+from gitboot.endpoint.connections import HEARD, NOT_NOW, REFUSED, ReadBody, Reply
 from gitboot.errors import UsageError
-from gitboot.serve.reply import HEARD, NOT_NOW, REFUSED, Reply
 
 PUSHED: Final = "/hooks/push"
 
