@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.endpoint.metrics import of_status
 from gitboot.jsonio import Digest
 from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.provisioning_record import exported, imported
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
-from gitboot.serve.exposition import of_status
 from tests.bench import NOON, Bench
 from tests.fleets import fleet, image, mac_of, maintenance, policy, profile, repository, server, uuid_of
 

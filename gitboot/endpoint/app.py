@@ -330,7 +330,7 @@ class Endpoint:
         self.metrics.count(answered, status)
 
     async def _metrics_page(self, request: Request) -> Response:
-        from gitboot.serve.exposition import Exposition
+        from gitboot.endpoint.metrics import Exposition
 
         why_not = await self._why_not_ready()
         page, content_type = Exposition(
