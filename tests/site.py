@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.recorder import ForwardedRecording, Recorder, Recording
+from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recorder, Recording
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import GitbootError, PublishError
 from gitboot.fetchlog.spool import Spool, aside
@@ -44,7 +44,6 @@ from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
 from gitboot.targets.claim import Claim

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 
 import psycopg
 
+from gitboot.endpoint.recorder import Forwarder
 from gitboot.errors import GitbootError, HeldByAnother
 from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.elsewhere import Unrecordable
-from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.system_clock import Uptime
 from tests.fleets import uuid_of
 from tests.inprocess import Parts

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.endpoint.app import Clients, Endpoint
-from gitboot.endpoint.recorder import ForwardedRecording, Recording
+from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recording
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.spool import Spool, files, identity, line_of
@@ -27,7 +27,6 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
 from gitboot.serve.clocks import ComparedClock
-from gitboot.serve.spool_forwarder import Forwarder
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet

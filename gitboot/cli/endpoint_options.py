@@ -269,8 +269,8 @@ def recording_in(spool: Path | None, shared: PostgresAddress | None) -> Iterator
         if shared is None:
             yield own
             return
+        from gitboot.endpoint.recorder import Forwarder
         from gitboot.ledger.shared_fetchlog import SharedFetches
-        from gitboot.serve.spool_forwarder import Forwarder
 
         with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
             yield ForwardedRecording(own, fetches, DEADLINE_S)
@@ -285,8 +285,8 @@ def emptied(spool: Path | None, shared: PostgresAddress | None) -> Iterator[None
     if spool is None or shared is None:
         yield
         return
+    from gitboot.endpoint.recorder import Forwarder
     from gitboot.ledger.shared_fetchlog import SharedFetches
-    from gitboot.serve.spool_forwarder import Forwarder
 
     with closing(SharedFetches(shared)) as fetches, Forwarder(spool, fetches):
         yield
