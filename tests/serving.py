@@ -21,7 +21,7 @@ from gitboot.cli.evaluated_fleet import Planned, about_all
 from gitboot.controller.instance_state import Standing
 from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import Recording
-from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
@@ -39,7 +39,6 @@ from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.render.tree import File, Files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
-from gitboot.serve.clocks import ComparedClock
 from gitboot.stoppage import Halt
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain

@@ -28,7 +28,7 @@ from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
 from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recorder, Recording
-from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.errors import GitbootError, PublishError
 from gitboot.fetchlog.spool import Spool, aside
 from gitboot.ledger import requests
@@ -43,7 +43,6 @@ from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.guards import Guard, Limits, trailer
-from gitboot.serve.clocks import ComparedClock
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
 from gitboot.targets.claim import Claim

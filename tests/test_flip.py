@@ -11,11 +11,10 @@ from pathlib import Path
 import httpx
 
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.ledger import requests
 from gitboot.render.endpoint_files import Turn, parse, state_path, turn_of
-from gitboot.serve.clocks import ComparedClock
 from gitboot.system_clock import Keeping
 from tests import plain
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server, uuid_of

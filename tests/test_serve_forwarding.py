@@ -15,7 +15,7 @@ import pytest
 
 from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recording
-from gitboot.endpoint.served_files import PublishedTree
+from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.spool import Spool, files, identity, line_of
 from gitboot.jsonio import Digest
@@ -26,7 +26,6 @@ from gitboot.ledger.postgresql import connected
 from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
 from gitboot.observe.batches import ForwardedBatch
 from gitboot.observe.observation import Observation
-from gitboot.serve.clocks import ComparedClock
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet

@@ -236,12 +236,11 @@ def _work(
     from gitboot.endpoint.app import Endpoint
     from gitboot.endpoint.boot_gate import reporting_to
     from gitboot.endpoint.recorder import Turns, why_not_ready
-    from gitboot.endpoint.served_files import LOOK_S, PublishedTree
+    from gitboot.endpoint.served_files import LOOK_S, ComparedClock, PublishedTree
     from gitboot.fetchlog.log_entries import unnamed_message
     from gitboot.fetchlog.spool import aside
     from gitboot.observe.asked import UnknownAsked
     from gitboot.observe.stopped import Words, folders
-    from gitboot.serve.clocks import ComparedClock
 
     raise_limits()
     if life is not None:
