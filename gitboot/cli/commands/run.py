@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from gitboot.controller.forge import Verdicts
     from gitboot.controller.instance.settings import ForgeSettings
     from gitboot.endpoint.access_control import CredentialFiles
+    from gitboot.endpoint.server import Workers
     from gitboot.endpoint.tls import Certificate
     from gitboot.ledger.location import PostgresAddress
-    from gitboot.serve.worker_processes import Workers
 
 
 _LONGEST_END_S: Final = 4.5  # from a signal to the end, whatever is under way: what was written down is durable
@@ -659,8 +659,7 @@ def serving(
     if settings.listen is None:
         yield None
         return
-    from gitboot.endpoint.server import listen_at, url_of
-    from gitboot.serve.worker_processes import Workers
+    from gitboot.endpoint.server import Workers, listen_at, url_of
 
     files = credential_files(access, keys_in(settings.secret_keys), settings.push_secret)
     certificate = certificate_of(access)

@@ -172,7 +172,7 @@ def command(
             access=access,
         )
     else:
-        from gitboot.serve.worker_processes import Workers
+        from gitboot.endpoint.server import Workers
 
         command = worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
         command += arguments_of_forwarding(shared)
