@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from gitboot.child_processes import encode, framed, read_frame
+from gitboot.evaluator.cache import MAX_KEY_BYTES, RemoteCache, serve_cache
 from gitboot.evaluator.protocol import MAX_KEYS, Begun, Known, NewResults, ResultKind, Wanted, known
-from gitboot.evaluator.remote_cache import MAX_KEY_BYTES, RemoteCache, serve_cache
 from tests.results import StoredResults
 
 PARSED, DECIDED = ResultKind.PARSED, ResultKind.DECIDED

@@ -61,8 +61,8 @@ from gitboot.source.snapshot import open_snapshot
 from gitboot.text import did_you_mean
 
 if TYPE_CHECKING:
+    from gitboot.evaluator.cache import Cache
     from gitboot.evaluator.evaluation import Evaluation, Evaluator
-    from gitboot.evaluator.remote_cache import Cache
 
 
 _BATCH: Final = 1000  # results that gitboot encodes at once

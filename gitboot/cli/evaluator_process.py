@@ -21,8 +21,8 @@ from gitboot.cli.options import evaluation_options, kept
 
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
+    from gitboot.evaluator.cache import Cache
     from gitboot.evaluator.protocol import Allowance, ResultKind
-    from gitboot.evaluator.remote_cache import Cache
     from gitboot.evaluator.workers import Forks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -163,7 +163,7 @@ def _continue_in_child(opens: Callable[[], DiskCache] | None) -> Cache | None:
     """Go on as a child of this process, which has the cache open, waits, and ends as the child does."""
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
     from gitboot.child_processes import end_with
-    from gitboot.evaluator.remote_cache import RemoteCache
+    from gitboot.evaluator.cache import RemoteCache
 
     ours, theirs = socket.socketpair()
     sys.stdout.flush()
@@ -222,7 +222,7 @@ def _wait(child: int) -> int:
 
 def _serve(channel: socket.socket, opens: Callable[[], DiskCache]) -> None:
     """Answer the lookups of the child, and store its results."""
-    from gitboot.evaluator.remote_cache import serve_cache
+    from gitboot.evaluator.cache import serve_cache
 
     with (
         suppress(OSError),

@@ -11,9 +11,9 @@ import msgspec
 from gitboot.audit.effects import EffectKind, ServerEffect, effects
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
+from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
-from gitboot.evaluator.remote_cache import Cache
 from gitboot.git.history import Step
 from gitboot.jsonio import decoder
 from gitboot.load.snapshot import Revision

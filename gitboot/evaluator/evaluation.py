@@ -18,6 +18,7 @@ from gitboot.diff.touched import GROUPING, Touched
 from gitboot.evaluator.cache import (
     DecidedRow,
     Decoded,
+    Results,
     decoded_decision,
     decoded_host,
     decoded_row,
@@ -28,7 +29,6 @@ from gitboot.evaluator.cache import (
 )
 from gitboot.evaluator.content_keys import Key, decision_keys
 from gitboot.evaluator.protocol import EVALUATED, ResultKind
-from gitboot.evaluator.remote_cache import Results
 from gitboot.evaluator.workers import Forks
 from gitboot.fleet.resources import Id
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision

@@ -13,10 +13,10 @@ from typing import IO, Final
 from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
+from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.protocol import Allowance
-from gitboot.evaluator.remote_cache import RemoteCache
 from gitboot.evaluator.workers import BATCH, Forks, processors
 from gitboot.git.clone import Reader
 from gitboot.git.repository import lacks_memory

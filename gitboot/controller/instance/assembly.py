@@ -52,9 +52,9 @@ from gitboot.controller.target_followers import Followed, ListedTarget, follower
 from gitboot.disk_cache import DiskCache
 from gitboot.endpoint.served_files import status_file
 from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, LedgerError, UsageError
+from gitboot.evaluator.cache import Results
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
-from gitboot.evaluator.remote_cache import Results
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.laps import Laps, Stage
