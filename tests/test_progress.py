@@ -17,10 +17,10 @@ from gitboot.child_processes import Buffer, Child, encode
 from gitboot.cli.commands.status import command, newest
 from gitboot.controller.instance.state_directory import LeftStatus, locked, read_status
 from gitboot.errors import InvalidRepository
+from gitboot.evaluator.cache import SpooledResults
 from gitboot.evaluator.client import _Conversation
 from gitboot.evaluator.process import _Answering
 from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
-from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
 from gitboot.load.snapshot import BlobId
 from gitboot.publish.publisher import Directory

@@ -7,12 +7,14 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
-from gitboot.child_processes import encode, read_frame, write_frame
-from gitboot.disk_cache import MAX_VALUE_BYTES
+from gitboot.child_processes import encode, framed, read_frame, write_frame
+from gitboot.disk_cache import MAX_VALUE_BYTES, DiskCache
 from gitboot.evaluator import protocol
 from gitboot.evaluator.protocol import Known, NewResults, ResultKind, Wanted
 from gitboot.fleet.resources import Id
@@ -283,3 +285,46 @@ def _is_right(results: NewResults, is_result: Callable[[ResultKind, bytes], bool
 
 
 _decode: Final[Callable[[bytes], Wanted | NewResults]] = decoder(Wanted | NewResults)
+MAX_BYTES: Final = 2**29  # of one evaluation; the rest is not stored
+
+
+class SpooledResults:
+    """Results in a temporary file without a name, which the system deletes when this process ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[bytes] | None = None
+        self._is_full = False
+
+    def add(self, kind: ResultKind, values: Mapping[bytes, bytes]) -> None:
+        """Append results. After an error of the disk or more than MAX_BYTES, ignore all further results."""
+        if self._is_full:
+            return
+        try:
+            if self._file is None:
+                self._file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - `store` and `close` close it
+            data = framed(encode(NewResults(kind, dict(values))))
+            self._is_full = self._file.tell() + len(data) > MAX_BYTES
+            if not self._is_full:
+                self._file.write(data)
+        except OSError:
+            self._is_full = True
+
+    def store(self, cache: DiskCache, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Insert the valid results into a cache, and close the file. Stop early if ``is_over`` returns True."""
+        if (file := self._file) is None:
+            return
+        with file, suppress(OSError, msgspec.MsgspecError):
+            file.seek(0)
+            while not is_over() and (frame := read_frame(file)) is not None:
+                results = _decode_spooled_results(frame)
+                values = {key: value for key, value in results.values.items() if is_result(results.kind, value)}
+                cache.insert_many(results.kind, values)
+
+    def close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                self._file.close()
+
+
+_decode_spooled_results: Final[Callable[[bytes], NewResults]] = decoder(NewResults)

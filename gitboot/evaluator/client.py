@@ -17,10 +17,9 @@ from gitboot.child_processes import OUT_OF_MEMORY, Child, ended, uncollected
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
-from gitboot.evaluator.cache import lookup
+from gitboot.evaluator.cache import SpooledResults, lookup
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
-from gitboot.evaluator.spooled_results import SpooledResults
 from gitboot.fleet.layered_dict import merged, replaced
 from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
