@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli import evaluated_fleet
-from gitboot.evaluator.workers import Forks
+from gitboot.evaluator.evaluation import Forks
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs

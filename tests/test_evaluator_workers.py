@@ -21,10 +21,9 @@ from benchmarks.fleet import Fleet
 from gitboot.child_processes import Spent, encode, share_of_limits, take_off_limits
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
-from gitboot.evaluator import workers as workers_module
+from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.commit_report import told
-from gitboot.evaluator.evaluation import Evaluator
-from gitboot.evaluator.workers import Forks
+from gitboot.evaluator.evaluation import Evaluator, Forks
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from tests.results import StoredResults
 

@@ -22,8 +22,8 @@ from gitboot.cli.options import evaluation_options, kept
 if TYPE_CHECKING:
     from gitboot.disk_cache import DiskCache
     from gitboot.evaluator.cache import Cache
+    from gitboot.evaluator.evaluation import Forks
     from gitboot.evaluator.protocol import Allowance, ResultKind
-    from gitboot.evaluator.workers import Forks
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 Begun = Callable[[int], None]
@@ -95,7 +95,7 @@ def results_cache() -> Cache | None:
 
 def evaluation_workers() -> Forks:
     """Return the processes among which the command that runs divides a commit."""
-    from gitboot.evaluator.workers import Forks, processors
+    from gitboot.evaluator.evaluation import Forks, processors
 
     return Forks(number=_settings.workers or processors())
 

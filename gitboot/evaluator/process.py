@@ -15,9 +15,8 @@ from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
 from gitboot.evaluator.commit_report import told
-from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluator, Forks, processors
 from gitboot.evaluator.protocol import Allowance
-from gitboot.evaluator.workers import BATCH, Forks, processors
 from gitboot.git.clone import Reader
 from gitboot.git.repository import lacks_memory
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
