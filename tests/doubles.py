@@ -16,9 +16,9 @@ from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
+from gitboot.evaluator.process import told
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger.store import Store
 from gitboot.load.machines import BmcAccess

@@ -13,9 +13,9 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import NotEvaluated
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import Evaluation, assembled
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.evaluator.process import told
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.git.clone import Reader
 from gitboot.load.snapshot import Revision

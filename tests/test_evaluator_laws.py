@@ -20,10 +20,10 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import assembled
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.evaluator.process import told
 from gitboot.git import history as source_history
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve import fleet_decisions

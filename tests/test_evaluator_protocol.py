@@ -19,8 +19,8 @@ from gitboot.child_processes import Buffer, encode, read_frame, write_frame
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import DecidedRow, is_result
 from gitboot.evaluator.client import assembled
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator
+from gitboot.evaluator.process import told
 from gitboot.evaluator.protocol import Allowance, CommitEnd, ResultKind, ServerPart, ServerParts
 from gitboot.load.machines import Machine
 from tests.cases import for_each

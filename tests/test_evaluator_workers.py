@@ -22,8 +22,8 @@ from gitboot.child_processes import Spent, encode, share_of_limits, take_off_lim
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import evaluation as workers_module
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import Evaluator, Forks
+from gitboot.evaluator.process import told
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from tests.results import StoredResults
 

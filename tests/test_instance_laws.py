@@ -14,9 +14,9 @@ from gitboot.controller.learn.ledger_changes import Batch, Learnt, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.client import assembled
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.process import told
 from gitboot.ledger.entries import Facts, Request
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import ServerState, rendered

@@ -26,9 +26,9 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.operator_requests import RECORDS
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluator.client import assembled
-from gitboot.evaluator.commit_report import told
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.evaluator.process import told
 from gitboot.jsonio import Digest
 from gitboot.ledger import machines, requests
 from gitboot.load.whole import load
