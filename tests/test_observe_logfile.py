@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import LockedByAnother, UsageError
-from gitboot.observe.logfile import LogFile
+from gitboot.fetchlog.access_logs import LogFile
 
 
 @contextmanager
