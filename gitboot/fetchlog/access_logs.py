@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
 from gitboot.files import locked, write_whole
-from gitboot.jsonio import Digest
+from gitboot.jsonio import Digest, canonical
 from gitboot.observe.agents import has_identity, is_check, is_machine, is_tool, may_be_system, parse_query
 from gitboot.observe.observation import Observation, instant_of
 from gitboot.render.paths import evidence_expression, means, token_in
@@ -498,3 +498,34 @@ class LogFile:
     def _write(self) -> None:
         document = {"log": str(self._path), "since": self._since_ns, "places": self._places}
         write_whole(self._memory, json.dumps(document).encode())
+
+
+class SentVersions:
+    """The newest version of each path in one mirror's log; the folder ``memory`` holds them from one run to the next.
+
+    What is lost of it costs no more than a word: a path is known again from its next line on.
+    """
+
+    def __init__(self, log: Path, memory: Path) -> None:
+        self._memory = memory / f"sent-{sha256(os.fsencode(log.absolute())).hexdigest()[:16]}.json"
+        self._newest: dict[str, int] = {}
+        self._has_changed = False
+        with suppress(OSError, ValueError):
+            self._newest = {
+                str(path): int(modified) for path, modified in json.loads(self._memory.read_bytes()).items()
+            }
+
+    def goes_back(self, observation: Observation) -> bool:
+        """Whether a newer version of the same path was sent before."""
+        modified, newest = observation.modified or 0, self._newest.get(observation.path, 0)
+        if modified > newest:
+            self._newest[observation.path] = modified
+            self._has_changed = True
+        return modified < newest
+
+    def write(self) -> None:
+        """Remember what was seen."""
+        if self._has_changed:
+            self._has_changed = False
+            with suppress(OSError):
+                write_whole(self._memory, canonical(self._newest))

@@ -18,9 +18,9 @@ from gitboot.jsonio import document
 from gitboot.status.events_from_status import Event
 
 if TYPE_CHECKING:
+    from gitboot.fetchlog.access_logs import SentVersions
     from gitboot.fetchlog.spool import SpoolFile
     from gitboot.observe.asked import UnknownAsked
-    from gitboot.observe.versions import SentVersions
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
@@ -47,10 +47,9 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     If a line does not show whether a machine fetched a boot, the line is counted as unclear. It proves no installation.
     However, a one-time boot that writes a disk is used up by it, so that no server is installed a second time.
     """
-    from gitboot.fetchlog.access_logs import LogFile
+    from gitboot.fetchlog.access_logs import LogFile, SentVersions
     from gitboot.fetchlog.spool import SpoolFile
     from gitboot.observe.asked import UnknownAsked
-    from gitboot.observe.versions import SentVersions
 
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")
