@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gitboot.jsonio import format_instant
+from gitboot.observe.observation import Observation, Outcome
 from gitboot.text import count, more
 
 KEPT: Final = timedelta(hours=1)  # how long a report of an endpoint counts
@@ -124,3 +125,29 @@ def _said(reason: WhyNot, found: list[NotGiven]) -> str:
         f"{_WORDS[reason]}: {last.server} was not given its boot ({last.words}; asked by {last.client} at "
         f"{format_instant(last.at)}, {count(last.times, 'time')}){others}".rstrip()
     )
+
+
+_T = TypeVar("_T")
+
+
+def with_outcomes(items: Iterable[_T], observation_of: Callable[[_T], Observation]) -> list[_T]:
+    """Return the items without the intents whose outcome is among them, in their order.
+
+    `served` outweighs `withheld`. What remains of an intent is `served`, which is a fetch; or `withheld`, which means
+    that nothing was served; or the intent, which uses the boot up and proves nothing.
+    """
+    found = [(each, observation_of(each)) for each in items]
+    served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
+    known = served | {each.intent for _, each in found if each.outcome is Outcome.WITHHELD}
+    return [item for item, each in found if not _is_overtaken(each, served, known)]
+
+
+def that_use_up(observations: Iterable[Observation]) -> list[Observation]:
+    """Return the observations that use a boot up: fetches, and intents whose outcome is not known."""
+    return [each for each in with_outcomes(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD]
+
+
+def _is_overtaken(observation: Observation, served: set[str | None], known: set[str | None]) -> bool:
+    if observation.intent is None or observation.outcome is Outcome.SERVED:
+        return False
+    return observation.intent in (known if observation.outcome is None else served)
