@@ -20,11 +20,11 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile_inputs import Bmcs
 from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.render.server_states import RenderedState
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import record_facts

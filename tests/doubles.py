@@ -19,13 +19,13 @@ from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.evaluator.process import told
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger.store import Store
 from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.publisher import Published

@@ -20,12 +20,12 @@ from gitboot.controller.instance.settings import BmcSettings, GitSettings, Setti
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import evidence, instance_tables, requests
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store
-from gitboot.observe.observation import Observation
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.publisher import Published

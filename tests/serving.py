@@ -23,10 +23,9 @@ from gitboot.endpoint.app import Clients, Endpoint
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
-from gitboot.fetchlog.log_entries import that_use_up, with_outcomes
+from gitboot.fetchlog.log_entries import Observation, that_use_up, with_outcomes
 from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
-from gitboot.observe.observation import Observation
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.manifest import STATUS
 from gitboot.publish.publisher import Directory, Published

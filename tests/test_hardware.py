@@ -20,8 +20,8 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.render.endpoint_files import parse, turn_of
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import BootPlan

@@ -25,12 +25,12 @@ from gitboot.controller.instance.state_directory import CACHE
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import identity
 from gitboot.git.clone import Source
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.index import shard_path

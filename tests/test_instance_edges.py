@@ -15,10 +15,10 @@ import pytest
 from gitboot.endpoint.boot_responses import Answers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import SourceError
+from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.ledger import requests
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import parse_uuid
-from gitboot.observe.observation import Observation, Outcome
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.guards import Limits

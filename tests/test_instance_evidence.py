@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.override_state import State
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import evidence
-from gitboot.observe.observation import Observation
 from gitboot.resolve.server_plan import BootPlan, Cause
 from tests.bench import NOON
 from tests.fleets import mac_of, maintenance

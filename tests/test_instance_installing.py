@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.controller.learn.install_boots import attempted, offer_of, started, taken_back
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger import events
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
 from gitboot.resolve.provisioning_record import exported, imported

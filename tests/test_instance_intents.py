@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.controller.operator_requests import BEGIN
+from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation, Outcome
 from gitboot.resolve.install_attempts import step_of
 from gitboot.resolve.provisioning_record import record_facts, record_of
 from gitboot.resolve.provisioning_record_from_plan import Record

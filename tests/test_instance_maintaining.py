@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.endpoint.metrics import of_status
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
-from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, IGNITION
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.provisioning_record import exported, imported

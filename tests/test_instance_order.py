@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.jsonio import Digest
 from gitboot.ledger import evidence
-from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.userdata import render
 from gitboot.resolve.install_attempts import step_of, token_of

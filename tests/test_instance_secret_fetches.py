@@ -11,10 +11,10 @@ import pytest
 from gitboot.controller.learn.evidence import begin_installation, confirm_fetches, note_fetch
 from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.errors import UsageError
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Facts
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event
 from tests.fleets import uuid_of

@@ -18,9 +18,9 @@ from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import HEARD, token_keys
 from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.render.paths import DATA, FAILED, PROVISIONED, SECRET, token_in
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.render.tree import File

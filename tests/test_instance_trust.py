@@ -18,11 +18,11 @@ from gitboot.controller.instance_state import Fetched
 from gitboot.controller.learn.ledger_changes import KEPT, Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.endpoint.served_files import PublishedTree
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger.entries import Facts
-from gitboot.observe.observation import Observation
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import Phase

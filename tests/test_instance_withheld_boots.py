@@ -15,9 +15,9 @@ import pytest
 
 from gitboot.cli.instance_client import request
 from gitboot.controller.operator_requests import APPROVE
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.ledger import instance_tables, requests
-from gitboot.observe.observation import Observation
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.source.bringing import CLONE

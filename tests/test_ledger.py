@@ -25,6 +25,7 @@ from gitboot.bmc.override_state import BootTarget, Enabled, Medium, MediumState,
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import (
     events,
@@ -44,7 +45,6 @@ from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store
 from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event

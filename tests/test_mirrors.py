@@ -18,9 +18,9 @@ import httpx
 import pytest
 
 from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import take
 from gitboot.fetchlog.unknown_machines import UnknownMachine
-from gitboot.observe.observation import Observation
 from gitboot.render.paths import TABLE, Role, kind_of
 from gitboot.render.tree import File
 from tests import every_path, plain

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.endpoint.recorder import RepeatedFetches
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     MOST_FETCHES,
@@ -22,7 +23,6 @@ from gitboot.fetchlog.one_time_boots import (
 from gitboot.fetchlog.spool import line_of, parse
 from gitboot.jsonio import Digest
 from gitboot.ledger import server_tables
-from gitboot.observe.observation import Observation
 
 AT = datetime(2026, 11, 20, 22, tzinfo=UTC)
 TOKEN = "ab" * 32

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from gitboot.fetchlog import spool
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
 from gitboot.jsonio import Digest
 from gitboot.observe.given import GivenBoots
-from gitboot.observe.observation import Observation
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
 

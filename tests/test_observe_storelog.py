@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.fetchlog.access_logs import Ignored, Told, read
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
-from gitboot.observe.observation import Observation
 from tests.cases import for_each
 from tests.serving import ENTRY, MAC, UUID
 

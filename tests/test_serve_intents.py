@@ -17,9 +17,9 @@ import pytest
 
 from gitboot.endpoint.app import _has_received
 from gitboot.endpoint.connections import RECEIVED
+from gitboot.fetchlog.log_entries import Outcome
 from gitboot.fetchlog.spool import line_of, take
 from gitboot.ledger.postgresql import connected
-from gitboot.observe.observation import Outcome
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests import plain
 from tests.bench import Bench

@@ -21,11 +21,10 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.endpoint.recorder import Recording
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import that_use_up
+from gitboot.fetchlog.log_entries import Observation, Outcome, that_use_up
 from gitboot.fetchlog.spool import Spool, forget, forgotten_next, take
 from gitboot.files import write_whole
 from gitboot.jsonio import Digest, format_instant
-from gitboot.observe.observation import Observation, Outcome
 from gitboot.problems.codes import Code
 from gitboot.publish.manifest import STATUS
 from gitboot.render import terms

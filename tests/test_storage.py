@@ -24,13 +24,13 @@ from gitboot.cli.main import Exit
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError, PublishError, UsageError
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.files import _type_at, check_output, check_spool, check_state, filesystem_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, overrides, records
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.publish.publisher import Directory
 from gitboot.resolve.provisioning_record_from_plan import Record
 from tests.cases import for_each

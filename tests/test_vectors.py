@@ -37,12 +37,12 @@ from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.entries import Facts
 from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
-from gitboot.observe.observation import Observation
 from gitboot.problems.codes import Code
 from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide

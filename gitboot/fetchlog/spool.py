@@ -22,10 +22,10 @@ from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
+from gitboot.fetchlog.log_entries import Observation, Outcome, instant_of
 from gitboot.files import write_whole
 from gitboot.jsonio import Digest, canonical, format_instant
 from gitboot.observe import batches
-from gitboot.observe.observation import Observation, Outcome, instant_of
 from gitboot.system_clock import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun

@@ -16,12 +16,12 @@ from functools import lru_cache, reduce
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any, Final
 
+from gitboot.fetchlog.log_entries import instant_of
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, parse_lookup_mac, parse_uuid, swapped
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.components import Findings, findings_of
-from gitboot.observe.observation import instant_of
 from gitboot.render.emulated_apis import entry_by_query
 from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.observe.observation import Observation
 from gitboot.resolve.server_plan import Offer
 
 # Offers

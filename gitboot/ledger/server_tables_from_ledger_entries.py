@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gitboot.bmc.reboot_detection import Marks
-from gitboot.observe.observation import Observation
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.resolve.server_plan import Offer
 
 

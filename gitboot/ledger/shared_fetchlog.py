@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Any, Final, TypeVar
 
 from gitboot.errors import LedgerError
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import Taken, line_of, parse
 from gitboot.ledger.leader_lease import Lease, now_s
 from gitboot.ledger.leaving import NOBODY, left
@@ -22,7 +23,6 @@ from gitboot.ledger.location import PostgresAddress
 from gitboot.observe.batches import SUFFIX, ForwardedBatch, Writer, writer_of
 from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.observe.given import Given, has_reported, how_given
-from gitboot.observe.observation import Observation
 from gitboot.text import in_one_line
 
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Protocol
 
+from gitboot.fetchlog.log_entries import Observation
 from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.observe.given import Given
-from gitboot.observe.observation import Observation
 
 
 class Unrecordable(Exception):

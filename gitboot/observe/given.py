@@ -9,12 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from gitboot.fetchlog.log_entries import that_use_up
+from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.spool import files, parse, whole_lines
 from gitboot.jsonio import format_instant
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.observe.batches import writer_of
-from gitboot.observe.observation import Observation
 from gitboot.render.paths import Role, kind_of
 from gitboot.system_clock import Uptime
 

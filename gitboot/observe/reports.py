@@ -10,10 +10,9 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from gitboot.fetchlog.log_entries import KEPT, NotGiven, UnnamedProxy, WhyNot
+from gitboot.fetchlog.log_entries import KEPT, NotGiven, UnnamedProxy, WhyNot, instant_of
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical
-from gitboot.observe.observation import instant_of
 
 SUFFIX: Final = ".report"
 

@@ -28,7 +28,7 @@ from gitboot.controller.learn.provisioning import (
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fetchlog.log_entries import with_outcomes
+from gitboot.fetchlog.log_entries import Observation, Outcome, with_outcomes
 from gitboot.fetchlog.one_time_boots import (
     MOST_ADDRESSES,
     InstallationFetches,
@@ -41,7 +41,6 @@ from gitboot.fetchlog.one_time_boots import (
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
-from gitboot.observe.observation import Observation, Outcome
 from gitboot.render.server_states import ServerState
 from gitboot.resolve.plan_at_time import wanted_release
 from gitboot.resolve.provisioning_record_from_plan import Seen

@@ -14,7 +14,7 @@ from gitboot.bmc.identity import Pinned
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import that_use_up
+from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.fleet.layered_dict import replaced
@@ -38,7 +38,6 @@ from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.render.paths import token_in

@@ -31,13 +31,13 @@ from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.diff.identities import Described, GainedIdentity, Inheritance, gained, lost_by_machine
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fleet.identities_from_diff_identities import LostIdentity
 from gitboot.load.machines import Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.observation import Observation, Outcome
 from gitboot.resolve.install_attempts import attempt_of, is_provisioned, last_given, overtaken_attempt
 from gitboot.resolve.install_attempts_from_resolve_records import adopted
 from gitboot.resolve.newcomers import NEW_UP_TO, Known, newcomer
