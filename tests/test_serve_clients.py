@@ -7,7 +7,7 @@ from ipaddress import ip_network
 import pytest
 
 from gitboot.endpoint.access_control import LOOPBACK, client_address, membership
-from gitboot.observe.reports import SUFFIX, read_reports
+from gitboot.fetchlog.log_entries import SUFFIX, read_reports
 from tests.cases import for_each
 from tests.instance import eventually
 from tests.serving import LOADER, get, site

@@ -21,14 +21,23 @@ from gitboot.endpoint.access_control import LOOPBACK, membership
 from gitboot.endpoint.age_encryption import Keys, Unopened
 from gitboot.endpoint.recorder import Recorder
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import KEPT, NotGiven, Observation, Outcome, UnnamedProxy, WhyNot
+from gitboot.fetchlog.log_entries import (
+    KEPT,
+    NotGiven,
+    Observation,
+    Outcome,
+    Report,
+    UnnamedProxy,
+    WhyNot,
+    remove_report,
+    write_report,
+)
 from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed
 from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool, may_be_system
 from gitboot.observe.elsewhere import Unrecordable
-from gitboot.observe.reports import Report, remove_report, write_report
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import HOP, Role, token_in
 from gitboot.render.terms import Terms
