@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from gitboot.endpoint.boot_responses import Answers, NamedAnswers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.access_logs import Ignored, read
-from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.log_entries import Observation, parse_query
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
-from gitboot.observe.agents import parse_query
 from gitboot.observe.stopped import say
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of

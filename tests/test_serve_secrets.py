@@ -19,7 +19,7 @@ from gitboot.cli.main import Exit
 from gitboot.endpoint.age_encryption import Keys, encrypt, make_key
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
-from gitboot.observe.agents import CHECKER
+from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.problems.codes import Code
 from gitboot.render.paths import CHECK, kind_of
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen

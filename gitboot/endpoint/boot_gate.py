@@ -29,6 +29,12 @@ from gitboot.fetchlog.log_entries import (
     Report,
     UnnamedProxy,
     WhyNot,
+    has_identity,
+    is_check,
+    is_loader,
+    is_system,
+    is_tool,
+    may_be_system,
     remove_report,
     write_report,
 )
@@ -36,7 +42,6 @@ from gitboot.jsonio import Digest
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed
-from gitboot.observe.agents import has_identity, is_check, is_loader, is_system, is_tool, may_be_system
 from gitboot.observe.elsewhere import Unrecordable
 from gitboot.render.endpoint_files import Need
 from gitboot.render.paths import HOP, Role, token_in

@@ -17,8 +17,8 @@ from gitboot.endpoint.access_control import Stranger
 from gitboot.endpoint.boot_gate import Guarded
 from gitboot.endpoint.connections import HEARD, NOT_FOUND, UNCACHED, Reply, file_reply, in_parts, unchanged
 from gitboot.endpoint.served_files import Located, PublishedTree, Read, Signature, signature
+from gitboot.fetchlog.log_entries import parse_query
 from gitboot.jsonio import canonical, digest
-from gitboot.observe.agents import parse_query
 from gitboot.render.emulated_apis import (
     ALIASES,
     EC2,

@@ -19,11 +19,19 @@ from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote
 
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import Observation, instant_of
+from gitboot.fetchlog.log_entries import (
+    Observation,
+    has_identity,
+    instant_of,
+    is_check,
+    is_machine,
+    is_tool,
+    may_be_system,
+    parse_query,
+)
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
 from gitboot.files import locked, write_whole
 from gitboot.jsonio import Digest, canonical
-from gitboot.observe.agents import has_identity, is_check, is_machine, is_tool, may_be_system, parse_query
 from gitboot.render.paths import evidence_expression, means, token_in
 
 

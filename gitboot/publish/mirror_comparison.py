@@ -15,8 +15,8 @@ from urllib.parse import quote
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
+from gitboot.fetchlog.log_entries import CHECKER
 from gitboot.http_client import SLOWEST_DOWNLOAD, TOTAL_S, AnswerStream, HttpClient, MinimumRate
-from gitboot.observe.agents import CHECKER
 from gitboot.publish.manifest import MANIFEST, Manifest, digest_of
 from gitboot.publish.mirror_program import MAX_TIMESTAMP_BYTES, SIGNED, TIMESTAMP, artifact_digest, paths_in
 from gitboot.publish.tree_reader import read_manifest, read_state

@@ -236,7 +236,7 @@ def who_may_fetch(changed: AccessChange) -> str:
     return f"{changed.field}: {old} {ARROW} {new}: {effect}"
 
 
-# What a log proves: `gitboot.observe.agents`.
+# What a log proves: `gitboot.fetchlog.log_entries`.
 _RISK_OF_COPIES: Final = (
     ", again and again: a copy serves an install boot until gitboot has read the copy's log, and a loader that sends "
     "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
