@@ -29,10 +29,10 @@ from gitboot.endpoint.age_encryption import Keys, Unopened, make_key
 from gitboot.errors import BmcBusy, BmcRejected, BmcUnreachable, InvalidRepository, RegistryRefused
 from gitboot.fetchlog import access_logs, spool
 from gitboot.fetchlog.log_entries import Observation, first_of, read_reports
+from gitboot.fetchlog.one_time_boots import GivenBoots
 from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
-from gitboot.observe.given import GivenBoots
 from gitboot.problems.codes import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing

@@ -15,9 +15,9 @@ import pytest
 
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.one_time_boots import GivenBoots
 from gitboot.fetchlog.spool import Spool, SpoolFile, forgotten, forgotten_next, line_of, take
 from gitboot.jsonio import Digest
-from gitboot.observe.given import GivenBoots
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
 

@@ -29,11 +29,19 @@ from typing import Final, Self, TypeVar
 from gitboot.background_threads import BackgroundThread
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.fetchlog.one_time_boots import MOST_ADDRESSES, MOST_FETCHES, OTHERS, network_of, secret_of
+from gitboot.fetchlog.one_time_boots import (
+    MOST_ADDRESSES,
+    MOST_FETCHES,
+    OTHERS,
+    Given,
+    GivenBoots,
+    joined,
+    network_of,
+    secret_of,
+)
 from gitboot.fetchlog.spool import Spool, aside, files, forgotten, identity, spent, try_out
 from gitboot.observe.batches import Writer, next_batch
 from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere, Unrecordable, is_lease
-from gitboot.observe.given import Given, GivenBoots, joined
 from gitboot.observe.sole_claims import claims_in
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events_from_status import Event

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.one_time_boots import Given
 from gitboot.observe.batches import ForwardedBatch, Writer
-from gitboot.observe.given import Given
 
 
 class Unrecordable(Exception):
