@@ -30,11 +30,11 @@ from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recorder, Recording
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.errors import GitbootError, PublishError
+from gitboot.fetchlog.one_time_boots import NotTaken
 from gitboot.fetchlog.spool import Spool, aside
 from gitboot.ledger import requests
 from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.elsewhere import NotTaken
 from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory

@@ -35,13 +35,16 @@ from gitboot.fetchlog.one_time_boots import (
     OTHERS,
     Given,
     GivenBoots,
+    NotTaken,
+    SpoolElsewhere,
+    Unrecordable,
+    is_lease,
     joined,
     network_of,
     secret_of,
 )
 from gitboot.fetchlog.spool import Spool, aside, files, forgotten, identity, spent, try_out
 from gitboot.observe.batches import Writer, next_batch
-from gitboot.observe.elsewhere import NotTaken, SpoolElsewhere, Unrecordable, is_lease
 from gitboot.observe.sole_claims import claims_in
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events_from_status import Event

@@ -16,13 +16,12 @@ from typing import Any, Final, TypeVar
 
 from gitboot.errors import LedgerError
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.one_time_boots import Given, has_reported, how_given
+from gitboot.fetchlog.one_time_boots import Given, NotTaken, Unrecordable, has_reported, how_given
 from gitboot.fetchlog.spool import Taken, line_of, parse
 from gitboot.ledger.leader_lease import Lease, now_s
 from gitboot.ledger.leaving import NOBODY, left
 from gitboot.ledger.location import PostgresAddress
 from gitboot.observe.batches import SUFFIX, ForwardedBatch, Writer, writer_of
-from gitboot.observe.elsewhere import NotTaken, Unrecordable
 from gitboot.text import in_one_line
 
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name
