@@ -23,6 +23,7 @@ from gitboot.endpoint.served_files import PublishedTree, without_document
 from gitboot.errors import LedgerError, LockedByAnother, UsageError
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import Observation, Report, read_reports
+from gitboot.fetchlog.one_time_boots import claims_in
 from gitboot.fetchlog.spool import Taken
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
 from gitboot.fleet.layered_dict import replaced
@@ -34,7 +35,6 @@ from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.asked import unknown_left
-from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event

@@ -38,6 +38,7 @@ from gitboot.fetchlog.one_time_boots import (
     NotTaken,
     SpoolElsewhere,
     Unrecordable,
+    claims_in,
     is_lease,
     joined,
     network_of,
@@ -45,7 +46,6 @@ from gitboot.fetchlog.one_time_boots import (
 )
 from gitboot.fetchlog.spool import Spool, aside, files, forgotten, identity, spent, try_out
 from gitboot.observe.batches import Writer, next_batch
-from gitboot.observe.sole_claims import claims_in
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events_from_status import Event
 from gitboot.text import in_one_line

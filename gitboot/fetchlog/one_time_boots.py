@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
-from gitboot.fetchlog.spool import files, parse, whole_lines
+from gitboot.fetchlog.spool import aside, files, parse, whole_lines
 from gitboot.jsonio import format_instant
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.observe.batches import ForwardedBatch, Writer, writer_of
 from gitboot.render.paths import FAILED, Role, kind_of, means
+from gitboot.stoppage import SoleClaim
 from gitboot.system_clock import Uptime
 
 MOST_ADDRESSES: Final = 16  # that are told apart, of one secret and installation
@@ -335,3 +337,38 @@ class SpoolElsewhere(Protocol):
 
         Raises `NotTaken`.
         """
+
+
+_INSTANCE_FILE: Final = Path(".forwarded", "soles")  # in the instance's spool: the host's spool, by site
+_HOST_FILES: Final = ("sole", "sole.left")  # in the spool of that host itself
+
+
+def claims_in(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
+    """Return the claims that the files in some spools state, by file. A claim without a site has ended.
+
+    ``fetch_log`` is where the fetches of the other host belong: the spool that is read today.
+    """
+    files = [file for folder in folders for file in (folder / _INSTANCE_FILE, *_host_files(folder))]
+    found = ((file, _sites_in(file)) for file in dict.fromkeys(files))
+    return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
+
+
+def _host_files(folder: Path) -> list[Path]:
+    return [aside(folder) / name for name in _HOST_FILES]
+
+
+def _sites_in(file: Path) -> tuple[str, ...] | None:
+    """Return the sites that a file claims; None if there is no file, or if its claims have ended."""
+    try:
+        content = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        return ()
+    with suppress(ValueError):
+        match json.loads(content):
+            case {"site": str(site)}:
+                return (site,)
+            case dict(claimed):
+                return tuple(sorted(map(str, claimed))) or None
+    return ()

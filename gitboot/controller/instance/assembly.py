@@ -55,6 +55,7 @@ from gitboot.errors import ArtifactMissing, DamagedLedger, HostUnreachable, Ledg
 from gitboot.evaluator.cache import Results
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
+from gitboot.fetchlog.one_time_boots import claims_in
 from gitboot.files import check_output, check_spool, check_state
 from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.laps import Laps, Stage
@@ -70,7 +71,6 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.sole_claims import claims_in
 from gitboot.observe.stopped import Words, folders
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.modes import OPEN
