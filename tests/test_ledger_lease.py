@@ -34,7 +34,7 @@ from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
-from gitboot.fetchlog.spool import line_of
+from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import events, evidence, instance_tables, overrides, records
 from gitboot.ledger import leader_lease as lease_module
@@ -45,7 +45,6 @@ from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing
 from gitboot.ledger.shared_fetchlog import FETCHES, RecordedFetches, SharedFetches
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.batches import ForwardedBatch, Writer
 from gitboot.resolve.provisioning_record_from_plan import Record, Run
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event

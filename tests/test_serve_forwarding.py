@@ -18,14 +18,13 @@ from gitboot.endpoint.recorder import ForwardedRecording, Forwarder, Recording
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fetchlog.spool import Spool, files, identity, line_of
+from gitboot.fetchlog.spool import ForwardedBatch, Spool, files, identity, line_of
 from gitboot.jsonio import Digest
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.postgresql import connected
 from gitboot.ledger.shared_fetchlog import RecordedFetches, SharedFetches
-from gitboot.observe.batches import ForwardedBatch
 from gitboot.system_clock import Keeping, Uptime
 from tests import plain
 from tests.fleets import at, fleet

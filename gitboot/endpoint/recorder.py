@@ -44,8 +44,7 @@ from gitboot.fetchlog.one_time_boots import (
     network_of,
     secret_of,
 )
-from gitboot.fetchlog.spool import Spool, aside, files, forgotten, identity, spent, try_out
-from gitboot.observe.batches import Writer, next_batch
+from gitboot.fetchlog.spool import Spool, Writer, aside, files, forgotten, identity, next_batch, spent, try_out
 from gitboot.render.paths import Role, kind_of
 from gitboot.status.events_from_status import Event
 from gitboot.text import in_one_line

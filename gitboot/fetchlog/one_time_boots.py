@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 from gitboot.fetchlog.log_entries import Observation, that_use_up
-from gitboot.fetchlog.spool import aside, files, parse, whole_lines
+from gitboot.fetchlog.spool import ForwardedBatch, Writer, aside, files, parse, whole_lines, writer_of
 from gitboot.jsonio import format_instant
 from gitboot.model.graces import FETCH_GRACE
-from gitboot.observe.batches import ForwardedBatch, Writer, writer_of
 from gitboot.render.paths import FAILED, Role, kind_of, means
 from gitboot.stoppage import SoleClaim
 from gitboot.system_clock import Uptime

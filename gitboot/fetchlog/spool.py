@@ -12,6 +12,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,20 +26,19 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog.log_entries import Observation, Outcome, instant_of
 from gitboot.files import write_whole
 from gitboot.jsonio import Digest, canonical, format_instant
-from gitboot.observe import batches
 from gitboot.system_clock import Uptime
 
 MOST_BYTES: Final = 1024 * 1024  # of one file, until the next is begun
 _RESTART_S: Final = 0.1  # after its thread died: no boot is served until it records again
 _MOST_AT_ONCE: Final = 1000  # lines that wait for one sync
-_SUFFIX: Final = batches.SUFFIX
+SUFFIX: Final = ".jsonl"
+_SUFFIX: Final = SUFFIX
 IDENTITY: Final = "id"
 _FORGOTTEN: Final = "forgotten"
 _ASIDE: Final = ".endpoints"
 _TRIAL: Final = b"\0" * 4096  # as much as any file system gives out at a time
 _LONGEST_UP_S: Final = 2**33  # which no kernel has run
 _MOST_TIMES: Final = 2**32  # fetches in a minute, which no endpoint answers
-
 _T = TypeVar("_T")
 
 
@@ -282,7 +282,7 @@ def take(folder: Path, offsets: Mapping[str, int]) -> Taken:
         begin = offsets.get(path.name, 0)
         lines = dict(whole_lines(path, begin))
         read[path.name] = begin + sum(map(len, lines.values()))
-        writer, base = batches.writer_of(path.name)
+        writer, base = writer_of(path.name)
         parsed = {base + offset: parse(line) for offset, line in lines.items()}
         taken_back = {each for each in parsed.values() if isinstance(each, int)}
         for offset, each in parsed.items():
@@ -397,3 +397,43 @@ def parse(line: bytes) -> Observation | int | None:
     except (ValueError, RecursionError):
         pass
     return None
+
+
+BATCHES_MOST_BYTES: Final = 512 * 1024  # of one batch
+_FORWARDED: Final = re.compile(r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX))
+
+
+class Writer(NamedTuple):
+    """Whose lines they are: a file of a spool, without its suffix."""
+
+    spool: str  # its identity
+    file: str
+
+
+class ForwardedBatch(NamedTuple):
+    """Whole lines of one writer, and where they stand in its file."""
+
+    writer: Writer
+    begin: int
+    lines: bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.lines)
+
+
+def next_batch(path: Path, writer: Writer, begin: int) -> ForwardedBatch:
+    """Return the whole lines of a writer's file from ``begin`` on, as many as a batch may have; none at its end."""
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            found = file.read(BATCHES_MOST_BYTES)
+    except FileNotFoundError:
+        found = b""
+    return ForwardedBatch(writer, begin, found[: found.rfind(b"\n") + 1])
+
+
+def writer_of(name: str) -> tuple[str, int]:
+    """Return whose lines a file of a spool holds, and at which byte of that writer's own file they begin."""
+    found = _FORWARDED.fullmatch(name)
+    return (found[1], int(found[2])) if found is not None else (name, 0)
