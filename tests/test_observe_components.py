@@ -9,14 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.fetchlog.unknown_machines import (
+    Findings,
     UnknownMachine,
     UnknownMachines,
+    findings_of,
     inventoried,
+    parse_sent,
     parse_unknown,
     render_unknown,
 )
 from gitboot.model.server import Architecture, Firmware
-from gitboot.observe.components import Findings, findings_of, parse_sent
 from tests.cases import for_each
 from tests.fleets import at
 

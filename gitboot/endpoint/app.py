@@ -72,10 +72,16 @@ from gitboot.endpoint.recorder import Recorder, why_not_ready
 from gitboot.endpoint.served_files import Moving, PublishedTree, without_document
 from gitboot.endpoint.webhooks import PUSHED
 from gitboot.fetchlog.log_entries import MOST_LOG_BYTES, Outcome, WhyNot, in_general, last_lines, parse_query
-from gitboot.fetchlog.unknown_machines import UnknownMachine, inventoried, network_of, unknown_of
+from gitboot.fetchlog.unknown_machines import (
+    MOST_BYTES,
+    UnknownMachine,
+    inventoried,
+    network_of,
+    parse_sent,
+    unknown_of,
+)
 from gitboot.files import file_below
 from gitboot.observe.asked import UnknownAsked
-from gitboot.observe.components import MOST_BYTES, parse_sent
 from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
