@@ -13,13 +13,14 @@ from gitboot.fetchlog.unknown_machines import (
     KEPT,
     MOST,
     MOST_OF_ONE,
+    UnknownAsked,
     UnknownMachine,
     UnknownMachines,
     parse_unknown,
     render_unknown,
+    unknown_left,
     unknown_of,
 )
-from gitboot.observe.asked import UnknownAsked, unknown_left
 from tests.cases import for_each
 from tests.fleets import at
 

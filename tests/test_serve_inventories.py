@@ -12,8 +12,7 @@ import pytest
 from gitboot.endpoint.app import INVENTORY_PATH, MOST_OF_ONE, Clients, Endpoint
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
-from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownMachine
-from gitboot.observe.asked import UnknownAsked, unknown_left
+from gitboot.fetchlog.unknown_machines import MOST_BYTES, UnknownAsked, UnknownMachine, unknown_left
 from tests import plain
 from tests.fleets import fleet
 from tests.serving import BEFORE, ENTRY, LOADER, MAC, ONCE, UUID, Site, connect, planned, read_all

@@ -14,7 +14,7 @@ import pytest
 
 from gitboot.endpoint import connections
 from gitboot.endpoint.connections import MOST_BODIES_OF_ONE, MOST_IDLE
-from gitboot.observe.asked import UnknownAsked
+from gitboot.fetchlog.unknown_machines import UnknownAsked
 from tests import plain
 from tests.cases import for_each
 from tests.configured import configured

@@ -25,7 +25,13 @@ from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import Observation, Report, read_reports
 from gitboot.fetchlog.one_time_boots import claims_in
 from gitboot.fetchlog.spool import Taken
-from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown, render_unknown
+from gitboot.fetchlog.unknown_machines import (
+    UnknownMachine,
+    UnknownMachines,
+    parse_unknown,
+    render_unknown,
+    unknown_left,
+)
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
@@ -34,7 +40,6 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.asked import unknown_left
 from gitboot.observe.stopped import Words
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event

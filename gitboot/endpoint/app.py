@@ -74,6 +74,7 @@ from gitboot.endpoint.webhooks import PUSHED
 from gitboot.fetchlog.log_entries import MOST_LOG_BYTES, Outcome, WhyNot, in_general, last_lines, parse_query
 from gitboot.fetchlog.unknown_machines import (
     MOST_BYTES,
+    UnknownAsked,
     UnknownMachine,
     inventoried,
     network_of,
@@ -81,7 +82,6 @@ from gitboot.fetchlog.unknown_machines import (
     unknown_of,
 )
 from gitboot.files import file_below
-from gitboot.observe.asked import UnknownAsked
 from gitboot.observe.status_age import STATUS_CURRENT
 from gitboot.render.boot_script_parts import sent_to_disk
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY

@@ -20,7 +20,7 @@ from gitboot.status.events_from_status import Event
 if TYPE_CHECKING:
     from gitboot.fetchlog.access_logs import SentVersions
     from gitboot.fetchlog.spool import SpoolFile
-    from gitboot.observe.asked import UnknownAsked
+    from gitboot.fetchlog.unknown_machines import UnknownAsked
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
@@ -49,7 +49,7 @@ def command(logs: tuple[Path, ...], spool: Path, follow: bool, outputs: tuple[Ou
     """
     from gitboot.fetchlog.access_logs import LogFile, SentVersions
     from gitboot.fetchlog.spool import SpoolFile
-    from gitboot.observe.asked import UnknownAsked
+    from gitboot.fetchlog.unknown_machines import UnknownAsked
 
     if _STDIN in logs and len(logs) > 1:
         raise UsageError("standard input (-) is read alone")

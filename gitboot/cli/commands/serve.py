@@ -239,7 +239,7 @@ def _work(
     from gitboot.endpoint.served_files import LOOK_S, ComparedClock, PublishedTree
     from gitboot.fetchlog.log_entries import unnamed_message
     from gitboot.fetchlog.spool import aside
-    from gitboot.observe.asked import UnknownAsked
+    from gitboot.fetchlog.unknown_machines import UnknownAsked
     from gitboot.observe.stopped import Words, folders
 
     raise_limits()
