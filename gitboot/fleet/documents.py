@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.yaml import Value
 from gitboot.jsonio import API_VERSION
-from gitboot.load.findings import Finding, Wording, findings
-from gitboot.load.schemas import adapter
+from gitboot.load.problems import dotted
+from gitboot.load.schemas import adapter, schema_at
+from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import parse_name
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.model.structure import read
 from gitboot.problems.codes import Code
 from gitboot.text import did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,3 +79,102 @@ def _id(kind: str, value: dict[str, Value]) -> Id | None:
     with suppress(Malformed):
         return Id(kind, parse_name(metadata.get("name") if isinstance(metadata, dict) else None))
     return None
+
+
+class Wording(NamedTuple):
+    """What a problem says."""
+
+    code: Code
+    message: str
+    hint: str
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong with a document: where in it, and what, put into words only where it is shown."""
+
+    at: Path
+    word: Callable[[], Wording]
+    key: bool = False  # it is the key at this path that is wrong, not its value
+
+
+def findings(kind: str, error: ValidationError) -> tuple[Finding, ...]:
+    """Everything that is wrong with a document of ``kind``, without what only follows from it."""
+    found = error.errors(include_url=False)
+    consequences = _consequences([each["loc"] for each in found if each["type"] == "too_short"], found)
+    return tuple(
+        _finding(kind, each) for each in found if each["type"] != "too_short" or each["loc"] not in consequences
+    )
+
+
+def _consequences(short: Collection[Path], errors: list[Any]) -> set[Path]:
+    """Where a list is too short only because its items are malformed: those are errors as well."""
+    found = Counter(short)
+    for error in errors:
+        loc = error["loc"]
+        found.update(loc[:length] for length in range(len(loc)) if loc[:length] in found)
+    return {loc for loc, count in found.items() if count > 1}
+
+
+def _finding(kind: str, error: Any) -> Finding:
+    at: Path = tuple(step for step in error["loc"] if step not in _TAGS)
+    if key := at[-1:] == ("[key]",) and error["type"] != "unexpected_keyword_argument":
+        at = at[:-1]
+    match error["type"]:
+        case "value_error":
+            malformed = error["ctx"]["error"]
+            return Finding(at + malformed.at, partial(_malformed, malformed, at), key)
+        case "missing":
+            return Finding(at[:-1], partial(_missing, at), key=True)
+        case "unexpected_keyword_argument":
+            return Finding(at, partial(_unknown_field, kind, at), key=True)
+        case "enum" | "literal_error":
+            return Finding(at, partial(_choice, kind, error, at, key), key)
+        case "too_short":
+            return Finding(at, partial(_empty, at))
+    return Finding(at, partial(_shape, error, at))
+
+
+_TAGS: Final = frozenset({"(profile)", "(selector)", "(word)"})  # the branch of a union, in pydantic's paths
+_SHAPES: Final = {
+    "dataclass_type": "a mapping",
+    "dict_type": "a mapping",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "string_type": "a single value",
+}
+
+
+def _malformed(error: Malformed, at: Path) -> Wording:
+    return Wording(error.code, f"{dotted(at)}: {error.message}", error.hint or error.code.hint)
+
+
+def _missing(at: Path) -> Wording:
+    return Wording(Code.MISSING_FIELD, f"{dotted(at[:-1])} needs {at[-1]}", f"add {at[-1]}")
+
+
+def _empty(at: Path) -> Wording:
+    return Wording(Code.EMPTY, f"{dotted(at)} needs at least one item", "add one")
+
+
+def _shape(error: Any, at: Path) -> Wording:
+    message = f"{dotted(at)}: expected {_SHAPES[error['type']]}, found {shown(error['input'])}"
+    return Wording(Code.SHAPE, message, Code.SHAPE.hint)
+
+
+def _unknown_field(kind: str, at: Path) -> Wording:
+    fields = schema_at(kind, at[:-1]).get("properties", {})
+    message = f"{dotted(at[:-1])} has no field {shown(at[-1])}"
+    hint = did_you_mean(at[-1], fields, f"it has {', '.join(sorted(fields))}")
+    return Wording(Code.UNKNOWN_FIELD, message, hint)
+
+
+def _choice(kind: str, error: Any, at: Path, key: bool) -> Wording:
+    words = _QUOTED.findall(error["ctx"]["expected"])
+    fields = {} if key else schema_at(kind, at).get("properties", {})
+    mapping = f", or a mapping with {', '.join(sorted(fields))}" if fields else ""
+    message = f"expected one of {', '.join(words)}{mapping}, found {shown(error['input'])}"
+    hint = did_you_mean(error["input"], words, f"write one of {', '.join(words)}{mapping}")
+    return Wording(Code.CHOICE, message, hint)
+
+
+_QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>
