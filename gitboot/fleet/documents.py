@@ -7,14 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.fleet.resources import KINDS, Id, Resource
 from gitboot.fleet.yaml import Value
 from gitboot.jsonio import API_VERSION
 from gitboot.load.problems import dotted
-from gitboot.load.schemas import adapter, schema_at
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import parse_name
 from gitboot.model.scalars.texts import Malformed, shown
@@ -23,7 +22,7 @@ from gitboot.problems.codes import Code
 from gitboot.text import did_you_mean
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import TypeAdapter, ValidationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,3 +177,44 @@ def _choice(kind: str, error: Any, at: Path, key: bool) -> Wording:
 
 
 _QUOTED: Final = re.compile(r"'([^']*)'")  # pydantic: 'A' or 'B', or <Choice.A: 'A'>
+
+
+@cache
+def adapter(kind: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # only here: nothing is wrong with most fleets
+
+    return TypeAdapter(KINDS[kind])
+
+
+@cache
+def _schema(kind: str) -> dict[str, Any]:
+    return adapter(kind).json_schema()
+
+
+def schema_at(kind: str, path: Path) -> dict[str, Any]:
+    """The JSON Schema of what ``path`` leads to in a document of ``kind``."""
+    root = _schema(kind)
+
+    def resolved(node: dict[str, Any]) -> dict[str, Any]:
+        if "$ref" in node:
+            return resolved(root["$defs"][node["$ref"].rpartition("/")[2]])
+        branches = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
+        return next(
+            (branch for branch in branches if branch.keys() & {"properties", "enum", "items"}),
+            branches[0] if branches else node,
+        )
+
+    def inside(node: dict[str, Any], step: str | int) -> dict[str, Any]:
+        candidates: list[Any] = []
+        for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()), node):
+            found = resolved(branch)
+            candidates.append(found.get("items") if isinstance(step, int) else found.get("properties", {}).get(step))
+            candidates.append(found.get("additionalProperties"))
+        return next(each for each in candidates if isinstance(each, dict))
+
+    node = root
+    for step in path:
+        node = inside(node, step)
+    structures = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
+    with_fields = [branch for branch in structures if "properties" in branch]
+    return with_fields[0] if with_fields else resolved(node)
