@@ -11,15 +11,14 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.fleet.resources import KINDS, Id, Resource
-from gitboot.fleet.yaml import Value
+from gitboot.fleet.yaml import Place, Value
 from gitboot.jsonio import API_VERSION
-from gitboot.load.problems import dotted
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import parse_name
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.model.structure import read
-from gitboot.problems.codes import Code
-from gitboot.text import did_you_mean
+from gitboot.problems.codes import Code, Problem
+from gitboot.text import did_you_mean, printable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
@@ -218,3 +217,17 @@ def schema_at(kind: str, path: Path) -> dict[str, Any]:
     structures = [resolved(branch) for branch in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
     with_fields = [branch for branch in structures if "properties" in branch]
     return with_fields[0] if with_fields else resolved(node)
+
+
+START: Final = Place(1, 1)  # of a file in which no line is to blame
+
+
+def problem_at(path: str, place: Place, code: Code, message: str, hint: str = "") -> Problem:
+    """A problem of a file; what the code itself hints at fixes it where nothing better is known."""
+    return Problem(path=path, line=place.line, column=place.column, code=code, message=message, hint=hint or code.hint)
+
+
+def dotted(path: Path) -> str:
+    """A path as people write it: spec.interfaces[0].mac; keys that go on and on do not."""
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step[:80]}{'…' * (len(step) > 80)}" for step in path)
+    return printable("".join(steps)).removeprefix(".") or "the document"

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from gitboot.fleet.documents import Broken, Finding, checked
+from gitboot.fleet.documents import START, Broken, Finding, checked, problem_at
 from gitboot.fleet.resources import Id, Resource
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.fleet.yaml import Place, locate, parse
-from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.load.unread import ANYTHING, Unread, unread_document, unread_text
 from gitboot.model.server import Server

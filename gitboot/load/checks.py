@@ -8,11 +8,11 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
+from gitboot.fleet.documents import START, problem_at
 from gitboot.fleet.identities import Identity, identities, place_of
 from gitboot.fleet.resources import Id
 from gitboot.load.blobs import is_lfs_pointer, too_large
 from gitboot.load.draft import Draft
-from gitboot.load.problems import START, problem_at
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark
 from gitboot.load.sealed import NotSealed, sealed

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from gitboot.fleet.documents import START, problem_at
 from gitboot.fleet.ignore import MAX_BYTES, read_ignore
 from gitboot.fleet.yaml import Place
 from gitboot.load.blobs import oversized
 from gitboot.load.patterns import Line
-from gitboot.load.problems import START, problem_at
 from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars.texts import shown
 from gitboot.problems.codes import Code, Problem

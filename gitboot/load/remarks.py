@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
+from gitboot.fleet.documents import problem_at
 from gitboot.fleet.resources import Origin
 from gitboot.fleet.yaml import Place, locate
-from gitboot.load.problems import problem_at
 from gitboot.load.snapshot import BlobId
 from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import MAX_KEPT, Code, Problem
