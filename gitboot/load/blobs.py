@@ -7,12 +7,21 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from gitboot.fleet.documents import START, Broken, Finding, checked, problem_at
+from gitboot.fleet.documents import (
+    ANYTHING,
+    START,
+    Broken,
+    Finding,
+    Unread,
+    checked,
+    problem_at,
+    unread_document,
+    unread_text,
+)
 from gitboot.fleet.resources import Id, Resource
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.fleet.yaml import Place, locate, parse
 from gitboot.load.snapshot import BlobId, Oversized, Snapshot
-from gitboot.load.unread import ANYTHING, Unread, unread_document, unread_text
 from gitboot.model.server import Server
 from gitboot.problems.codes import MAX_KEPT, Code, Problem
 

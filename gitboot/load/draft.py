@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+from gitboot.fleet.documents import ANYTHING, AllUnread
 from gitboot.fleet.resources import Id, Origin, Resource
 from gitboot.jsonio import API_VERSION
 from gitboot.load.blobs import ParsedBlob
@@ -13,7 +14,6 @@ from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Snapshot
-from gitboot.load.unread import ANYTHING, AllUnread
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet
