@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
+from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
-from gitboot.load.blobs import ParseCache, parse_blob
 from gitboot.load.references import references
 from gitboot.load.snapshot import BlobId, Irregular, Oversized, Snapshot
 from gitboot.load.whole import load

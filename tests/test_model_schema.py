@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given, settings
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
+from gitboot.fleet.documents import parse_blob
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import parse
-from gitboot.load.blobs import parse_blob
 from gitboot.review.formats.json_from_model_schema import main
 from tests.cases import for_each
 from tests.documents import Document, documents

@@ -9,9 +9,9 @@ from itertools import chain
 from operator import is_
 from typing import Any, Final
 
+from gitboot.fleet.documents import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
 from gitboot.fleet.identities import identities, place_of
 from gitboot.fleet.resources import Id, Origin, Resource
-from gitboot.load.blobs import ParseCache, ParsedBlob, is_lfs_pointer, read_blob
 from gitboot.load.checks import check, reports_of_nothing, why_not_sealed
 from gitboot.load.draft import Draft
 from gitboot.load.listing import IGNORE_FILE, Listing, listed

@@ -8,10 +8,9 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from gitboot.fleet.documents import START, problem_at
+from gitboot.fleet.documents import START, is_lfs_pointer, problem_at, too_large
 from gitboot.fleet.identities import Identity, identities, place_of
 from gitboot.fleet.resources import Id
-from gitboot.load.blobs import is_lfs_pointer, too_large
 from gitboot.load.draft import Draft
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark

@@ -6,10 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from gitboot.fleet.documents import ANYTHING, AllUnread
+from gitboot.fleet.documents import ANYTHING, AllUnread, ParsedBlob
 from gitboot.fleet.resources import Id, Origin, Resource
 from gitboot.jsonio import API_VERSION
-from gitboot.load.blobs import ParsedBlob
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
 from gitboot.load.repository import FleetRepository

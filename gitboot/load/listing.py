@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from gitboot.fleet.documents import START, problem_at
+from gitboot.fleet.documents import START, oversized, problem_at
 from gitboot.fleet.ignore import MAX_BYTES, read_ignore
 from gitboot.fleet.yaml import Place
-from gitboot.load.blobs import oversized
 from gitboot.load.patterns import Line
 from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars.texts import shown
