@@ -8,13 +8,12 @@ from functools import partial
 from itertools import groupby
 from typing import Final
 
-from gitboot.fleet.documents import START, is_lfs_pointer, problem_at, too_large
+from gitboot.fleet.documents import START, NotSealed, is_lfs_pointer, problem_at, sealed, too_large
 from gitboot.fleet.identities import Identity, identities, place_of
 from gitboot.fleet.resources import Id
 from gitboot.load.draft import Draft
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark
-from gitboot.load.sealed import NotSealed, sealed
 from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalar_from_document import Path

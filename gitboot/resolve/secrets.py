@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Final
 
-from gitboot.load.sealed import sealed
+from gitboot.fleet.documents import sealed
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.problems.codes import Code
 from gitboot.resolve.server_decision_from_plan import provisioned_token

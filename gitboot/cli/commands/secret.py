@@ -99,7 +99,7 @@ def encrypt(secret: BinaryIO, recipients: tuple[str, ...], to_keys: Path | None,
     """
     from gitboot.endpoint.age_encryption import Keys
     from gitboot.endpoint.age_encryption import encrypt as encrypted
-    from gitboot.load.sealed import NotSealed, sealed
+    from gitboot.fleet.documents import NotSealed, sealed
 
     if to_keys is not None:
         keys = Keys(to_keys)
@@ -132,7 +132,7 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     """
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.endpoint.age_encryption import Keys, Unopened
-    from gitboot.load.sealed import sealed
+    from gitboot.fleet.documents import sealed
     from gitboot.model.scalars.names import AGE
 
     keys = Keys(secret_keys)
