@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger import (
     events,
     evidence,

@@ -25,7 +25,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import released
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant

@@ -18,7 +18,7 @@ from gitboot.diff.identities import GainedIdentity, still_lost
 from gitboot.diff.returning import returning
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.fleet.revision import Message, ReinstallsNeed
 from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.load.snapshot import Revision

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from gitboot.diff.identities import GainedIdentity, Inheritance
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.jsonio import Digest, digest
 
 Label = tuple[str, str]  # site, fra1

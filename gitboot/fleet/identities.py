@@ -94,3 +94,17 @@ def _path(path: str) -> str:
 
 
 _PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}
+Mark = tuple[str, str]  # an identity: what it is, as in `Why`, and its value
+
+
+class LostIdentity(NamedTuple):
+    """An identity that a machine had in one commit, and that its document lacks in the next."""
+
+    kind: str
+    value: str
+    uuid: SystemUuid  # of the machine
+    netboots: bool = False  # whether it booted a system without installing it: its record does not show such a system
+
+    @property
+    def mark(self) -> Mark:
+        return self.kind, self.value

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
 

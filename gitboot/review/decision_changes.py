@@ -19,7 +19,7 @@ from gitboot.diff.matching import matched
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.fleet.resources import Id
 from gitboot.jsonio import Digest, digest
 from gitboot.load.machines import BmcAccess, Machine, machines

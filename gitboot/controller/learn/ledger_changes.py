@@ -24,7 +24,7 @@ from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger.entries import Request, Withheld
 from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars.machines import SystemUuid

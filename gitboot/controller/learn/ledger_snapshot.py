@@ -16,7 +16,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
-from gitboot.fleet.identities_from_diff_identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import (
     acknowledgements,
