@@ -17,7 +17,7 @@ from gitboot.bmc.power_steps import SwitchRecord, SwitchState
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Job, Result, bring_about
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.credentials import give_credentials
 from tests.fleets import uuid_of

@@ -21,8 +21,8 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated, commit_of
 from gitboot.evaluator.process import told
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.fleet.identities import BmcAccess
 from gitboot.ledger.store import Store
-from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.model.scalars.machines import SystemUuid

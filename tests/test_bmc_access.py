@@ -20,7 +20,7 @@ from gitboot.bmc.redfish.transport import Reach
 from gitboot.bmc.worker_pool import Connections
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcNotTrusted, BmcRejected, UsageError
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.configured import configured
 from tests.credentials import give_credentials

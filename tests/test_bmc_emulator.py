@@ -16,7 +16,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.reboot_detection import NO_MARKS
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.redfish.double import STARTED
 

@@ -17,7 +17,7 @@ from gitboot.bmc import credentials
 from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
 from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.errors import UsageError
-from gitboot.load.machines import machines
+from gitboot.fleet.identities import machines
 from gitboot.load.whole import load
 from gitboot.model.scalars.artifacts import parse_fingerprint
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gitboot.bmc.identity import Pinned, Sharing, Shown, shared
+from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
 from tests.fleets import at, uuid_of
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
-from gitboot.load.machines import machine
+from gitboot.fleet.identities import machine
 from gitboot.load.repository import FleetRepository
 from gitboot.load.whole import load
 from gitboot.resolve.boot_composer import Composer

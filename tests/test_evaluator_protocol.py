@@ -22,7 +22,7 @@ from gitboot.evaluator.client import assembled
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.process import told
 from gitboot.evaluator.protocol import Allowance, CommitEnd, ResultKind, ServerPart, ServerParts
-from gitboot.load.machines import Machine
+from gitboot.fleet.identities import Machine
 from tests.cases import for_each
 from tests.fleets import decided, fleet, image, policy, profile, server, snapshot, uuid_of
 

@@ -17,7 +17,7 @@ import pytest
 
 from gitboot.bmc.step_runner import Job, Outcome, Result
 from gitboot.controller.instance_state import Fetched
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from tests.bench import Bench
 from tests.credentials import give_credentials

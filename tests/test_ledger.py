@@ -26,6 +26,7 @@ from gitboot.bmc.reboot_detection import Marks
 from gitboot.controller.instance.assembly import opened_ledger
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
+from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import (
     events,
@@ -43,7 +44,6 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store
-from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_plan import Offer, Phase

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gitboot.load.machines import BmcAccess, Machine, machines, taken_over
+from gitboot.fleet.identities import BmcAccess, Machine, machines, taken_over
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from tests.cases import for_each
 from tests.fleets import SEED, mac_of, repository, server, uuid_of

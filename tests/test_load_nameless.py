@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.errors import InvalidRepository
-from gitboot.load.machines import machines, taken_over
+from gitboot.fleet.identities import machines, taken_over
 from gitboot.model.scalars.machines import MacAddress, is_stand_in, stand_in
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.server_plan import Phase

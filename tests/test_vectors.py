@@ -38,8 +38,8 @@ from gitboot.controller.learn.ledger_snapshot import Fetch, Knowledge
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.fetchlog.log_entries import Observation
+from gitboot.fleet.identities import BmcAccess
 from gitboot.ledger.entries import Facts
-from gitboot.load.machines import BmcAccess
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle

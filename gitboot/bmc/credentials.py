@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 
 from gitboot.child_processes import output_of
 from gitboot.errors import BmcNotTrusted, UsageError
-from gitboot.fleet.identities import place_of
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess, place_of
 from gitboot.model.scalars.artifacts import parse_fingerprint
 from gitboot.text import did_you_mean, some
 

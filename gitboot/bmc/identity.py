@@ -13,8 +13,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Final
 
+from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.fleet.layered_dict import differing, replaced
-from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import SystemUuid, byte_orders
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from gitboot.bmc.identity import NOTHING, Shown
 from gitboot.bmc.reboot_detection import NO_MARKS, Marks
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 
 _DISCS = frozenset({"CD", "DVD"})  # Redfish VirtualMedia MediaTypes that an ISO image is
 _STICK = "USBStick"  # as which one is read too, by whoever looks for a volume of its label

@@ -16,8 +16,7 @@ from gitboot.bmc.identity import Described, Same, Shown, identify
 from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, manager_path, observe_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
-from gitboot.fleet.identities import place_of
-from gitboot.load.machines import Machine
+from gitboot.fleet.identities import Machine, place_of
 from gitboot.model.scalars.machines import MacAddress, byte_orders, parse_lookup_mac
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
 from gitboot.model.scalars.texts import Malformed

@@ -56,7 +56,7 @@ from gitboot.bmc.power_steps import (
 )
 from gitboot.bmc.redfish.quirks import boot_patch
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, LedgerError
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.bmc.redfish.transport import NO_SIGN, Sign
 from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.errors import BmcNotTrusted, UsageError
-from gitboot.load.machines import BmcAccess
+from gitboot.fleet.identities import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 
 if TYPE_CHECKING:

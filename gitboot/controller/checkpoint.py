@@ -33,9 +33,9 @@ from gitboot.errors import PublishError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import Digest, decoder
-from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid

@@ -18,9 +18,8 @@ from gitboot.diff.identities import GainedIdentity, still_lost
 from gitboot.diff.returning import returning
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
-from gitboot.fleet.identities import LostIdentity
+from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.load.machines import NO_MOVES, BmcAccess, Machine, Moves
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem, Severity, next_change

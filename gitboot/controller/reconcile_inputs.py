@@ -32,13 +32,13 @@ from gitboot.fetchlog.unknown_machines import (
     render_unknown,
     unknown_left,
 )
+from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import overrides, requests, switches
 from gitboot.ledger.entries import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
-from gitboot.load.machines import BmcAccess
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.stopped import Words
 from gitboot.resolve.server_decision_from_plan import BootFile

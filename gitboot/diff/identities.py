@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
-from gitboot.fleet.identities import LostIdentity, Mark
-from gitboot.load.machines import Machine
+from gitboot.fleet.identities import LostIdentity, Machine, Mark
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid, byte_orders, lookup_uuids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gitboot.load.machines import Machine
+from gitboot.fleet.identities import Machine
 from gitboot.model.scalars.machines import SystemUuid
 
 Pair = tuple[str | None, str | None]  # a server's name before and after; None: it was not there

@@ -20,8 +20,8 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import SpooledResults, lookup
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import merged, replaced
-from gitboot.load.machines import Machine
 from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.hosts import Host

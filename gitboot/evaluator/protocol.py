@@ -17,8 +17,8 @@ import msgspec
 
 from gitboot.child_processes import Spent, encode
 from gitboot.diff.extent import Extent
+from gitboot.fleet.identities import Machine, Moves
 from gitboot.jsonio import decoder, digest
-from gitboot.load.machines import Machine, Moves
 from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture

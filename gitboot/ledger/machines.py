@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gitboot.fleet.identities import Machine
 from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store, Transaction
-from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
 
 

@@ -14,8 +14,8 @@ from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
+from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
-from gitboot.load.machines import BmcAccess, Machine
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import attempt_facts, attempt_of, run_facts, seen_of_run, unknown_serves_of
 from gitboot.resolve.provisioning_record_from_plan import Record, Run

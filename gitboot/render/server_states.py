@@ -9,8 +9,8 @@ from functools import lru_cache
 from itertools import count
 from typing import Final, NamedTuple
 
+from gitboot.fleet.identities import Machine
 from gitboot.jsonio import Digest
-from gitboot.load.machines import Machine
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.scalars.placeholder_identities import is_placeholder_serial

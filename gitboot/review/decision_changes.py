@@ -19,10 +19,9 @@ from gitboot.diff.matching import matched
 from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_at
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
-from gitboot.fleet.identities import LostIdentity
+from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
 from gitboot.fleet.resources import Id
 from gitboot.jsonio import Digest, digest
-from gitboot.load.machines import BmcAccess, Machine, machines
 from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle

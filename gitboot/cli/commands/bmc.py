@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from gitboot.bmc.override_state import OverrideRecord
     from gitboot.controller.bmcs.manual_tasks import Inspection
     from gitboot.controller.instance.assembly import Look
-    from gitboot.load.machines import Machine
+    from gitboot.fleet.identities import Machine
     from gitboot.model.scalars.machines import SystemUuid
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}

@@ -20,7 +20,7 @@ from gitboot.text import count
 
 if TYPE_CHECKING:
     from gitboot.bmc.scan import Comparison, FoundServer, Probe
-    from gitboot.load.machines import Machine
+    from gitboot.fleet.identities import Machine
 
 _LONGEST: Final = {"server": 20, "model": 26, "serial": 16}
 
@@ -94,7 +94,7 @@ def scan(
 
 def _described(path: Path, rev: str | None) -> list[Machine]:
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.load.machines import machines
+    from gitboot.fleet.identities import machines
 
     return list(machines(load_fleet(path, rev)).values())
 
@@ -118,7 +118,7 @@ def scanned(asked: Sequence[str], credentials: Path | None, name: str, *, verify
     from gitboot.bmc.redfish.client import BmcConnection
     from gitboot.bmc.scan import scan as look_at
     from gitboot.bmc.worker_pool import connections
-    from gitboot.load.machines import BmcAccess
+    from gitboot.fleet.identities import BmcAccess
     from gitboot.model.scalars.machines import SystemUuid
 
     if credentials is None:

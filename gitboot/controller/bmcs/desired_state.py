@@ -18,10 +18,10 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.controller.learn.ledger_trust import Beginning
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.files import write_whole
+from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import canonical, format_instant
 from gitboot.ledger import server_tables
-from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot, MaintenancePower, OverrideMode, PolicyPower, PolicyWait
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Firmware

@@ -56,8 +56,8 @@ from gitboot.controller.learn.ledger_trust import doubt_of
 from gitboot.controller.operator_requests import stop_of
 from gitboot.errors import BmcBusy, BmcNotTrusted, BmcRejected, BmcUnreachable, UsageError
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
-from gitboot.load.machines import BmcAccess
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.token_keys import TokenKeys

@@ -24,9 +24,8 @@ from gitboot.controller.operator_requests import HeldChanges
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.fleet.identities import LostIdentity
+from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
 from gitboot.ledger.entries import Request, Withheld
-from gitboot.load.machines import NO_MOVES, Moves
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event

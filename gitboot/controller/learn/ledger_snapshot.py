@@ -16,7 +16,7 @@ from gitboot.bmc.power_steps import SwitchRecord
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
-from gitboot.fleet.identities import LostIdentity
+from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import (
     acknowledgements,
@@ -36,7 +36,6 @@ from gitboot.ledger import (
 from gitboot.ledger.entries import Approval, Facts, Request
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
-from gitboot.load.machines import Machine
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open

@@ -32,8 +32,7 @@ from gitboot.diff.identities import Described, GainedIdentity, Inheritance, gain
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.fleet.identities import LostIdentity
-from gitboot.load.machines import Machine, Moves, taken_over
+from gitboot.fleet.identities import LostIdentity, Machine, Moves, taken_over
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any
 
+from gitboot.fleet.identities import Machine
 from gitboot.jsonio import canonical, format_instant
-from gitboot.load.machines import Machine
 from gitboot.render.page import DATA, SCRIPT, script_of, shard_of
 from gitboot.render.tree import File
 from gitboot.resolve.server_plan import BootPlan, Cause

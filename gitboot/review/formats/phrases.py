@@ -15,8 +15,8 @@ from gitboot.diff.extent import Area
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.resets import resets
 from gitboot.diff.unknown import BecomesUnknown, Since
+from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_instant
-from gitboot.load.machines import BmcAccess
 from gitboot.review.decision_changes import BmcChange, Changes, ServerChange
 from gitboot.review.document_changes import SharedChange
 from gitboot.review.groups import ChangeCause, Group, Outlier
