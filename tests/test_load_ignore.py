@@ -12,8 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from gitboot.fleet.ignore import Ignore, read_ignore
-from gitboot.load.patterns import lines, parse_pattern
+from gitboot.fleet.ignore import Ignore, lines, parse_pattern, read_ignore
 from tests.cases import for_each
 from tests.linear import AT_MOST, growth
 from tests.searching import examples

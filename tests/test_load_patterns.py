@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gitboot.load.patterns import NoPattern, lines, parse_pattern
+from gitboot.fleet.ignore import NoPattern, lines, parse_pattern
 from tests.cases import for_each
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from gitboot.fleet.documents import START, oversized, problem_at
-from gitboot.fleet.ignore import MAX_BYTES, read_ignore
+from gitboot.fleet.ignore import MAX_BYTES, Line, read_ignore
 from gitboot.fleet.yaml import Place
-from gitboot.load.patterns import Line
 from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars.texts import shown
 from gitboot.problems.codes import Code, Problem
