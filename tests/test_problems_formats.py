@@ -15,10 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft4Validator  # type: ignore[import-untyped]
 
-from gitboot.fleet.problem_formats import sarif
+from gitboot.fleet.problem_formats import junit, sarif
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.problems.github import github
-from gitboot.problems.junit import junit
 from tests.cases import for_each
 
 CODES = {code.value: code for code in Code}
