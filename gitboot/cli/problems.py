@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from gitboot.fleet.problem_formats import junit, sarif
+from gitboot.fleet.problem_formats import github, junit, sarif
 from gitboot.jsonio import document
 from gitboot.problems.codes import Problem, Severity
-from gitboot.problems.github import github
 from gitboot.terminal import style
 from gitboot.text import count, printable
 
