@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Final
 from urllib.parse import quote
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from gitboot import __version__
+from gitboot.jsonio import document
 from gitboot.problems.codes import Code, Problem, Severity, with_hint, worst_first
+from gitboot.terminal import style
 from gitboot.text import count, printable
 
 _SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -149,3 +153,53 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def counted(problems: Sequence[Problem]) -> str:
+    """How many errors and warnings there are, in words."""
+    errors = sum(problem.severity is Severity.ERROR for problem in problems)
+    warnings = len(problems) - errors
+    parts = [count(number, noun) for number, noun in ((errors, "error"), (warnings, "warning")) if number]
+    return " and ".join(parts) or "no errors"
+
+
+def as_text(problems: Sequence[Problem], prefix: str) -> str:
+    """One problem a line: ``path:line:column: CODE: message``, its hint on a line below."""
+    lines = []
+    for problem in problems:
+        error = problem.severity is Severity.ERROR
+        place = style(f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", bold=True)
+        code = style(f"{problem.code}:", fg="red" if error else "yellow")
+        lines.append(f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}")
+        if problem.hint:
+            lines.append(f"    {printable(problem.hint)}")
+    return "\n".join(lines)
+
+
+def as_json(problems: Sequence[Problem], prefix: str) -> str:
+    return document(items=[replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
+
+
+def _annotated(write: Callable[[Sequence[Problem]], str]) -> Callable[[Sequence[Problem], str], str]:
+    """A format of a code host or a CI system, which knows files by their path from where it checked out."""
+
+    def written(problems: Sequence[Problem], prefix: str) -> str:
+        root = _from_here(prefix)
+        return write([replace(problem, path=f"{root}{problem.path}") for problem in problems])
+
+    return written
+
+
+def _from_here(prefix: str) -> str:
+    """A prefix relative to the current directory; nothing where it leads out of it."""
+    path = os.path.relpath(prefix or ".")
+    return "" if path == "." or path.split(os.sep)[0] == ".." else f"{path}/"
+
+
+FORMATS: Final[Mapping[str, Callable[[Sequence[Problem], str], str]]] = {
+    "text": as_text,
+    "json": as_json,
+    "github": _annotated(github),
+    "sarif": _annotated(sarif),
+    "junit": _annotated(junit),
+}

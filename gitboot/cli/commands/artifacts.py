@@ -36,9 +36,9 @@ from gitboot.cli.options import (
     prefix_of,
     registry_options,
 )
-from gitboot.cli.problems import FORMATS, counted
 from gitboot.cli.terminal import progress, table, wrapped
 from gitboot.errors import AssetError, UsageError
+from gitboot.fleet.problem_formats import FORMATS, counted
 from gitboot.jsonio import document, facts
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import BootFile

@@ -20,7 +20,7 @@ from gitboot.cli.options import (
     registry_options,
     this_second,
 )
-from gitboot.cli.problems import FORMATS, counted
+from gitboot.fleet.problem_formats import FORMATS, counted
 from gitboot.text import count
 
 
