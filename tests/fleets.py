@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.resolve.fleet_decisions import decide

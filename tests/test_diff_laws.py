@@ -10,7 +10,7 @@ from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
 from gitboot.diff.documents import Fate
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.load.whole import load
 from gitboot.render.endpoint_files import state_path
 from gitboot.render.formats import server_files, shared_files, tombstones

@@ -17,7 +17,7 @@ from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
 from gitboot.fleet.identities import machine
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.load.whole import load
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.fleet_decisions import decide_server

@@ -8,9 +8,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid

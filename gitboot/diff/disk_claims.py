@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from gitboot.diff.documents import DocumentChange, Fate, plain
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
-from gitboot.load.repository import FleetRepository
 from gitboot.model.boot_image import BootImage
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle

@@ -8,8 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from gitboot.diff.fields import FieldChange, changed_fields
-from gitboot.fleet.resources import Id, Resource
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id, Resource
 from gitboot.model.structure import written
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from gitboot.diff.documents import DocumentChange, Fate, plain
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
-from gitboot.load.repository import FleetRepository
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Boot, Decision
 

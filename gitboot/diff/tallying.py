@@ -9,8 +9,8 @@ from dataclasses import asdict
 from gitboot.diff.extent import Area, Extent, Label
 from gitboot.diff.touched import GROUPING
 from gitboot.fleet.identities import BmcAccess, machine
+from gitboot.fleet.resources import FleetRepository
 from gitboot.jsonio import Digest, digest
-from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec.msgpack import Encoder
 
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.resolve.decision_inputs import SharedInputs
 from gitboot.resolve.fleet_view import FleetView, own_files
 

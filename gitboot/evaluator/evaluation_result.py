@@ -9,7 +9,7 @@ from typing import Final
 from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, machines
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid

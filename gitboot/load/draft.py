@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from gitboot.fleet.documents import ANYTHING, AllUnread, ParsedBlob
-from gitboot.fleet.resources import Id, Origin, Resource
+from gitboot.fleet.resources import FleetRepository, Id, Origin, Resource
 from gitboot.jsonio import API_VERSION
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
-from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Snapshot
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import ParseCache
+from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import Flawed, load_revision
-from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import Snapshot
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_image import BootImage
 from gitboot.problems.codes import Code, Problem, Severity
 from gitboot.text import count

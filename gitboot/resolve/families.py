@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from ipaddress import ip_network
 from urllib.parse import urlsplit
 
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.problems.codes import Code, Problem, Severity
 
 

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 
 from gitboot.certificates import certificate_ends
 from gitboot.errors import InvalidRepository
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
 from gitboot.model.server import Architecture, Firmware

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Site, UnknownProfile
 from gitboot.model.server import Lifecycle, Server

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from gitboot.fleet.resources import Id, Origin
+from gitboot.fleet.resources import FleetRepository, Id, Origin
 from gitboot.fleet.yaml import Place
-from gitboot.load.repository import FleetRepository
 from gitboot.problems.codes import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.source import Unbootable
 from gitboot.text import some

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.fleet import UnknownProfile
 from gitboot.problems.codes import Code, Problem
 

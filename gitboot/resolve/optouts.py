@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import format_instant
-from gitboot.load.repository import FleetRepository
 from gitboot.model.server import Server
 from gitboot.problems.codes import Code, Problem, Severity
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.yaml import Place
-from gitboot.load.repository import FleetRepository
 from gitboot.resolve.fleet_view import FleetView
 
 Step = str | int

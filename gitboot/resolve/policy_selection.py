@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_image import ImageStream
 from gitboot.model.boot_policy import (
     BootPolicySpec,

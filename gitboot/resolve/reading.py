@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from gitboot.errors import InvalidRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import Flawed, Loaded
-from gitboot.load.repository import FleetRepository
 from gitboot.problems.codes import Code, DatedProblem, Problem
 from gitboot.resolve.fleet_decisions import Decided, decide_all
 from gitboot.resolve.later import not_yet

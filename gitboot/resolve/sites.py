@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.model.fleet import Site
 from gitboot.model.server import Server
 from gitboot.resolve.selection import Selecting

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gitboot.fleet.layered_dict import differing
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
-from gitboot.load.repository import FleetRepository
 from gitboot.load.snapshot import BlobId
 from gitboot.model.scalar_from_document import Path
 

@@ -8,9 +8,8 @@ from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import canonical, format_instant
-from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Fleet
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server

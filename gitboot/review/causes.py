@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from gitboot.diff.documents import Fate
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, pools
 from gitboot.resolve.server_decision_from_plan import Boot, Decision

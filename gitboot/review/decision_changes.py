@@ -20,9 +20,8 @@ from gitboot.diff.tallying import Pair, areas_of, digest_of, labels_of, reached_
 from gitboot.diff.touched import Touched
 from gitboot.diff.unknown import BecomesUnknown, becomes_unknown
 from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, machines
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest, digest
-from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Site
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.server_decision import Decisions

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from gitboot.fleet.resources import FleetRepository
 from gitboot.jsonio import Digest, digest
-from gitboot.load.repository import FleetRepository
 from gitboot.model.fleet import Output
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision import Decisions

@@ -12,9 +12,8 @@ from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.effects import Effect
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.diff.unknown import BecomesUnknown
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.jsonio import Digest
-from gitboot.load.repository import FleetRepository
 from gitboot.resolve.server_decision import Decisions
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.review.causes import Causes, is_own

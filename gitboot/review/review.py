@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 from gitboot.diff.documents import DocumentChange, Fate
 from gitboot.diff.fields import FieldChange
-from gitboot.fleet.resources import Id
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
-from gitboot.load.repository import FleetRepository
 from gitboot.problems.codes import Severity
 from gitboot.review.causes import Causes
 from gitboot.review.decision_changes import Changes, compare

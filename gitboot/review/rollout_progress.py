@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gitboot.fleet.resources import Id
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.scalars.numbers import version_key
 from gitboot.model.selectors import selects

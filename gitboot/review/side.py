@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gitboot.load.repository import FleetRepository
+from gitboot.fleet.resources import FleetRepository
 from gitboot.problems.codes import Problem
 from gitboot.resolve.server_decision import Decisions
 

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from gitboot.artifacts.local_copies import MirroredArtifact
     from gitboot.artifacts.oci import Resolved
     from gitboot.artifacts.signatures import SignatureCheck
+    from gitboot.fleet.resources import FleetRepository
     from gitboot.jsonio import Digest
-    from gitboot.load.repository import FleetRepository
     from gitboot.model.boot_image import BootImage
     from gitboot.problems.codes import Problem
 

@@ -25,9 +25,9 @@ from gitboot.migration.former import SHAPES
 
 if TYPE_CHECKING:
     from gitboot.cli.evaluated_fleet import Planned
+    from gitboot.fleet.resources import FleetRepository
     from gitboot.http_client import HttpClient
     from gitboot.importers.boot_comparison import Contrast
-    from gitboot.load.repository import FleetRepository
     from gitboot.migration.former import Asker, OldBoot
     from gitboot.resolve.server_decision import Decisions
     from gitboot.resolve.server_decision_from_plan import Decision

@@ -16,7 +16,7 @@ from gitboot.files import create_output_file
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.load.repository import FleetRepository
+    from gitboot.fleet.resources import FleetRepository
     from gitboot.migration.newserver import NewServer
     from gitboot.model.server import Server
 
