@@ -17,8 +17,8 @@ from gitboot.evaluator.evaluation import Evaluator
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.process import told
 from gitboot.evaluator.protocol import Allowance, exceeded
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Reader
-from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.status.progress import Told, unheard
 

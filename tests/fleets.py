@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 
 from gitboot.fleet.resources import FleetRepository
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan

@@ -31,7 +31,7 @@ from gitboot.fetchlog import access_logs, spool
 from gitboot.fetchlog.log_entries import Observation, first_of, read_reports
 from gitboot.fetchlog.one_time_boots import GivenBoots
 from gitboot.fleet.documents import NotSealed, sealed
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.problems.codes import Problem
 from gitboot.publish.index import parse_shard

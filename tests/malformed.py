@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping
 
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 from tests.repositories import ENVIRONMENT, Work
 
 _ADA = b"Ada <ada@example.net> 1700000000 +0000"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pygit2
 
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 
 ENVIRONMENT = {
     "PATH": os.environ["PATH"],

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gitboot.cli.evaluated_fleet import FleetEvaluator, side
-from gitboot.fleet.revision import Message
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Message, Revision
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review import review
 from gitboot.review.decision_changes import Changes, compare

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 from tests.git_servers import program
 from tests.repositories import ENVIRONMENT, Work
 

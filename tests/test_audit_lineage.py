@@ -9,8 +9,8 @@ import pytest
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.decision_history import Changed, Lineage, Skipped
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
+from gitboot.fleet.revision import Revision
 from gitboot.git.history import History, open_history
-from gitboot.load.snapshot import Revision
 from tests.fleets import SEED, policy, server, uuid_of
 from tests.repositories import Work
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from gitboot.audit.rollout import AppliedRollout, Headway, Proof, StepOutcome, advance, applied_in
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.fleet_decisions import decide

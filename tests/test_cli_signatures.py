@@ -12,8 +12,7 @@ from gitboot.cli.evaluated_fleet import Compared, compared
 from gitboot.cli.options import this_second
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
-from gitboot.fleet.revision import Verify
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision, Verify
 from gitboot.source.keys import TrustedKeys
 from tests.fleets import image
 from tests.repositories import ENVIRONMENT, Work

@@ -25,9 +25,9 @@ from gitboot.evaluator.cache import DecidedRow, decoded_row
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, ResultKind
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code
 from gitboot.status.conditions_from_status import Condition

@@ -24,8 +24,8 @@ from gitboot.evaluator.decision_history import Lineage
 from gitboot.evaluator.evaluation import CommitPair, Evaluation, Evaluator
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.process import told
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs

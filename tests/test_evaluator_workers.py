@@ -24,7 +24,7 @@ from gitboot.evaluator import cache
 from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.evaluation import Evaluator, Forks
 from gitboot.evaluator.process import told
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from tests.results import StoredResults
 
 ROOT: Final = Path(__file__).parent.parent

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import ParseCache
+from gitboot.fleet.revision import BlobId, Irregular, Revision, Snapshot
 from gitboot.fleet.validation import load_revision
-from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.reading import decide_loaded
 from tests.cases import for_each

@@ -14,11 +14,11 @@ import pytest
 from gitboot.cli.main import Exit
 from gitboot.controller.loop import Loop
 from gitboot.errors import BranchMissing, BranchNotNamed, LedgerError, SourceError
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import FollowedBranch, Source
 from gitboot.git.fetch import EMPTY
 from gitboot.git.remote import Remote
 from gitboot.ledger import instance_tables
-from gitboot.load.snapshot import Revision
 from tests.git_servers import git_daemon
 from tests.inprocess import in_process
 from tests.instance import Instance, eventually, running

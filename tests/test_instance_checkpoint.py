@@ -27,9 +27,9 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import identity
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.ledger import requests
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk

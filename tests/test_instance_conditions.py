@@ -20,9 +20,9 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.resources import Id
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Facts, Suspension
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.optouts import OptOut

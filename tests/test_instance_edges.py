@@ -16,8 +16,8 @@ from gitboot.endpoint.boot_responses import Answers
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import SourceError
 from gitboot.fetchlog.log_entries import Observation, Outcome
+from gitboot.fleet.revision import Revision
 from gitboot.ledger import requests
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase

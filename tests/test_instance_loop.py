@@ -18,8 +18,8 @@ from gitboot.child_processes import uncollected
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.loop import Bell, Loop, Ring
 from gitboot.controller.reconcile import Reconciler
+from gitboot.fleet.revision import Revision
 from gitboot.instance.laps import Stage
-from gitboot.load.snapshot import Revision
 from gitboot.publish.manifest import STATUS
 from gitboot.status.events_from_status import Event
 from tests.fleets import SEED, maintenance

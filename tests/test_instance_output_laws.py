@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gitboot.fetchlog.spool import IDENTITY
-from gitboot.load.snapshot import Snapshot
+from gitboot.fleet.revision import Snapshot
 from gitboot.publish.publisher import Directory
 from tests.bench import Bench
 from tests.fleets import snapshot

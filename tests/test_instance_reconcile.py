@@ -24,11 +24,11 @@ from gitboot.errors import LedgerError, OperatorError, PublishError, TryAgain
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import GivenBoots
 from gitboot.fetchlog.spool import forgotten, identity
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.clone import Reader, Source
 from gitboot.git.remote import Remote
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.store import Transaction
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys

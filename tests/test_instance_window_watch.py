@@ -25,8 +25,8 @@ from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, Source
 from gitboot.evaluator import client
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import exceeded
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
-from gitboot.load.snapshot import Revision
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.resuming import suspects

@@ -21,8 +21,8 @@ from gitboot.evaluator.cache import SpooledResults
 from gitboot.evaluator.client import _Conversation
 from gitboot.evaluator.process import _Answering
 from gitboot.evaluator.protocol import Allowance, Begun, Counted, Question, answer
+from gitboot.fleet.revision import BlobId
 from gitboot.instance.listener import EVERY_S, FIRST_S, WorkListener
-from gitboot.load.snapshot import BlobId
 from gitboot.publish.publisher import Directory
 from gitboot.render.tree import File
 from gitboot.status.events_from_status import Event

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from gitboot.fleet.revision import Revision
 from gitboot.git.history import open_history
-from gitboot.load.snapshot import Revision
 from gitboot.source.commits import CommitSummary
 from tests.repositories import Work
 

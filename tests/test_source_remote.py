@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.fleet.revision import Revision
 from gitboot.git import clone
 from gitboot.git.clone import Source
 from gitboot.git.remote import Password, Remote, SshKey, wanted
-from gitboot.load.snapshot import Revision
 from gitboot.source.fetcher import FetchProcess
 from tests.cases import for_each
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server

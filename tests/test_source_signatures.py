@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import SourceError, UsageError
-from gitboot.fleet.revision import Message, Signer, Verify
+from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.clone import Source, tag_on
 from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored
 from gitboot.git.signatures import Signatures
-from gitboot.load.snapshot import Revision
 from gitboot.problems.codes import Code
 from gitboot.source.keys import SignatureKeys, TrustedKeys
 from tests.repositories import ENVIRONMENT, Work

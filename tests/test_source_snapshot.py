@@ -20,11 +20,11 @@ from gitboot import source
 from gitboot.cli import evaluator_process
 from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.errors import InvalidRepository, SourceError, UsageError
+from gitboot.fleet.revision import Irregular, Oversized, Revision, Snapshot
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.git import snapshots as tree
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import of_commit
-from gitboot.load.snapshot import Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code
 from gitboot.source.snapshot import open_snapshot
 from gitboot.source.worktree import WORKTREE

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Final
 
 from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
-from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import Rollout
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts import step_of

@@ -22,12 +22,11 @@ from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.evaluation import CommitPair
 from gitboot.fleet.identities import machines
 from gitboot.fleet.resources import FleetRepository
-from gitboot.fleet.revision import Message, Signer
+from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
 from gitboot.git.history import History
 from gitboot.git.signatures import Signatures
 from gitboot.git.snapshots import of_commit
 from gitboot.jsonio import canonical
-from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.load.whole import load
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid

@@ -37,11 +37,11 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.revision import Revision
 from gitboot.ledger import requests
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.stopped import folders
 from gitboot.publish.recorded import read_records

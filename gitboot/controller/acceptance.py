@@ -26,11 +26,10 @@ from gitboot.controller.operator_requests import released
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, Orders, SourceError, TryAgain
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Moves
-from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
+from gitboot.fleet.revision import Message, ReinstallsNeed, Revision, Signer
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
 from gitboot.ledger.entries import Withheld
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.review.formats import phrases

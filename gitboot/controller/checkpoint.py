@@ -35,8 +35,8 @@ from gitboot.evaluator.client import commit_without_servers
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import replaced
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, decoder
-from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.resuming import ALL, PARTS, Inventory, suspects

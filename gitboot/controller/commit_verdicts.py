@@ -19,8 +19,7 @@ from gitboot.diff.returning import returning
 from gitboot.errors import InvalidRepository, NotEvaluated, Orders
 from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
-from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.resolve.server_decision import check_acceptable

@@ -20,11 +20,11 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.controller.commit_verdicts import accepted_words, held_words, invalid_words
 from gitboot.controller.instance.settings import Settings
 from gitboot.errors import ForgeRefused, HostUnreachable, SourceError, UsageError
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.http_client import HttpClient, WebAnswer, check_credentials, host_of
 from gitboot.ledger.instance_tables import status_key
 from gitboot.ledger.store import Store
-from gitboot.load.snapshot import Revision
 from gitboot.problems.codes import Severity
 from gitboot.status.instance_status import Status, Telling
 

@@ -15,8 +15,8 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import is_named
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import NotGiven, UnnamedProxy
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
-from gitboot.load.snapshot import Revision
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.plan_and_record_files import Members

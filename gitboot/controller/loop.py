@@ -18,10 +18,10 @@ from gitboot.background_threads import BackgroundThread, SignalQueue, failures, 
 from gitboot.controller.instance_state import Fetched
 from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import OperatorError, SourceError, TryAgain
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.instance.laps import Stage
 from gitboot.jsonio import format_instant
-from gitboot.load.snapshot import Revision
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import WRITTEN_EVERY_S, Endpoints, Telling, ThreadFailure
 from gitboot.system_clock import Keeping

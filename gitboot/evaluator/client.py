@@ -22,7 +22,7 @@ from gitboot.evaluator.evaluation_result import Commit, Evaluated
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.fleet.identities import Machine
 from gitboot.fleet.layered_dict import merged, replaced
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision import Decisions

@@ -14,9 +14,9 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
+from gitboot.fleet.revision import Revision
 from gitboot.git.history import Step
 from gitboot.jsonio import decoder
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision_from_plan import Decision
 from gitboot.source.commits import CommitSummary

@@ -39,9 +39,9 @@ from gitboot.evaluator.content_keys import Key, decision_keys
 from gitboot.evaluator.protocol import EVALUATED, ResultKind
 from gitboot.fleet.documents import ParseCache, ParsedBlob, read_blob
 from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import Loaded, LoadedFile, list_files, load_revision
 from gitboot.jsonio import decoder
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.resolve.fleet_decisions import Decided, DecidedServer, DecidedServers, decide_all
 from gitboot.resolve.optouts import OptOut, opt_outs
 from gitboot.resolve.reading import decide_loaded

@@ -10,7 +10,7 @@ from gitboot.diff.extent import Extent
 from gitboot.errors import Orders
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, machines
 from gitboot.fleet.resources import FleetRepository
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Problem

@@ -20,10 +20,10 @@ from gitboot.evaluator.evaluation import BATCH, CommitPair, Evaluation, Evaluato
 from gitboot.evaluator.protocol import Allowance, Answer, CommitEnd, FleetPart, ServerPart, ServerParts, fleet_part
 from gitboot.fleet.identities import NO_MOVES, Moves, machine
 from gitboot.fleet.resources import Id
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.clone import Reader
 from gitboot.git.repository import lacks_memory
 from gitboot.jsonio import canonical
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Server

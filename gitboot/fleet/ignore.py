@@ -14,8 +14,8 @@ from string import ascii_letters, ascii_lowercase, ascii_uppercase, digits, hexd
 from typing import Final, NamedTuple
 
 from gitboot.fleet.documents import START, oversized, problem_at
+from gitboot.fleet.revision import Irregular, Oversized, Snapshot
 from gitboot.fleet.yaml import Place
-from gitboot.load.snapshot import Irregular, Oversized, Snapshot
 from gitboot.model.scalars.texts import shown
 from gitboot.problems.codes import Code, Problem
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from gitboot.fleet.revision import BlobId, Revision
 from gitboot.fleet.yaml import Place, locate
-from gitboot.load.snapshot import BlobId, Revision
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet

@@ -13,11 +13,11 @@ from gitboot.fleet.documents import ParseCache, ParsedBlob, is_lfs_pointer, read
 from gitboot.fleet.identities import identities, place_of
 from gitboot.fleet.ignore import IGNORE_FILE, Listing, listed
 from gitboot.fleet.resources import FleetRepository, Id, Origin, Resource
+from gitboot.fleet.revision import BlobId, Oversized, Snapshot
 from gitboot.load.checks import check, reports_of_nothing, why_not_sealed
 from gitboot.load.draft import Draft
 from gitboot.load.references import references
 from gitboot.load.remarks import problems_of
-from gitboot.load.snapshot import BlobId, Oversized, Snapshot
 from gitboot.model.fleet import Fleet
 from gitboot.model.server import Server
 from gitboot.problems.codes import Problem, first

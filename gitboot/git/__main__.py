@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
+from gitboot.fleet.revision import Revision
 from gitboot.git.repository import lacks_memory
-from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import InThisProcess
 from gitboot.source.fetch_deadlines import note_work, reported
 from gitboot.source.sending import ERRORS, Arrived, Order, Report, failed, order, remote_of

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 import pygit2
 from pygit2.enums import FileMode
 
+from gitboot.fleet.revision import Revision
 from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored, blaming, opened
-from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Fetching, InThisProcess
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.commits import date_of

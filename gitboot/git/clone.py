@@ -12,11 +12,11 @@ from typing import NamedTuple, Protocol
 import pygit2
 
 from gitboot.errors import BranchNotNamed, CorruptClone, OperatorError, SourceRefused, TryAgain, UsageError
+from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.fetch import EMPTY, Upstream
 from gitboot.git.remote import Head, Password, Remote, SshKey
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import Blobs, of_commit
-from gitboot.load.snapshot import BlobId, Revision, Snapshot
 from gitboot.source.ancestry import is_ancestor
 from gitboot.source.bringing import BROKEN, CLONE, NEW, Fetching, InThisProcess, latest_of, point, tag_of
 from gitboot.source.commit_objects import CommitReader, peel_reference

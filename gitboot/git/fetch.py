@@ -14,10 +14,10 @@ import pygit2
 
 from gitboot.errors import SourceError, SubpathMissing, UsageError
 from gitboot.files import fleet_root
+from gitboot.fleet.revision import Revision
 from gitboot.git.remote import Conversation, Head, Remote, head_of, wanted
 from gitboot.git.repository import blaming, containing, files_of, lacks_memory, opened
 from gitboot.git.snapshots import tree_at
-from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitReader, peel_reference, read_tag
 from gitboot.source.objects import check, check_history, copy
 from gitboot.source.snapshot import folder_in

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
+from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.git.repository import Stored, blaming, containing, files_of
 from gitboot.git.snapshots import of_commit, tree_at
-from gitboot.load.snapshot import Revision, Snapshot
 from gitboot.source.commit_objects import CommitReader
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.snapshot import commit_at, fleet_folder

@@ -8,9 +8,8 @@ from typing import Final
 import pygit2
 
 from gitboot.errors import SourceError, UsageError
-from gitboot.fleet.revision import Message, Signer, Verify
+from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.repository import Stored
-from gitboot.load.snapshot import Revision
 from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code, Problem
 from gitboot.source.commit_objects import CommitReader

@@ -15,9 +15,9 @@ from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.layered_dict import merged
+from gitboot.fleet.revision import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
 from gitboot.git.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
-from gitboot.load.snapshot import BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.problems.codes import Code, Problem
 from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.leftout import left_out

@@ -11,10 +11,10 @@ from typing import Final
 from gitboot.fleet.documents import START, NotSealed, is_lfs_pointer, problem_at, sealed, too_large
 from gitboot.fleet.identities import Identity, identities, place_of
 from gitboot.fleet.resources import Id
+from gitboot.fleet.revision import Oversized
 from gitboot.load.draft import Draft
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark
-from gitboot.load.snapshot import Oversized
 from gitboot.model.fleet import Fleet
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import AGE

@@ -8,10 +8,10 @@ from typing import Any
 
 from gitboot.fleet.documents import ANYTHING, AllUnread, ParsedBlob
 from gitboot.fleet.resources import FleetRepository, Id, Origin, Resource
+from gitboot.fleet.revision import Snapshot
 from gitboot.jsonio import API_VERSION
 from gitboot.load.references import references
 from gitboot.load.remarks import Remark, Spot
-from gitboot.load.snapshot import Snapshot
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
 from gitboot.model.fleet import Fleet

@@ -9,8 +9,8 @@ from itertools import groupby
 
 from gitboot.fleet.documents import problem_at
 from gitboot.fleet.resources import Origin
+from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import Place, locate
-from gitboot.load.snapshot import BlobId
 from gitboot.model.scalar_from_document import Path
 from gitboot.problems.codes import MAX_KEPT, Code, Problem
 

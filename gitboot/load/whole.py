@@ -5,8 +5,8 @@ from __future__ import annotations
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import ParseCache
 from gitboot.fleet.resources import FleetRepository
+from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.validation import Flawed, load_revision
-from gitboot.load.snapshot import Snapshot
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from gitboot.fleet.layered_dict import differing
 from gitboot.fleet.resources import FleetRepository, Id
+from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
-from gitboot.load.snapshot import BlobId
 from gitboot.model.scalar_from_document import Path
 
 

@@ -11,8 +11,8 @@ import pygit2
 from pygit2.enums import DiffOption
 
 from gitboot.files import fleet_root
+from gitboot.fleet.revision import Revision
 from gitboot.git.repository import Stored, blaming, containing, files_of
-from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitObject, CommitReader, tree_of
 from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.snapshot import commit_at, fleet_folder, folder_in

@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, Protocol
 import pygit2
 
 from gitboot.errors import CorruptClone, SourceError
+from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Upstream
 from gitboot.git.remote import HEAD, Conversation, Head, Remote
 from gitboot.git.repository import Stored, blaming, opened
-from gitboot.load.snapshot import Revision
 from gitboot.source.objects import copy, merge_packs
 from gitboot.source.subpath import ACCEPTED, recover_folder
 

@@ -15,8 +15,8 @@ from typing import Final, NamedTuple
 import pygit2
 from pygit2.enums import ObjectType
 
+from gitboot.fleet.revision import Revision
 from gitboot.git.repository import objects_of
-from gitboot.load.snapshot import Revision
 
 
 class Person(NamedTuple):

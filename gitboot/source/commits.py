@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 from gitboot.source.commit_objects import CommitObject, Person
 from gitboot.text import one_line
 

@@ -13,10 +13,9 @@ import pygit2
 
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import fleet_root
-from gitboot.fleet.revision import Message
+from gitboot.fleet.revision import BlobId, Irregular, Message, Revision, Snapshot
 from gitboot.git.repository import Stored, blaming, containing, files_of, objects_of
 from gitboot.git.snapshots import of_commit, tree_at
-from gitboot.load.snapshot import BlobId, Irregular, Revision, Snapshot
 from gitboot.problems.codes import Code, Problem
 from gitboot.source.ancestry import merge_base
 from gitboot.source.commit_objects import CommitReader, tree_of

@@ -10,8 +10,8 @@ from typing import Final
 
 from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
 from gitboot.errors import SourceError, SourceTooLarge
+from gitboot.fleet.revision import Revision
 from gitboot.git.remote import Head, Remote
-from gitboot.load.snapshot import Revision
 from gitboot.source.bringing import Tip
 from gitboot.source.fetch_deadlines import Step
 from gitboot.source.sending import Arrived, Order, order_of, raised, report

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 
 import pygit2
 
-from gitboot.fleet.revision import Message
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Message, Revision
 from gitboot.source.ancestry import commits_between
 from gitboot.source.commit_objects import CommitObject, CommitReader
 from gitboot.source.commits import named

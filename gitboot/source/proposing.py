@@ -11,8 +11,8 @@ import pygit2
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
+from gitboot.fleet.revision import Revision
 from gitboot.git.repository import blaming, containing
-from gitboot.load.snapshot import Revision
 from gitboot.source.commit_objects import CommitReader, peel_reference, tree_of
 from gitboot.source.snapshot import fleet_folder
 

@@ -8,7 +8,7 @@ from typing import Final
 import pygit2
 
 from gitboot.errors import UsageError
-from gitboot.load.snapshot import Revision
+from gitboot.fleet.revision import Revision
 
 ACCEPTED: Final = "refs/gitboot/accepted"
 _FOLDER: Final = "gitboot.folder"  # of commits that are fetched

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gitboot.audit.rollout import AppliedRollout, Headway
     from gitboot.cli.evaluator_process import Begun
     from gitboot.cli.instance_client import Informant
-    from gitboot.load.snapshot import Revision, Snapshot
+    from gitboot.fleet.revision import Revision, Snapshot
     from gitboot.resolve.fleet_decisions import Decided
 
 _PERCENT: Final = ("spec", "rollout", "percent")
@@ -245,8 +245,8 @@ class _Fleet:
     def change(self, found: Headway) -> _Change:
         """The next step, in place of the present one; raises `InvalidRepository` where the fleet does not bear it."""
         from gitboot.fleet.resources import Id
+        from gitboot.fleet.revision import BlobId, Revision
         from gitboot.fleet.yaml import rewritten
-        from gitboot.load.snapshot import BlobId, Revision
 
         origin = self.now.repository.origins[Id("ImageStream", found.stream)]
         before = self.snapshot.read(origin.blob)

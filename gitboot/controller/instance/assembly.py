@@ -57,6 +57,7 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.fetchlog.one_time_boots import claims_in
 from gitboot.files import check_output, check_spool, check_state
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
@@ -69,7 +70,6 @@ from gitboot.ledger.location import address_beside, is_named, note_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
-from gitboot.load.snapshot import Revision
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.stopped import Words, folders
 from gitboot.publish.manifest import STATUS, UNKNOWN

@@ -31,11 +31,11 @@ from gitboot.errors import NotYetDone, SourceError
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
+from gitboot.fleet.revision import Revision
 from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.entries import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
-from gitboot.load.snapshot import Revision
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.resuming import Inventory
 from gitboot.render.parts import PartFiles

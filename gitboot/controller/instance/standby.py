@@ -30,12 +30,12 @@ from gitboot.disk_cache import this_program
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished
 from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
+from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
 from gitboot.jsonio import decoder, format_instant
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
-from gitboot.load.snapshot import Revision
 from gitboot.publish.ended_windows import WindowEnds, end_windows
 from gitboot.source.fetcher import FetchProcess
 from gitboot.status.conditions_from_status import Condition

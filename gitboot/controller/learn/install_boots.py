@@ -13,9 +13,9 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.diff.withheld import withheld_boots
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import merged
+from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.ledger.entries import Withheld
-from gitboot.load.snapshot import Revision
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.graces import FETCH_GRACE

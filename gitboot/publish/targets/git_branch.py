@@ -10,8 +10,8 @@ from functools import partial
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, PublishError, UsageError
+from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
-from gitboot.load.snapshot import Revision
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
