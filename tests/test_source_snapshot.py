@@ -20,8 +20,7 @@ from gitboot import source
 from gitboot.cli import evaluator_process
 from gitboot.cli.evaluator_process import evaluation_limits
 from gitboot.errors import InvalidRepository, SourceError, UsageError
-from gitboot.fleet.revision import Irregular, Oversized, Revision, Snapshot
-from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revision, Snapshot
 from gitboot.git import snapshots as tree
 from gitboot.git.repository import Stored, blaming
 from gitboot.git.snapshots import of_commit

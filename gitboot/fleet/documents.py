@@ -13,8 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gitboot.fleet.resources import KINDS, Id, Resource
-from gitboot.fleet.revision import BlobId, Oversized, Snapshot
-from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Oversized, Snapshot
 from gitboot.fleet.yaml import Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
 from gitboot.model.scalar_from_document import Path

@@ -82,3 +82,6 @@ class Snapshot:
     irregular: Mapping[str, Irregular] = field(default_factory=dict)
     folder: str = ""  # of the repository, in which that root is
     changed: frozenset[str] | None = None  # paths that differ from the snapshot before; None: any may
+
+
+MAX_FILE_BYTES = 16 * 1024 * 1024

@@ -15,8 +15,7 @@ from pygit2.enums import FileMode
 
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.layered_dict import merged
-from gitboot.fleet.revision import BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 from gitboot.git.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
 from gitboot.problems.codes import Code, Problem
 from gitboot.source.commit_objects import CommitReader, tree_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.fleet.revision import MAX_FILE_BYTES
 
 _NAME: Final = "left-out"
 _LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)

@@ -12,8 +12,7 @@ from typing import Final
 import pygit2
 
 from gitboot.errors import SourceError
-from gitboot.fleet.revision import BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.fleet.revision_from_document import MAX_FILE_BYTES
+from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
 
 WORKTREE: Final = Revision("WORKTREE")
 
