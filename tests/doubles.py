@@ -23,8 +23,8 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision, Snapshot
+from gitboot.fleet.validation import load
 from gitboot.ledger.store import Store
-from gitboot.load.whole import load
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.list_keys import ListKeys

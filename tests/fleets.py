@@ -8,7 +8,7 @@ from hashlib import sha256
 
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -32,7 +32,7 @@ from gitboot.fetchlog.log_entries import Observation, first_of, read_reports
 from gitboot.fetchlog.one_time_boots import GivenBoots
 from gitboot.fleet.documents import NotSealed, sealed
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.problems.codes import Problem
 from gitboot.publish.index import parse_shard
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
 from gitboot.fleet.documents import ParseCache
+from gitboot.fleet.validation import load
 from gitboot.jsonio import format_instant
-from gitboot.load.whole import load
 from gitboot.model.graces import FETCH_GRACE
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.tree import File

@@ -217,7 +217,7 @@ def _warm_up() -> None:
     """Have made what gitboot makes when it first reads, decides and renders: validators, most of all."""
     from datetime import UTC, datetime
 
-    from gitboot.load.whole import load
+    from gitboot.fleet.validation import load
     from gitboot.render.formats import server_files, shared_files
     from gitboot.resolve.fleet_decisions import decide
     from gitboot.resolve.plan_at_time import plan

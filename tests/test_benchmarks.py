@@ -38,8 +38,8 @@ from benchmarks.run import LARGEST, Result, Run, read_run, write_run
 from benchmarks.take_over import LEASE_S
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
+from gitboot.fleet.validation import load
 from gitboot.ledger.leader_lease import SECONDS
-from gitboot.load.whole import load
 from gitboot.resolve.fleet_decisions import decide
 from tests.git_servers import Relay
 

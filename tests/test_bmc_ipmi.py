@@ -46,7 +46,7 @@ from gitboot.bmc.step_runner import Job, Outcome, Result, bring_about
 from gitboot.cli.main import Exit
 from gitboot.errors import BmcBusy, BmcChanged, BmcNotTrusted, BmcRejected, BmcUnreachable, InvalidRepository
 from gitboot.fleet.identities import BmcAccess
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.model.scalars.machines import SystemUuid
 from tests.cases import for_each
 from tests.configured import configured

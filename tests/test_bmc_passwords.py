@@ -18,7 +18,7 @@ from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_
 from gitboot.bmc.step_runner import Outcome, Result
 from gitboot.errors import UsageError
 from gitboot.fleet.identities import machines
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.model.scalars.artifacts import parse_fingerprint
 from tests.bmc_rack import PASSWORD, USER, MakeRack, Rack, racks, write_credentials
 from tests.credentials import HERE

@@ -19,7 +19,7 @@ import yaml
 from gitboot import __version__
 from gitboot.cli.commands.init import CI, PACKAGES, seed
 from gitboot.cli.main import cli
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.provisioning_record import exported
 from gitboot.source.snapshot import open_snapshot

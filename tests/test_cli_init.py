@@ -14,7 +14,7 @@ import yaml
 from gitboot.cli.commands.init import CI, THIS_VERSION, ci_path, requirement, requirement_of, seed
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.model.fleet import Evidence
 from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.fleet_decisions import decide

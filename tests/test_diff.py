@@ -10,8 +10,8 @@ import pytest
 from gitboot.diff.documents import Fate
 from gitboot.diff.effects import Effect, When
 from gitboot.diff.unknown import BecomesUnknown, Since
+from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
-from gitboot.load.whole import load
 from gitboot.model.boot_policy import (
     DiskBoot,
     HttpBoot,

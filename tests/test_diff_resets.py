@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import Changes, compare
 from gitboot.review.formats import phrases

@@ -18,7 +18,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.content_keys import decision_keys
 from gitboot.fleet.identities import machine
 from gitboot.fleet.resources import FleetRepository
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.fleet_decisions import decide_server
 from gitboot.resolve.fleet_view import FleetView

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.render.boot_files import copy_files
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.resolve.fleet_decisions import decide

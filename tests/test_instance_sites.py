@@ -30,9 +30,9 @@ from gitboot.evaluator.evaluation import CommitPair, Evaluator
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.process import told
 from gitboot.fetchlog.log_entries import Observation
+from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
 from gitboot.ledger import machines, requests
-from gitboot.load.whole import load
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase

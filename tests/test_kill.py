@@ -11,7 +11,7 @@ import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan

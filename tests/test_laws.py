@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Step
 from hypothesis import strategies as st
 
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.fleet_decisions import decide

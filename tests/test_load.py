@@ -14,8 +14,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import ParseCache, parse_blob
 from gitboot.fleet.resources import KINDS, Id
 from gitboot.fleet.revision import BlobId, Irregular, Oversized, Snapshot
-from gitboot.fleet.validation import references
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load, references
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import parse_file_path, parse_name
 from gitboot.problems.codes import Problem

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from gitboot.cli.commands.import_ import SYSTEMS
+from gitboot.fleet.validation import load
 from gitboot.importers.fleet_files import fleet_of
-from gitboot.load.whole import load
 from gitboot.migration.known import Supplement
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts_from_resolve_records import first_records

@@ -8,8 +8,7 @@ import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
-from gitboot.fleet.validation import load_revision
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load, load_revision
 from gitboot.resolve.fleet_decisions import decide, decide_all
 from gitboot.resolve.plan_at_time import plan, transition
 from gitboot.resolve.policy_selection import in_rollout

@@ -23,11 +23,11 @@ from gitboot.evaluator.evaluation import CommitPair
 from gitboot.fleet.identities import machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
+from gitboot.fleet.validation import load
 from gitboot.git.history import History
 from gitboot.git.signatures import Signatures
 from gitboot.git.snapshots import of_commit
 from gitboot.jsonio import canonical
-from gitboot.load.whole import load
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import Selector

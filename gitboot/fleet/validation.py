@@ -10,6 +10,7 @@ from itertools import chain, groupby
 from operator import is_
 from typing import Any, Final
 
+from gitboot.errors import InvalidRepository
 from gitboot.fleet.documents import (
     ANYTHING,
     START,
@@ -619,3 +620,14 @@ def _selected(select: str | Selector, at: Path) -> Iterator[tuple[str, Name, Pat
     if isinstance(select, Selector):
         for number, name in enumerate(select.servers):
             yield "Server", name, (*at, "servers", number)
+
+
+def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
+    """Return the fleet repository at ``snapshot``; raise `InvalidRepository` with what is wrong with its documents.
+
+    ``cache`` keeps what blobs parse to between calls. Only blobs that it lacks are read.
+    """
+    found = load_revision(snapshot, cache)
+    if isinstance(found, Flawed):
+        raise InvalidRepository(found.problems)
+    return found.repository

@@ -11,7 +11,7 @@ from typing import Any, Final
 import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
-from gitboot.load.whole import load
+from gitboot.fleet.validation import load
 from gitboot.render.tree import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
