@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
 import pygit2
 from pygit2.enums import FileMode
@@ -122,3 +123,21 @@ def authorship_of(clone: Stored, revision: Revision) -> Authorship | None:
 
 
 _UNWRITABLE: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
+
+
+def pushed_as(checkout: Path) -> str | None:
+    """``https://HOST/PATH@COMMIT`` of its origin, where that had the commit when it was last looked at, or None.
+
+    It does not name who fetches from there.
+    """
+    try:
+        repository = pygit2.Repository(str(checkout))
+        head = repository.head.target
+        origin = urlsplit(repository.remotes["origin"].url or "")
+        there = [*repository.branches.remote.with_commit(head)]
+    except (pygit2.GitError, KeyError, ValueError):
+        return None
+    if origin.scheme != "https" or not origin.hostname or not there:
+        return None
+    port = f":{origin.port}" if origin.port else ""
+    return f"https://{origin.hostname}{port}{origin.path}@{head}"

@@ -15,7 +15,7 @@ import click
 from gitboot import __version__
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file
-from gitboot.source.pushed import pushed_as
+from gitboot.git.branch_writer import pushed_as
 from gitboot.text import shell_words
 
 SEED: Final = Path(__file__).with_name("seed")  # what is written, but for the schemas
