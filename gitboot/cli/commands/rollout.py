@@ -131,8 +131,8 @@ def advance_stream(
     """
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.instance_client import informant_at
+    from gitboot.git.branch_writer import check_branch
     from gitboot.jsonio import facts
-    from gitboot.source.proposing import check_branch
     from gitboot.source.snapshot import folder_around
     from gitboot.source.worktree import WORKTREE
 
@@ -279,7 +279,7 @@ def _message(found: Headway) -> str:
 
 def _propose(fleet: _Fleet, change: _Change, branch: str | None, *, dry_run: bool) -> _Proposal:
     """Write a step: as a commit on a branch, or into the work tree."""
-    from gitboot.source.proposing import is_proposed, propose
+    from gitboot.git.branch_writer import is_proposed, propose
 
     files = {change.file: change.content}
     done = _Proposal(made=_Done.NOTHING, file=change.file, message=change.message, branch=branch)
