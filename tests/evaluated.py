@@ -19,7 +19,7 @@ from gitboot.evaluator.process import told
 from gitboot.evaluator.protocol import Allowance, exceeded
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Reader
-from gitboot.source.bringing import InThisProcess
+from gitboot.git.fetch import InThisProcess
 from gitboot.status.progress import Told, unheard
 
 

@@ -23,13 +23,13 @@ import pytest
 
 from gitboot.controller.checkpoint import WORTH
 from gitboot.controller.instance.state_directory import CACHE, LEDGER
+from gitboot.git.fetch import CLONE
 from gitboot.ledger import move_ledger
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.observe.stopped import WORD
 from gitboot.render.terms import TERMS
-from gitboot.source.bringing import CLONE
 from tests.failing_disk import fill, small_disk
 from tests.fleets import image, policy, profile
 from tests.fleets import server as described

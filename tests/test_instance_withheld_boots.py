@@ -17,10 +17,10 @@ from gitboot.cli.instance_client import request
 from gitboot.controller.operator_requests import APPROVE
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
+from gitboot.git.fetch import CLONE
 from gitboot.ledger import instance_tables, requests
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
-from gitboot.source.bringing import CLONE
 from gitboot.status.conditions_from_status import Condition
 from tests.fleets import at, fleet, image, mac_of, policy, profile, server, uuid_of
 from tests.inprocess import Parts, in_process

@@ -20,11 +20,11 @@ import watchfiles
 
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.fleet.revision import Irregular, Oversized, Revision
+from gitboot.git import fetch as bringing
 from gitboot.git import snapshots as tree
 from gitboot.git.clone import Reader, Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import opened
-from gitboot.source import bringing
 from tests.instance import eventually
 from tests.repositories import ENVIRONMENT, Work
 

@@ -16,8 +16,8 @@ from gitboot.cli.main import Exit
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
+from gitboot.git.fetch import InThisProcess
 from gitboot.git.remote import Password, Remote, SshKey
-from gitboot.source.bringing import InThisProcess
 from gitboot.source.fetch_deadlines import Step, Steps, Transfer
 from gitboot.source.fetcher import FetchProcess
 from tests.configured import configured

@@ -16,11 +16,11 @@ import pytest
 
 from gitboot.errors import ForeignTree, PublishError, SourceError, SourceRefused, UsageError
 from gitboot.git.branch_writer import Authorship, OwnedBranch
+from gitboot.git.fetch import Fetching
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.render.tree import File
-from gitboot.source.bringing import Fetching
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
 from tests.checkouts import checkout_script, clone_for_checkouts

@@ -11,8 +11,8 @@ from typing import Final
 from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.fleet.revision import Revision
+from gitboot.git.fetch import Tip
 from gitboot.git.remote import Head, Remote
-from gitboot.source.bringing import Tip
 from gitboot.source.fetch_deadlines import Step
 from gitboot.source.sending import Arrived, Order, order_of, raised, report
 
