@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from gitboot.child_processes import Child, encode
 from gitboot.errors import CorruptClone, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.fleet.revision import Revision
+from gitboot.git import fetch as sending
 from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.remote import Password, Remote, SshKey
-from gitboot.source import sending
 from gitboot.source.fetcher import FetchProcess
 from tests.configured import configured
 from tests.fleets import SEED, server

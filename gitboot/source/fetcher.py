@@ -11,10 +11,9 @@ from typing import Final
 from gitboot.child_processes import OUT_OF_MEMORY, Child, ended
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.fleet.revision import Revision
-from gitboot.git.fetch import Tip
+from gitboot.git.fetch import Arrived, Order, Tip, order_of, raised, report
 from gitboot.git.remote import Head, Remote
 from gitboot.source.fetch_deadlines import Step
-from gitboot.source.sending import Arrived, Order, order_of, raised, report
 
 MEBIBYTES: Final = 512  # a history of three million objects, or a file of 250 MiB that comes as a difference
 TOTAL_S: Final = 3600.0  # of whatever makes no new clone
