@@ -16,10 +16,9 @@ from gitboot.cli.main import Exit
 from gitboot.errors import SourceError, SourceTooLarge
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
-from gitboot.git.fetch import InThisProcess
+from gitboot.git.fetch import FetchProcess, InThisProcess
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.source.fetch_deadlines import Step, Steps, Transfer
-from gitboot.source.fetcher import FetchProcess
 from tests.configured import configured
 from tests.fleets import SEED, at
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon

@@ -21,8 +21,8 @@ from gitboot.fleet.revision import Revision
 from gitboot.git import fetch as sending
 from gitboot.git.branch_writer import OwnedBranch
 from gitboot.git.clone import Source
+from gitboot.git.fetch import FetchProcess
 from gitboot.git.remote import Password, Remote, SshKey
-from gitboot.source.fetcher import FetchProcess
 from tests.configured import configured
 from tests.fleets import SEED, server
 from tests.git_servers import HttpsServer, Relay, git_daemon

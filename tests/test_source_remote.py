@@ -17,8 +17,8 @@ from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git import clone
 from gitboot.git.clone import Source
+from gitboot.git.fetch import FetchProcess
 from gitboot.git.remote import Password, Remote, SshKey, wanted
-from gitboot.source.fetcher import FetchProcess
 from tests.cases import for_each
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon, silent_server
 from tests.instance import eventually

@@ -564,7 +564,7 @@ def test_a_snapshot_is_read_without_what_fetches() -> None:
     code = "import sys; from gitboot.source.snapshot import open_snapshot; print(*sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "gitboot.source.snapshot" in modules
-    assert not {"gitboot.git.remote", "gitboot.source.fetcher", "gitboot.git.signatures"} & {*modules}
+    assert not {"gitboot.git.remote", "gitboot.git.fetch", "gitboot.git.signatures"} & {*modules}
 
 
 def test_nothing_is_imported_that_there_is_not() -> None:

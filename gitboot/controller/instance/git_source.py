@@ -14,13 +14,12 @@ from gitboot.controller.instance import state_directory as state
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
 from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached, tag_on
-from gitboot.git.fetch import CLONE, Upstream
+from gitboot.git.fetch import CLONE, FetchProcess, Upstream
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import has_repository
 from gitboot.git.signatures import Signatures
 from gitboot.ledger import events, instance_tables
 from gitboot.ledger.store import Store
-from gitboot.source.fetcher import FetchProcess
 from gitboot.source.keys import SignatureKeys
 from gitboot.status.events_from_status import Event
 

@@ -32,12 +32,12 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
+from gitboot.git.fetch import FetchProcess
 from gitboot.jsonio import decoder, format_instant
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import address_beside
 from gitboot.ledger.store import mark_of, read_mark, write_mark
 from gitboot.publish.ended_windows import WindowEnds, end_windows
-from gitboot.source.fetcher import FetchProcess
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.events_from_status import Event
 from gitboot.status.instance_status import Status
