@@ -26,12 +26,12 @@ from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.evaluator.process import told
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git import history as source_history
+from gitboot.git.history import CommitSummary
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
 from gitboot.resolve.fleet_decisions import DecidedServer
 from gitboot.review.decision_changes import compare
-from gitboot.source.commits import CommitSummary
 from tests.fleets import SEED, server
 from tests.generated import FILES, Document, GeneratedFleet, fleets, in_json, name_of
 from tests.results import StoredResults

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.fleet.revision import Revision
-from gitboot.git.history import open_history
-from gitboot.source.commits import CommitSummary
+from gitboot.git.history import CommitSummary, open_history
 from tests.repositories import Work
 
 

@@ -15,11 +15,10 @@ from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.evaluation import CommitPair, Evaluation
 from gitboot.evaluator.protocol import ResultKind
 from gitboot.fleet.revision import Revision
-from gitboot.git.history import Step
+from gitboot.git.history import CommitSummary, Step
 from gitboot.jsonio import decoder
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision_from_plan import Decision
-from gitboot.source.commits import CommitSummary
 from gitboot.text import more
 
 _NOTHING = ""  # in place of a tree: before the first commit, or where the fleet's folder is not there

@@ -12,9 +12,9 @@ from pygit2.enums import DiffOption
 
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision
+from gitboot.git.history import CommitSummary, describe
 from gitboot.git.repository import Stored, blaming, containing, files_of
 from gitboot.source.commit_objects import CommitObject, CommitReader, tree_of
-from gitboot.source.commits import CommitSummary, describe
 from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
 from gitboot.source.worktree import WORKTREE, read_work_file
 

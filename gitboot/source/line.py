@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 import pygit2
 
 from gitboot.fleet.revision import Message, Revision
+from gitboot.git.history import named
 from gitboot.source.ancestry import commits_between
 from gitboot.source.commit_objects import CommitObject, CommitReader
-from gitboot.source.commits import named
 
 MAX_STEPS: Final = 200  # of a line; a longer one is one step
 
