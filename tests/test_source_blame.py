@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import UsageError
+from gitboot.git.history import Blame, open_blame
 from gitboot.jsonio import facts
-from gitboot.source.blame import Blame, open_blame
 from tests.repositories import Work
 
 THREE = "one\ntwo\nthree\n"

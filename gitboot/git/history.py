@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Final
+
+import pygit2
+from pygit2.enums import DiffOption
 
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.git.repository import Stored, blaming, containing, files_of
 from gitboot.git.snapshots import of_commit, tree_at
-from gitboot.source.commit_objects import CommitObject, CommitReader, Person
-from gitboot.source.snapshot import commit_at, fleet_folder
-from gitboot.source.worktree import WORKTREE
+from gitboot.source.commit_objects import CommitObject, CommitReader, Person, tree_of
+from gitboot.source.snapshot import commit_at, fleet_folder, folder_in
+from gitboot.source.worktree import WORKTREE, read_work_file
 from gitboot.text import one_line
 
 
@@ -94,3 +99,98 @@ def named(who: Person) -> str:
 
 def _text(data: bytes) -> str:
     return data.decode(errors="replace")
+
+
+class Blame:
+    """The lines of a fleet's files as of a revision, or as they lie in the work tree; made by `open_blame`.
+
+    Each file is looked into when one of its lines is first asked for.
+    """
+
+    def __init__(self, repository: Stored, commit: Revision | None, folder: str, root: Path | None) -> None:
+        self._repository, self._commit = repository, commit  # None: there is no commit yet
+        self._prefix = f"{folder}/" if folder else ""
+        self._root = root  # where the fleet lies, where it is looked at uncommitted
+        self._lines = cache(self._looked_into)
+
+    def line(self, path: str, number: int) -> CommitSummary | None:
+        """Who wrote a line, 1-based, of a file of the fleet; None where it is not committed yet."""
+        return self._lines(path).get(number)
+
+    def _looked_into(self, path: str) -> dict[int, CommitSummary]:
+        with self._repository.reading() as git:
+            if self._commit is None:
+                return {}
+            tree = tree_of(git, CommitReader(git).peel(self._commit))
+            name = self._prefix + path
+            if tree is None or name not in tree:
+                return {}
+            lines = _blamed(git, name, self._commit)
+            if self._root is None:
+                return lines
+            old, new = git[tree[name].id].peel(pygit2.Blob).data, read_work_file(self._root, path)
+        return {now: lines[before] for now, before in _kept(old, new).items() if before in lines}
+
+
+def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
+    """The blame of the fleet at ``path`` as of ``rev``, both as `open_snapshot` has them; None without Git."""
+    root = fleet_root(Path(path))
+    with blaming(path), containing(root) as git:
+        if git is None:
+            return None
+        folder = folder_in(git, root)
+        uncommitted = folder is not None and rev in (None, WORKTREE)
+        unborn = uncommitted and git.head_is_unborn
+        commit = None if unborn else commit_at(git, "HEAD" if uncommitted or rev is None else rev, str(path))
+        return Blame(Stored(files_of(git)), commit, fleet_folder(git, root), root if uncommitted else None)
+
+
+def _blamed(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
+    lines: dict[int, CommitSummary] = {}
+    try:
+        for hunk in git.blame(path, newest_commit=pygit2.Oid(hex=commit)):
+            start = hunk.final_start_line_number
+            wrote = describe(CommitReader(git).read(hunk.final_commit_id))
+            lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
+    except pygit2.GitError:  # libgit2 stops at a commit that it cannot parse
+        return _blamed_along_first_parents(git, path, commit)
+    return lines
+
+
+def _blamed_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary]:
+    """Return who wrote each line. A line that a merge brought in is its merge commit's."""
+    lines: dict[int, CommitSummary] = {}
+    reader = CommitReader(git)
+    newer = reader.peel(commit)
+    content = _content(git, newer, path)
+    origins = {number: number for number in range(1, content.count(b"\n") + 2)}  # line in content -> line in the newest
+    for older in [*islice(reader.first_parents(commit), 1, None), None]:
+        before = _content(git, older, path) if older is not None else b""
+        if before == content and older is not None:
+            newer = older
+            continue
+        kept = _kept(before, content) if before else {}
+        lines |= {final: describe(newer) for now, final in origins.items() if now not in kept}
+        origins = {kept[now]: final for now, final in origins.items() if now in kept}
+        if not origins or older is None:
+            break
+        newer, content = older, before
+    return lines
+
+
+def _content(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes:
+    """Return a file of a commit; nothing if the commit has no such file."""
+    tree = tree_of(git, commit)
+    if tree is None or path not in tree:
+        return b""
+    found = tree[path]
+    return found.data if isinstance(found, pygit2.Blob) else b""
+
+
+def _kept(old: bytes, new: bytes) -> dict[int, int]:
+    """The lines of ``new`` that stand in ``old`` too, and where; a checkout may have changed their ends."""
+    everything = max(old.count(b"\n"), new.count(b"\n")) + 1
+    patch = pygit2.Patch.create_from(old, new, flag=DiffOption.IGNORE_WHITESPACE_EOL, context_lines=everything)
+    if not patch.hunks:
+        return {number: number for number in range(1, everything + 1)}
+    return {line.new_lineno: line.old_lineno for line in patch.hunks[0].lines if line.origin == " "}

@@ -20,8 +20,8 @@ from gitboot.source.worktree import WORKTREE
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
+    from gitboot.git.history import Blame
     from gitboot.resolve.explanation import Explanation, Reason
-    from gitboot.source.blame import Blame
 
 _KINDS: Final = ("Fleet", "Server", "BootImage", "ImageStream", "BootProfile", "BootPolicy", "Maintenance", "Any")
 _WIDTH: Final = 40
@@ -73,10 +73,10 @@ def command(
     if subject in _KINDS:
         _explain_kind(subject, field, outputs)
         return
+    from gitboot.git.history import open_blame
     from gitboot.jsonio import facts
     from gitboot.resolve.explanation import explain
     from gitboot.resolve.plan_at_time import plan
-    from gitboot.source.blame import open_blame
 
     fleet = planned_fleet(path, rev, at or this_second(), records)
     if kind := _kind_meant(subject, fleet.decisions.servers):
