@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.git.clone import Source
+from gitboot.git.history import ancestors, commits_between, is_ancestor, merge_base
 from gitboot.git.remote import Remote
 from gitboot.ledger import events
 from gitboot.ledger.store import Store
-from gitboot.source.ancestry import ancestors, commits_between, is_ancestor, merge_base
 from gitboot.source.commit_objects import CommitReader, Person, parse_person
 from tests.fleets import image
 from tests.git_servers import git_daemon
@@ -207,7 +207,7 @@ def test_history_is_walked_as_libgit2_does_where_that_can(
 
 
 def _without_libgit2(git: pygit2.Repository, hidden: pygit2.Oid, tip: pygit2.Oid) -> list[pygit2.Oid]:
-    from gitboot.source.ancestry import _sorted_topologically
+    from gitboot.git.history import _sorted_topologically
 
     reader = CommitReader(git)
     return _sorted_topologically(reader, [tip], ancestors(reader, [hidden]))

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 import pygit2
 
 from gitboot.fleet.revision import Message, Revision
-from gitboot.git.history import named
-from gitboot.source.ancestry import commits_between
+from gitboot.git.history import commits_between, named
 from gitboot.source.commit_objects import CommitObject, CommitReader
 
 MAX_STEPS: Final = 200  # of a line; a longer one is one step
