@@ -24,6 +24,7 @@ from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.validation import load
+from gitboot.git.history import Merge
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.ended_windows import EndedWindows
@@ -33,7 +34,6 @@ from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.guards import Limits
-from gitboot.source.line import Merge
 from tests import fleets
 
 UNGUARDED: Final[dict[str, Any]] = {"max_reinstalls": 10**6, "max_small_group": 10**6, "mutated_images": 10**6}

@@ -14,12 +14,11 @@ import pygit2
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import BlobId, Irregular, Message, Revision, Snapshot
-from gitboot.git.history import merge_base
+from gitboot.git.history import Merge, acknowledging_content, line, merge_base, messages
 from gitboot.git.repository import Stored, blaming, containing, files_of, objects_of
 from gitboot.git.snapshots import of_commit, tree_at
 from gitboot.problems.codes import Code, Problem
 from gitboot.source.commit_objects import CommitReader, tree_of
-from gitboot.source.line import Merge, acknowledging_content, line, messages
 from gitboot.source.snapshot import check_folder, commit_at, fleet_folder, folder_in
 from gitboot.source.worktree import WORKTREE, of_worktree
 
