@@ -24,7 +24,7 @@ from gitboot.fleet.identities import machines
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
 from gitboot.fleet.validation import load
-from gitboot.git.history import History, open_blame
+from gitboot.git.history import History, Range, open_blame, open_range
 from gitboot.git.signatures import Signatures
 from gitboot.git.snapshots import of_commit
 from gitboot.jsonio import canonical
@@ -53,7 +53,6 @@ from gitboot.review.decision_changes import Changes
 from gitboot.review.guards import may_acknowledge
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
-from gitboot.source.compare import Range, open_range
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.snapshot import open_snapshot
 from gitboot.text import did_you_mean
@@ -301,7 +300,7 @@ class Compared:
     base: Side
     head: Side
     messages: tuple[Message, ...]
-    met: frozenset[str] = frozenset()  # as `gitboot.source.compare.Range` has it
+    met: frozenset[str] = frozenset()  # as `gitboot.git.history.Range` has it
     changes: Callable[[], Changes] | None = None  # of HEAD against BASE, where that is known
     line: tuple[Between, ...] = ()
     signers: tuple[tuple[str, Signer], ...] = ()  # of commits that have to be signed

@@ -145,7 +145,7 @@ def _flags(given: Mapping[str, object]) -> list[str]:
 
 def _written(format: str, result: Review, path: Path, range: str) -> str:
     """The review of ``range`` of the fleet at ``path`` in one format."""
-    from gitboot.source.compare import head_commit
+    from gitboot.git.history import head_commit
     from gitboot.source.snapshot import folder_around
 
     prefix = prefix_of(path)
