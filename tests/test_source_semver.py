@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.errors import UsageError
-from gitboot.source.semver import highest, is_range, parse_range
+from gitboot.git.remote import highest, is_range, parse_range
 from tests.cases import for_each
 
 TAGS = [
