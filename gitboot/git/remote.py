@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import errno
+import hmac
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +23,6 @@ from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooL
 from gitboot.files import write_whole
 from gitboot.git.repository import objects_of, words
 from gitboot.source.fetch_deadlines import Transfer, note_work, steps
-from gitboot.source.known_hosts import DEFAULT_PORT, trusted_keys
 from gitboot.text import one_line
 
 
@@ -112,6 +113,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme.lower(), parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
 
 
+DEFAULT_PORT: Final = 22
 _PORTS: Final = {"https": 443, "ssh": DEFAULT_PORT}
 HEAD: Final = "HEAD"  # the reference by which an instance follows what is checked out
 Heads = Mapping[str, str]  # name of a ref -> id of what it points at, "…^{}" -> id of what that tag is of
@@ -496,3 +498,44 @@ def _version(parts: list[int], prerelease: str | None) -> Version:
         prerelease is None,
         tuple((0, int(word), "") if word.isdigit() else (1, 0, word) for word in identifiers),
     )
+
+
+def trusted_keys(text: str, host: str, port: int) -> tuple[str, ...]:
+    """The keys, as ``TYPE BASE64``, that the file lets ``host`` show at ``port``; sorted."""
+    names = (host.lower(), f"[{host.lower()}]:{port}") if port != DEFAULT_PORT else (host.lower(),)
+    trusted: set[str] = set()
+    revoked: set[str] = set()
+    for line in text.splitlines():
+        fields = line.split()
+        if not fields or fields[0].startswith("#"):
+            continue
+        marker = fields.pop(0) if fields[0].startswith("@") else None
+        if len(fields) < 3 or not any(_covers(fields[0], name) for name in names):
+            continue
+        key = f"{fields[1]} {fields[2]}"
+        if marker is None:
+            trusted.add(key)
+        elif marker == "@revoked":  # @cert-authority is left out: libssh2 knows no host certificates
+            revoked.add(key)
+    return tuple(sorted(trusted - revoked))
+
+
+def _covers(patterns: str, name: str) -> bool:
+    """Whether a line's first field means ``name``: by its hash, or by patterns; "!" before one excludes."""
+    if patterns.startswith("|1|"):
+        return _is_hash_of(patterns, name)
+    fitting = [pattern for pattern in patterns.split(",") if _fits(pattern.removeprefix("!"), name)]
+    return bool(fitting) and not any(pattern.startswith("!") for pattern in fitting)
+
+
+def _fits(pattern: str, name: str) -> bool:
+    wild = re.escape(pattern.lower()).replace(r"\*", ".*").replace(r"\?", ".")
+    return re.fullmatch(wild, name) is not None
+
+
+def _is_hash_of(hashed: str, name: str) -> bool:
+    try:
+        salt, digest = (base64.b64decode(part, validate=True) for part in hashed.split("|")[2:])
+    except ValueError:
+        return False
+    return hmac.compare_digest(hmac.digest(salt, name.encode(), "sha1"), digest)
