@@ -22,11 +22,10 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed, Revision
-from gitboot.git.repository import Stored
+from gitboot.git.repository import CommitReader, Stored, content_of
 from gitboot.git.signatures import Signatures
 from gitboot.ledger import acknowledgements, instance_tables
 from gitboot.review.guards import Limits
-from gitboot.source.commit_objects import CommitReader, content_of
 from gitboot.source.keys import SignatureKeys, TrustedKeys
 from gitboot.source.signed import of_commit
 from tests.fleets import at, fleet, image, policy, profile, server

@@ -16,9 +16,9 @@ from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.git.clone import Source
 from gitboot.git.history import ancestors, commits_between, is_ancestor, merge_base
 from gitboot.git.remote import Remote
+from gitboot.git.repository import CommitReader, Person, parse_person
 from gitboot.ledger import events
 from gitboot.ledger.store import Store
-from gitboot.source.commit_objects import CommitReader, Person, parse_person
 from tests.fleets import image
 from tests.git_servers import git_daemon
 from tests.instance import eventually, running

@@ -19,8 +19,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Fetching, InThisProcess
 from gitboot.git.history import date_of
 from gitboot.git.remote import Remote
-from gitboot.git.repository import Stored, blaming, containing, opened
-from gitboot.source.commit_objects import CommitReader, peel_reference, tree_of
+from gitboot.git.repository import CommitReader, Stored, blaming, containing, opened, peel_reference, tree_of
 from gitboot.source.snapshot import fleet_folder
 
 

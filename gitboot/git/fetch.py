@@ -32,10 +32,19 @@ from gitboot.errors import (
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision
 from gitboot.git.remote import HEAD, Conversation, Head, Password, Remote, SshKey, head_of, wanted
-from gitboot.git.repository import Stored, blaming, containing, files_of, lacks_memory, opened
+from gitboot.git.repository import (
+    CommitReader,
+    Stored,
+    blaming,
+    containing,
+    files_of,
+    lacks_memory,
+    opened,
+    peel_reference,
+    read_tag,
+)
 from gitboot.git.snapshots import tree_at
 from gitboot.jsonio import decoder
-from gitboot.source.commit_objects import CommitReader, peel_reference, read_tag
 from gitboot.source.fetch_deadlines import Step
 from gitboot.source.objects import check, check_history, copy, merge_packs
 from gitboot.source.snapshot import folder_in

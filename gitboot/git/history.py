@@ -19,10 +19,19 @@ from pygit2.enums import DiffOption, SortMode
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import BlobId, Irregular, Message, Revision, Snapshot
-from gitboot.git.repository import Stored, blaming, containing, files_of, objects_of
+from gitboot.git.repository import (
+    CommitObject,
+    CommitReader,
+    Person,
+    Stored,
+    blaming,
+    containing,
+    files_of,
+    objects_of,
+    tree_of,
+)
 from gitboot.git.snapshots import of_commit, tree_at
 from gitboot.problems.codes import Code, Problem
-from gitboot.source.commit_objects import CommitObject, CommitReader, Person, tree_of
 from gitboot.source.snapshot import check_folder, commit_at, fleet_folder, folder_in
 from gitboot.source.worktree import WORKTREE, of_worktree, read_work_file
 from gitboot.text import one_line

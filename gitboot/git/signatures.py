@@ -10,10 +10,9 @@ import pygit2
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.history import MAX_STEPS, leading_from
-from gitboot.git.repository import Stored
+from gitboot.git.repository import CommitReader, Stored
 from gitboot.openpgp import Distrusted
 from gitboot.problems.codes import Code, Problem
-from gitboot.source.commit_objects import CommitReader
 from gitboot.source.keys import SignatureKeys
 from gitboot.source.signed import AmbiguousSignature, Signed, of_commit, of_tag
 

@@ -16,9 +16,18 @@ from pygit2.enums import FileMode
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.git.repository import SUBMODULE, SYMLINK, TREE, Entry, MalformedTree, Stored, entries
+from gitboot.git.repository import (
+    SUBMODULE,
+    SYMLINK,
+    TREE,
+    CommitReader,
+    Entry,
+    MalformedTree,
+    Stored,
+    entries,
+    tree_of,
+)
 from gitboot.problems.codes import Code, Problem
-from gitboot.source.commit_objects import CommitReader, tree_of
 from gitboot.source.leftout import left_out
 
 MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files

@@ -11,8 +11,17 @@ from typing import Final
 import pygit2
 from pygit2.enums import ObjectType
 
-from gitboot.git.repository import MAX_TREE_BYTES, SUBMODULE, TREE, entries, files_of, objects_of, opened
-from gitboot.source.commit_objects import CommitReader, read_tag
+from gitboot.git.repository import (
+    MAX_TREE_BYTES,
+    SUBMODULE,
+    TREE,
+    CommitReader,
+    entries,
+    files_of,
+    objects_of,
+    opened,
+    read_tag,
+)
 from gitboot.source.fetch_deadlines import note_work
 from gitboot.source.leftout import is_left_out, left_out, note_left_out
 
