@@ -15,8 +15,8 @@ from gitboot.cli.main import Exit
 from gitboot.errors import SubpathMissing, UsageError
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
+from gitboot.git.repository import parse_subpath
 from gitboot.source.snapshot import open_snapshot
-from gitboot.source.subpath import parse_subpath
 from tests.cases import for_each
 from tests.configured import configured
 from tests.fleets import SEED, server

@@ -46,7 +46,7 @@ def _note_path(context: click.Context, _: click.Parameter, path: Path | None) ->
 
 def _note_subpath(context: click.Context, _: click.Parameter, text: str | None) -> None:
     if text is not None:
-        from gitboot.source.subpath import parse_subpath
+        from gitboot.git.repository import parse_subpath
 
         context.meta[_SUBPATH] = parse_subpath(text)
 
@@ -57,7 +57,7 @@ def _chosen_path(context: click.Context, parameter: click.Parameter, path: Path)
         raise UsageError(f"the fleet is named twice, {given} and --path {path}: leave one out")
     subpath: str = context.meta.get(_SUBPATH, "")
     if subpath:
-        from gitboot.source.subpath import check_subpath
+        from gitboot.git.repository import check_subpath
 
         check_subpath(given or path, subpath)
     return (given or path) / subpath

@@ -16,9 +16,8 @@ from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.fetch import BROKEN, CLONE, EMPTY, NEW, Fetching, InThisProcess, Upstream, latest_of, point, tag_of
 from gitboot.git.history import Merge, acknowledging_content, date_of, is_ancestor, line, message_of, messages
 from gitboot.git.remote import Head, Password, Remote, SshKey
-from gitboot.git.repository import CommitReader, Stored, blaming, peel_reference
+from gitboot.git.repository import ACCEPTED, CommitReader, Stored, blaming, folder_at, note_accepted, peel_reference
 from gitboot.git.snapshots import Blobs, of_commit
-from gitboot.source.subpath import ACCEPTED, folder_at, note_accepted
 
 
 class FollowedBranch(NamedTuple):

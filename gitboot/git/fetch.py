@@ -33,22 +33,25 @@ from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision
 from gitboot.git.remote import HEAD, Conversation, Head, Password, Remote, SshKey, head_of, wanted
 from gitboot.git.repository import (
+    ACCEPTED,
     CommitReader,
     Stored,
     blaming,
     containing,
     files_of,
+    folder_of,
     lacks_memory,
+    note_folder,
     opened,
     peel_reference,
     read_tag,
+    recover_folder,
 )
 from gitboot.git.snapshots import tree_at
 from gitboot.jsonio import decoder
 from gitboot.source.fetch_deadlines import Step
 from gitboot.source.objects import check, check_history, copy, merge_packs
 from gitboot.source.snapshot import folder_in
-from gitboot.source.subpath import ACCEPTED, folder_of, note_folder, recover_folder
 
 _ALL: Final = "refs/gitboot/all/"
 _WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history

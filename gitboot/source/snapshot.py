@@ -14,9 +14,8 @@ import pygit2
 from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision, Snapshot
-from gitboot.git.repository import CommitReader, Stored, blaming, containing, files_of, lacks_memory, words
+from gitboot.git.repository import CommitReader, Stored, blaming, containing, files_of, folder_of, lacks_memory, words
 from gitboot.git.snapshots import of_commit, symlink_at, tree_at
-from gitboot.source.subpath import folder_of
 from gitboot.source.worktree import WORKTREE, of_worktree
 
 

@@ -172,7 +172,7 @@ _NOT_OURS: Final = frozenset({HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
 
 
 def _folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
-    from gitboot.source.subpath import parse_subpath
+    from gitboot.git.repository import parse_subpath
 
     return parse_subpath(text) if text else ""
 

@@ -54,7 +54,7 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     by. DIR is new or empty; it may be a Git repository without a file. With --subpath the folder is; a file of CI that
     is there already is left as it is.
     """
-    from gitboot.source.subpath import parse_subpath
+    from gitboot.git.repository import parse_subpath
 
     known, folder = wanted or requirement(), parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder

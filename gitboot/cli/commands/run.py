@@ -400,7 +400,7 @@ def _settings(
 ) -> Settings:
     from gitboot.controller.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.evaluator.protocol import Allowance
-    from gitboot.source.subpath import parse_subpath
+    from gitboot.git.repository import parse_subpath
     from gitboot.targets.address import parse_target
 
     ledger = _ledger(given.pop("ledger"), given.pop("ledger_password"))
