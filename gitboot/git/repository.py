@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property
 from hashlib import sha256
@@ -19,7 +19,7 @@ import pygit2
 from pygit2.enums import ConfigLevel, Feature, ObjectType, RepositoryOpenFlag
 
 from gitboot.errors import LedgerError, SourceError, UsageError
-from gitboot.fleet.revision import Revision
+from gitboot.fleet.revision import MAX_FILE_BYTES, Revision
 from gitboot.text import one_line
 
 for _level in (ConfigLevel.PROGRAMDATA, ConfigLevel.SYSTEM, ConfigLevel.XDG, ConfigLevel.GLOBAL):
@@ -437,3 +437,28 @@ def recover_folder(ours: pygit2.Repository, left: pygit2.Repository) -> None:
 
 def _noted(ours: pygit2.Repository, name: str) -> str | None:
     return str(ours.config[name]) if name in ours.config else None
+
+
+_NAME: Final = "left-out"
+_LINE: Final = re.compile(r"^([0-9a-f]{40}) ([0-9]+)$", re.MULTILINE)
+
+
+def is_left_out(size: int) -> bool:
+    """Whether a blob of so many bytes is; the commit that has it is told so when it is read."""
+    return size > MAX_FILE_BYTES
+
+
+def left_out(repository: Path) -> dict[str, int]:
+    """The sizes of those that a repository's own files name, by their ids; nothing in one that is no clone."""
+    try:
+        text = (repository / _NAME).read_text()
+    except FileNotFoundError:
+        return {}
+    return {blob: int(size) for blob, size in _LINE.findall(text)}
+
+
+def note_left_out(repository: Path, sizes: Mapping[str, int]) -> None:
+    """Add some. A line that a crash has cut is none; the clone that lacks it counts as damaged, and is made anew."""
+    known = left_out(repository)
+    with (repository / _NAME).open("a") as file:
+        file.writelines(f"{blob} {size}\n" for blob, size in sorted(sizes.items()) if blob not in known)

@@ -25,10 +25,10 @@ from gitboot.git.repository import (
     MalformedTree,
     Stored,
     entries,
+    left_out,
     tree_of,
 )
 from gitboot.problems.codes import Code, Problem
-from gitboot.source.leftout import left_out
 
 MAX_FILES: Final = 1_500_000  # against trees that repeat: ten folders of ten each, ten deep, are 10,000,000,000 files
 MAX_PATH: Final = 4096  # characters

@@ -18,12 +18,14 @@ from gitboot.git.repository import (
     CommitReader,
     entries,
     files_of,
+    is_left_out,
+    left_out,
+    note_left_out,
     objects_of,
     opened,
     read_tag,
 )
 from gitboot.source.fetch_deadlines import note_work
-from gitboot.source.leftout import is_left_out, left_out, note_left_out
 
 # What is larger is compared with nothing. libgit2 reads it from the repository that a builder is of, and by the name of
 # another setting (pack-objects.c, packbuilder_config).
