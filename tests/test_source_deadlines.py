@@ -18,7 +18,7 @@ from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess, InThisProcess
 from gitboot.git.remote import Password, Remote, SshKey
-from gitboot.source.fetch_deadlines import Step, Steps, Transfer
+from gitboot.git.repository import Step, Steps, Transfer
 from tests.configured import configured
 from tests.fleets import SEED, at
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon

@@ -10,8 +10,7 @@ from pathlib import Path
 from gitboot.child_processes import OUT_OF_MEMORY, Spent, as_child_of, lift, read_frame, write_frame
 from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import ERRORS, Arrived, InThisProcess, Order, Report, failed, order, remote_of
-from gitboot.git.repository import lacks_memory
-from gitboot.source.fetch_deadlines import note_work, reported
+from gitboot.git.repository import lacks_memory, note_work, reported
 
 
 def main(parent: str) -> None:

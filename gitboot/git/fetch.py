@@ -35,6 +35,7 @@ from gitboot.git.remote import HEAD, Conversation, Head, Password, Remote, SshKe
 from gitboot.git.repository import (
     ACCEPTED,
     CommitReader,
+    Step,
     Stored,
     blaming,
     containing,
@@ -49,7 +50,6 @@ from gitboot.git.repository import (
 )
 from gitboot.git.snapshots import tree_at
 from gitboot.jsonio import decoder
-from gitboot.source.fetch_deadlines import Step
 from gitboot.source.objects import check, check_history, copy, merge_packs
 from gitboot.source.snapshot import folder_in
 
@@ -500,7 +500,7 @@ class FetchProcess:
     """Fetches and pushes as `InThisProcess` does; raises `SourceTooLarge`, too, if that takes too much memory.
 
     Raises `SourceError` if the process does not report the next step of its work in time
-    (`gitboot.source.fetch_deadlines`), or takes longer than ``deadline_s`` as a whole. A new clone may take as long as
+    (`gitboot.git.repository`), or takes longer than ``deadline_s`` as a whole. A new clone may take as long as
     data arrives at the slowest rate. The process is killed then, and the next fetch starts another one.
 
     A process is started at the first need, and again after it has died; for several threads at once, one each. They

@@ -21,8 +21,7 @@ from pygit2.enums import CredentialType
 from gitboot.child_processes import limited_files
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_whole
-from gitboot.git.repository import objects_of, words
-from gitboot.source.fetch_deadlines import Transfer, note_work, steps
+from gitboot.git.repository import Transfer, note_work, objects_of, steps, words
 from gitboot.text import one_line
 
 

@@ -21,11 +21,11 @@ from gitboot.git.repository import (
     is_left_out,
     left_out,
     note_left_out,
+    note_work,
     objects_of,
     opened,
     read_tag,
 )
-from gitboot.source.fetch_deadlines import note_work
 
 # What is larger is compared with nothing. libgit2 reads it from the repository that a builder is of, and by the name of
 # another setting (pack-objects.c, packbuilder_config).
