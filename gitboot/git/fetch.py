@@ -38,10 +38,14 @@ from gitboot.git.repository import (
     Step,
     Stored,
     blaming,
+    check,
+    check_history,
     containing,
+    copy,
     files_of,
     folder_of,
     lacks_memory,
+    merge_packs,
     note_folder,
     opened,
     peel_reference,
@@ -50,7 +54,6 @@ from gitboot.git.repository import (
 )
 from gitboot.git.snapshots import tree_at
 from gitboot.jsonio import decoder
-from gitboot.source.objects import check, check_history, copy, merge_packs
 from gitboot.source.snapshot import folder_in
 
 _ALL: Final = "refs/gitboot/all/"
