@@ -13,7 +13,7 @@ from gitboot.cli.options import this_second
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import Revision, Verify
-from gitboot.source.keys import TrustedKeys
+from gitboot.git.signatures import TrustedKeys
 from tests.fleets import image
 from tests.repositories import ENVIRONMENT, Work
 from tests.reviewed import FLEET

@@ -15,10 +15,10 @@ from gitboot.controller.forge import verdicts_of
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
+from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger import events, requests
 from gitboot.problems.codes import Code
 from gitboot.review.guards import Limits
-from gitboot.source.keys import TrustedKeys
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.repositories import Work

@@ -15,9 +15,8 @@ from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.clone import Source, tag_on
 from gitboot.git.remote import Remote
 from gitboot.git.repository import Stored
-from gitboot.git.signatures import Signatures
+from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
 from gitboot.problems.codes import Code
-from gitboot.source.keys import SignatureKeys, TrustedKeys
 from tests.repositories import ENVIRONMENT, Work
 from tests.signers import Person, allowed, by_gpg, gpg_people, rewritten, ssh_person, stored
 

@@ -501,7 +501,7 @@ def trust_of(
 ) -> TrustSettings:
     """What was given; raises `UsageError` where it cannot be meant."""
     from gitboot.controller.instance.settings import TrustSettings
-    from gitboot.source.keys import TrustedKeys
+    from gitboot.git.signatures import TrustedKeys
 
     keys = TrustedKeys(
         allowed_signers=allowed_signers,

@@ -17,10 +17,9 @@ from gitboot.git.clone import BranchRecord, FollowedBranch, Source, detached, ta
 from gitboot.git.fetch import CLONE, FetchProcess, Upstream
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import has_repository
-from gitboot.git.signatures import Signatures
+from gitboot.git.signatures import SignatureKeys, Signatures
 from gitboot.ledger import events, instance_tables
 from gitboot.ledger.store import Store
-from gitboot.source.keys import SignatureKeys
 from gitboot.status.events_from_status import Event
 
 

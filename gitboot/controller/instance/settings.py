@@ -13,10 +13,10 @@ from gitboot.bmc.worker_pool import MOST, MOST_OF_SITE
 from gitboot.controller.instance.state_directory import SPOOL
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import ReinstallsNeed, Verify
+from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.location import PostgresAddress
 from gitboot.review.guards import Limits
-from gitboot.source.keys import TrustedKeys
 from gitboot.status.events_from_status import Event
 from gitboot.targets.address import TargetAddress
 
