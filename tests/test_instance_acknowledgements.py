@@ -23,10 +23,9 @@ from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed, Revision
 from gitboot.git.repository import CommitReader, Stored, content_of
-from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys
+from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys, of_commit
 from gitboot.ledger import acknowledgements, instance_tables
 from gitboot.review.guards import Limits
-from gitboot.source.signed import of_commit
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process
 from tests.instance import eventually, running
