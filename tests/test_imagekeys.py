@@ -11,8 +11,8 @@ import pytest
 
 from gitboot.artifacts.signatures import ImageKeys, SignatureKind
 from gitboot.errors import UsageError
+from gitboot.git.signatures import Distrusted
 from gitboot.jsonio import Digest
-from gitboot.openpgp import Distrusted
 from tests.signers import Minisign, Person, by_gpg, gpg_people
 from tests.sigstores import Sigstore
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 
 from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable, UsageError
+from gitboot.git.signatures import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import Artifact, Artifacts, BootImage, Checksums, Signature
 from gitboot.model.scalar_from_document import Path as Field
-from gitboot.openpgp import Distrusted, Keyring, Unlisted, ask_alone
 from gitboot.resolve.bootfiles import fetched_from
 from gitboot.text import printable
 
