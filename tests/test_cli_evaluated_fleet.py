@@ -9,10 +9,10 @@ import pytest
 
 from gitboot.cli import evaluated_fleet
 from gitboot.evaluator.evaluation import Forks
+from gitboot.git import snapshots
 from gitboot.resolve import fleet_decisions
 from gitboot.resolve.boot_composer import Composer
 from gitboot.resolve.decision_inputs import ServerInputs
-from gitboot.source import worktree
 from tests.fleets import SEED, mac_of, policy, server, uuid_of
 from tests.rack import typed
 from tests.repositories import Work
@@ -140,13 +140,13 @@ def test_only_files_of_the_fleet_are_read_and_each_time_anew(
 ) -> None:
     work.write({".gitbootignore": "left-out/\n", "README.md": "", "left-out/a.yaml": "{", "a.png": ""})
     read: list[str] = []
-    read_work_file = worktree.read_work_file
+    read_work_file = snapshots.read_work_file
 
     def noted(root: Path, path: str) -> bytes:
         read.append(path)
         return read_work_file(root, path)
 
-    monkeypatch.setattr(worktree, "read_work_file", noted)
+    monkeypatch.setattr(snapshots, "read_work_file", noted)
     for _ in range(2):
         assert typed("validate").code == 0
         assert sorted(read) == sorted([".gitbootignore", *FILES])

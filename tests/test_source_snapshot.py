@@ -23,10 +23,9 @@ from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revision, Snapshot
 from gitboot.git import snapshots as tree
 from gitboot.git.repository import Stored, blaming
-from gitboot.git.snapshots import of_commit
+from gitboot.git.snapshots import WORKTREE, of_commit
 from gitboot.problems.codes import Code
 from gitboot.source.snapshot import open_snapshot
-from gitboot.source.worktree import WORKTREE
 from tests.fleets import SEED, profile
 from tests.preloaded import captured
 from tests.repositories import Work

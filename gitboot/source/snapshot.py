@@ -15,8 +15,7 @@ from gitboot.errors import UsageError
 from gitboot.files import fleet_root
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.git.repository import CommitReader, Stored, blaming, containing, files_of, folder_of, lacks_memory, words
-from gitboot.git.snapshots import of_commit, symlink_at, tree_at
-from gitboot.source.worktree import WORKTREE, of_worktree
+from gitboot.git.snapshots import WORKTREE, of_commit, of_worktree, symlink_at, tree_at
 
 
 def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:

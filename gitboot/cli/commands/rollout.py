@@ -132,9 +132,9 @@ def advance_stream(
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.instance_client import informant_at
     from gitboot.git.branch_writer import check_branch
+    from gitboot.git.snapshots import WORKTREE
     from gitboot.jsonio import facts
     from gitboot.source.snapshot import folder_around
-    from gitboot.source.worktree import WORKTREE
 
     if branch is not None:
         check_branch(branch)
