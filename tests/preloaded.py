@@ -218,11 +218,10 @@ def _warm_up() -> None:
     from datetime import UTC, datetime
 
     from gitboot.fleet.validation import load
-    from gitboot.git.snapshots import WORKTREE
+    from gitboot.git.snapshots import WORKTREE, open_snapshot
     from gitboot.render.formats import server_files, shared_files
     from gitboot.resolve.fleet_decisions import decide
     from gitboot.resolve.plan_at_time import plan
-    from gitboot.source.snapshot import open_snapshot
 
     decisions = decide(load(open_snapshot(Path(__file__).parent.parent / "example-repo", WORKTREE)))
     shared_files(decisions)

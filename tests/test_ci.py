@@ -20,9 +20,9 @@ from gitboot import __version__
 from gitboot.cli.commands.init import CI, PACKAGES, seed
 from gitboot.cli.main import cli
 from gitboot.fleet.validation import load
+from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.manifest import Head, Stamp, render_head
 from gitboot.resolve.provisioning_record import exported
-from gitboot.source.snapshot import open_snapshot
 from tests.ci_jobs import (
     PIPELINE,
     CommentHost,

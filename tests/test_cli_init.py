@@ -15,10 +15,10 @@ from gitboot.cli.commands.init import CI, THIS_VERSION, ci_path, requirement, re
 from gitboot.cli.main import cli
 from gitboot.errors import UsageError
 from gitboot.fleet.validation import load
+from gitboot.git.snapshots import open_snapshot
 from gitboot.model.fleet import Evidence
 from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.source.snapshot import open_snapshot
 from tests.fleets import at
 from tests.repositories import Work
 

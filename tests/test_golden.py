@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.fleet.validation import load
+from gitboot.git.snapshots import open_snapshot
 from gitboot.render.boot_files import copy_files
 from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.resolve.fleet_decisions import decide
@@ -23,7 +24,6 @@ from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import fallback, plan
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
-from gitboot.source.snapshot import open_snapshot
 from gitboot.stoppage import Halt
 from tests.cases import for_each
 from tests.fleets import SEED, at, decided, document, fleet, image, maintenance, policy, profile, server, uuid_of

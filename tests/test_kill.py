@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gitboot.fleet.validation import load
+from gitboot.git.snapshots import open_snapshot
 from gitboot.render.formats import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
-from gitboot.source.snapshot import open_snapshot
 from tests.fleets import fleet, image, policy, profile, server
 from tests.inprocess import in_process
 from tests.instance import Repository, git

@@ -23,9 +23,8 @@ from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.fleet.revision import MAX_FILE_BYTES, Irregular, Oversized, Revision, Snapshot
 from gitboot.git import snapshots as tree
 from gitboot.git.repository import Stored, blaming
-from gitboot.git.snapshots import WORKTREE, of_commit
+from gitboot.git.snapshots import WORKTREE, of_commit, open_snapshot
 from gitboot.problems.codes import Code
-from gitboot.source.snapshot import open_snapshot
 from tests.fleets import SEED, profile
 from tests.preloaded import captured
 from tests.repositories import Work
@@ -484,7 +483,7 @@ def test_the_users_git_configuration_counts_for_nothing(work: Work, tmp_path: Pa
     home.mkdir()
     (home / ".gitconfig").write_text(f"[core]\nexcludesFile = {home}/ignore\n")
     (home / "ignore").write_text("*.yaml\n")
-    script = "import sys; from gitboot.source.snapshot import open_snapshot; print(*sorted(open_snapshot(sys.argv[1], None).blobs))"
+    script = "import sys; from gitboot.git.snapshots import open_snapshot; print(*sorted(open_snapshot(sys.argv[1], None).blobs))"
     environment = {**os.environ, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "GIT_DIR": "/nonexistent"}
     command = [sys.executable, "-c", script, str(work.path)]
     shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
@@ -560,9 +559,9 @@ def test_t4_sizes_are_asked_before_bytes_are_read(work: Work, tmp_path: Path, wh
 
 
 def test_a_snapshot_is_read_without_what_fetches() -> None:
-    code = "import sys; from gitboot.source.snapshot import open_snapshot; print(*sorted(sys.modules))"
+    code = "import sys; from gitboot.git.snapshots import open_snapshot; print(*sorted(sys.modules))"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "gitboot.source.snapshot" in modules
+    assert "gitboot.git.snapshots" in modules
     assert not {"gitboot.git.remote", "gitboot.git.fetch", "gitboot.git.signatures"} & {*modules}
 
 

@@ -16,7 +16,7 @@ from gitboot.errors import SubpathMissing, UsageError
 from gitboot.git.clone import Source
 from gitboot.git.remote import Remote
 from gitboot.git.repository import parse_subpath
-from gitboot.source.snapshot import open_snapshot
+from gitboot.git.snapshots import open_snapshot
 from tests.cases import for_each
 from tests.configured import configured
 from tests.fleets import SEED, server

@@ -26,7 +26,7 @@ from gitboot.fleet.revision import Message, Revision, Signer, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.git.history import History, Range, open_blame, open_range
 from gitboot.git.signatures import SignatureKeys, Signatures
-from gitboot.git.snapshots import of_commit
+from gitboot.git.snapshots import of_commit, open_snapshot
 from gitboot.jsonio import canonical
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
@@ -53,7 +53,6 @@ from gitboot.review.decision_changes import Changes
 from gitboot.review.guards import may_acknowledge
 from gitboot.review.merges import Between
 from gitboot.review.side import Side
-from gitboot.source.snapshot import open_snapshot
 from gitboot.text import did_you_mean
 
 if TYPE_CHECKING:

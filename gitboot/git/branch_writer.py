@@ -20,7 +20,7 @@ from gitboot.git.fetch import Fetching, InThisProcess
 from gitboot.git.history import date_of
 from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Stored, blaming, containing, opened, peel_reference, tree_of
-from gitboot.source.snapshot import fleet_folder
+from gitboot.git.snapshots import fleet_folder
 
 
 class Authorship(NamedTuple):

@@ -52,9 +52,8 @@ from gitboot.git.repository import (
     read_tag,
     recover_folder,
 )
-from gitboot.git.snapshots import tree_at
+from gitboot.git.snapshots import folder_in, tree_at
 from gitboot.jsonio import decoder
-from gitboot.source.snapshot import folder_in
 
 _ALL: Final = "refs/gitboot/all/"
 _WHOLE: Final = "repository.whole"  # in STATE, during a fetch of all of the history

@@ -30,9 +30,18 @@ from gitboot.git.repository import (
     objects_of,
     tree_of,
 )
-from gitboot.git.snapshots import WORKTREE, of_commit, of_worktree, read_work_file, tree_at
+from gitboot.git.snapshots import (
+    WORKTREE,
+    check_folder,
+    commit_at,
+    fleet_folder,
+    folder_in,
+    of_commit,
+    of_worktree,
+    read_work_file,
+    tree_at,
+)
 from gitboot.problems.codes import Code, Problem
-from gitboot.source.snapshot import check_folder, commit_at, fleet_folder, folder_in
 from gitboot.text import one_line
 
 

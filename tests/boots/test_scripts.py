@@ -12,11 +12,11 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from gitboot.fleet.validation import load
+from gitboot.git.snapshots import open_snapshot
 from gitboot.render.tree import File
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_decision import Decisions
-from gitboot.source.snapshot import open_snapshot
 from tests import generated
 from tests.boots.interpreter import Run, run
 from tests.fleets import at, decided, mac_of, uuid_of

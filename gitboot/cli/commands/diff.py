@@ -146,7 +146,7 @@ def _flags(given: Mapping[str, object]) -> list[str]:
 def _written(format: str, result: Review, path: Path, range: str) -> str:
     """The review of ``range`` of the fleet at ``path`` in one format."""
     from gitboot.git.history import head_commit
-    from gitboot.source.snapshot import folder_around
+    from gitboot.git.snapshots import folder_around
 
     prefix = prefix_of(path)
     from gitboot.review.annotations import as_problems

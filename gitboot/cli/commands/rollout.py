@@ -132,9 +132,8 @@ def advance_stream(
     from gitboot.audit.rollout import StepOutcome
     from gitboot.cli.instance_client import informant_at
     from gitboot.git.branch_writer import check_branch
-    from gitboot.git.snapshots import WORKTREE
+    from gitboot.git.snapshots import WORKTREE, folder_around
     from gitboot.jsonio import facts
-    from gitboot.source.snapshot import folder_around
 
     if branch is not None:
         check_branch(branch)
@@ -192,7 +191,7 @@ class _Fleet:
     @classmethod
     def open(cls, path: Path, rev: str, begun: Begun) -> _Fleet:
         from gitboot.cli.evaluated_fleet import FleetEvaluator
-        from gitboot.source.snapshot import open_snapshot
+        from gitboot.git.snapshots import open_snapshot
 
         evaluator, snapshot = FleetEvaluator(now()), open_snapshot(path, rev)
 
@@ -210,7 +209,7 @@ class _Fleet:
         """
         from gitboot.audit.rollout import StepOutcome, advance, applied_in
         from gitboot.cli.instance_client import proof_by
-        from gitboot.source.snapshot import open_snapshot
+        from gitboot.git.snapshots import open_snapshot
 
         streams = self.now.repository.streams
         if stream not in streams:
