@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.migration.former import Asker, OldBoot, boot_of
+from gitboot.importers.boot_comparison import Asker, OldBoot, boot_of
 from tests.artifact_servers import ArtifactServer, artifact_server
 from tests.cases import for_each
 from tests.rack import typed

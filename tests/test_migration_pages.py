@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.migration.former import SHAPES
+from gitboot.importers.boot_comparison import SHAPES
 from tests.artifact_servers import artifact_server
 from tests.rack import typed
 from tests.test_migration_import import INITRD, KERNEL, MAC, NAMES, SOURCES, UUID, known, lay

@@ -20,15 +20,14 @@ from gitboot.cli.evaluator_process import evaluator_command
 from gitboot.cli.main import Exit
 from gitboot.cli.options import FiniteRange, OutputOption, fleet_argument, output_option, this_second
 from gitboot.cli.terminal import progress
+from gitboot.importers.boot_comparison import SHAPES
 from gitboot.jsonio import document
-from gitboot.migration.former import SHAPES
 
 if TYPE_CHECKING:
     from gitboot.cli.evaluated_fleet import Planned
     from gitboot.fleet.resources import FleetRepository
     from gitboot.http_client import HttpClient
-    from gitboot.importers.boot_comparison import Contrast
-    from gitboot.migration.former import Asker, OldBoot
+    from gitboot.importers.boot_comparison import Asker, Contrast, OldBoot
     from gitboot.resolve.server_decision import Decisions
     from gitboot.resolve.server_decision_from_plan import Decision
 
@@ -149,7 +148,7 @@ def _all(decisions: list[Decision], one: Callable[[Decision], Contrast], paralle
 
 
 def _asker(fleet: Planned, decision: Decision) -> Asker:
-    from gitboot.migration.former import Asker
+    from gitboot.importers.boot_comparison import Asker
 
     server = fleet.repository.servers[decision.server]
     return Asker(
@@ -206,7 +205,7 @@ def _installs(decision: Decision) -> bool:
 
 def _asked(client: HttpClient, old: str, shape: str, asker: Asker, timeout_s: float) -> OldBoot | None:
     """What the old system boots a machine by: the first of its MAC addresses that is known; None: none is."""
-    from gitboot.migration.former import boot_of
+    from gitboot.importers.boot_comparison import boot_of
 
     urls = asker.urls(old, shape)
     for number, url in enumerate(urls):
