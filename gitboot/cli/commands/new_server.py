@@ -17,7 +17,7 @@ from gitboot.text import shell_words
 
 if TYPE_CHECKING:
     from gitboot.fleet.resources import FleetRepository
-    from gitboot.migration.newserver import NewServer
+    from gitboot.importers.fleet_files import NewServer
     from gitboot.model.server import Server
 
 _SETTINGS = {"auto_envvar_prefix": "GITBOOT"}
@@ -70,7 +70,7 @@ def server(
     Parked: nothing is booted or set by it. Nothing is overwritten, and no machine is described twice.
     """
     from gitboot.cli.evaluated_fleet import load_fleet
-    from gitboot.migration.newserver import new_document
+    from gitboot.importers.fleet_files import new_document
     from gitboot.model.scalars.machines import parse_lookup_mac, parse_lookup_uuid
     from gitboot.model.scalars.names import parse_name
     from gitboot.model.scalars.texts import Malformed
@@ -104,7 +104,7 @@ def _known(
     verify: bool,
 ) -> tuple[NewServer, str]:
     """What is known of the machine, and by what."""
-    from gitboot.migration.newserver import NewServer
+    from gitboot.importers.fleet_files import NewServer
 
     new, about = NewServer(macs={}), "A new server."
     if seen is not None:
@@ -123,7 +123,7 @@ def _known(
 
 def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
     from gitboot.controller.reconcile_inputs import read_unknown
-    from gitboot.migration.newserver import NewServer
+    from gitboot.importers.fleet_files import NewServer
     from gitboot.model.scalars.machines import parse_mac
     from gitboot.model.server import Architecture, Firmware
 
@@ -148,7 +148,7 @@ def _seen(seen: str, state: Path) -> tuple[NewServer, str]:
 def _behind(address: str, asked_as: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
     from gitboot.bmc.scan import addresses
     from gitboot.cli.commands.bmc_scan import scanned
-    from gitboot.migration.newserver import NewServer
+    from gitboot.importers.fleet_files import NewServer
 
     answers = scanned(addresses([address], [443]), credentials, asked_as, verify=verify, parallel=1)
     found = [each for answer in answers for each in answer.found]
