@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable, ipxe_arguments
 from gitboot.resolve.kernel_arguments import merged
-from gitboot.text import printable
+from gitboot.text import count, printable
 
 PENDING: Final = "pending"  # documents that lack what only a person knows
 IGNORE: Final = (
@@ -415,3 +415,45 @@ class _PlainDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, _: Any) -> bool:
         return True
+
+
+def summary(fleet: ImportedFleet) -> str:
+    """How much there is, and how much of it waits for a person."""
+    parts = []
+    for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
+        found = [item for item in fleet.items if item.kind == kind]
+        waiting = sum(item.pending for item in found)
+        parts.append(count(len(found), noun) + (f" ({waiting:,} pending)" if waiting else ""))
+    return ", ".join(parts)
+
+
+def report(system: str, fleet: ImportedFleet, left: Collection[str] = ()) -> str:
+    """import-report.md: the same source gives the same report; ``left`` are files that people have changed."""
+    return "\n".join(_lines(system, fleet, left)) + "\n"
+
+
+def _lines(system: str, fleet: ImportedFleet, left: Collection[str]) -> Iterator[str]:
+    yield from (f"# Imported from {system}", "", f"{summary(fleet)}.", "")
+    yield "Every server is Parked and has no `provision`: nothing here installs, and gitboot keeps off their BMCs."
+    yield f"What lacks something lies below `{PENDING}/`, which the fleet ignores: supply it and import again, or"
+    yield "complete the document and move it out."
+    if left:
+        yield from ("", "## Left as people have changed them", "", *(f"- `{path}`" for path in sorted(left)))
+    if fleet.remarks:
+        yield from ("", "## The source as a whole", "", *map(_line, fleet.remarks))
+    for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):
+        found = [item for item in fleet.items if item.kind == kind]
+        if found:
+            yield from ("", f"## {title}")
+        for item in found:
+            yield from _item(item)
+
+
+def _item(item: Imported) -> Iterator[str]:
+    yield from ("", f"### {item.name}{' (pending)' if item.pending else ''}", "")
+    for fate in ImportFate:
+        yield from (_line(each) for each in item.remarks if each.fate is fate)
+
+
+def _line(remark: ImportRemark) -> str:
+    return f"- **{remark.fate}**: {printable(remark.text)}"

@@ -93,9 +93,8 @@ SYSTEMS: Final[Mapping[str, OldSystem]] = {
     help="The Fleet's baseURL. Default: http://boot.example.net, to be changed.",
 )
 def command(system: str, source: Path, out: Path, uuids: Path | None, sums: Path | None, base_url: str) -> None:
-    from gitboot.importers.fleet_files import IGNORE, fleet_of
+    from gitboot.importers.fleet_files import IGNORE, fleet_of, report, summary
     from gitboot.migration.known import Supplement, sums_of, uuids_of
-    from gitboot.migration.reporting import report, summary
     from gitboot.model.scalars.artifacts import parse_base_url
     from gitboot.model.scalars.texts import Malformed
 
