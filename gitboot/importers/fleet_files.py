@@ -9,18 +9,20 @@ from typing import Any, Final
 
 import yaml
 
-from gitboot.importers.inventory import is_secret, literal, name_of
-from gitboot.jsonio import API_VERSION
-from gitboot.migration.estate import (
+from gitboot.importers.inventory import (
     Estate,
     ImportedBoot,
     ImportedMachine,
     ImportFate,
     ImportRemark,
     guessed,
+    is_secret,
+    literal,
     lost,
     missing,
+    name_of,
 )
+from gitboot.jsonio import API_VERSION
 from gitboot.migration.known import Supplement
 from gitboot.model.scalars.artifacts import parse_artifact_url, parse_bmc_address
 from gitboot.model.scalars.machines import MacAddress, SystemUuid

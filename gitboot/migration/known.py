@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from gitboot.errors import UsageError
-from gitboot.migration.estate import ImportedMachine
+from gitboot.importers.inventory import ImportedMachine
 from gitboot.model.scalars.artifacts import parse_digest
 from gitboot.model.scalars.machines import SystemUuid, parse_lookup_uuid, parse_mac
 from gitboot.model.scalars.texts import Malformed

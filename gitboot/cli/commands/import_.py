@@ -15,10 +15,9 @@ import click
 from gitboot.cli.commands.init import CI, SCHEMAS, seed
 from gitboot.errors import UsageError
 from gitboot.files import read_output_file, remove_output_file, write_output_file
-from gitboot.importers.inventory import Texts
+from gitboot.importers.inventory import Estate, Texts
 from gitboot.importers.sources import cobbler, dhcp_servers, ironic, kubernetes, matchbox, netbox, openchami, xcat
 from gitboot.importers.sources import warewulf as warewulf_module
-from gitboot.migration.estate import Estate
 from gitboot.text import count
 
 REPORT: Final = "import-report.md"

@@ -7,28 +7,26 @@ from shlex import split
 from typing import Any, Final
 
 from gitboot.importers.inventory import (
-    Texts,
-    address_of,
-    architecture_of,
-    arguments_of,
-    bmc_of,
-    json_of,
-    mac_of,
-    mapping,
-    name_of,
-    words,
-)
-from gitboot.migration.estate import (
     Estate,
     ImportedBmc,
     ImportedBoot,
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    Texts,
+    address_of,
+    architecture_of,
+    arguments_of,
+    bmc_of,
     guessed,
+    json_of,
     kept,
     lost,
+    mac_of,
+    mapping,
     missing,
+    name_of,
+    words,
 )
 
 _INHERIT: Final = "<<inherit>>"

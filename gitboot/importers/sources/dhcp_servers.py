@@ -8,8 +8,17 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from gitboot.errors import UsageError
-from gitboot.importers.inventory import Texts, address_of, mac_of, sequence, words
-from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, kept
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedMachine,
+    ImportedNic,
+    Texts,
+    address_of,
+    kept,
+    mac_of,
+    sequence,
+    words,
+)
 
 _HOST: Final = re.compile(r"\bhost\s+\"?([^\s\"{]+)\"?\s*\{(.*?)\}", re.DOTALL)
 _ETHERNET: Final = re.compile(r"hardware\s+ethernet\s+([0-9A-Fa-f:.-]+)\s*;")

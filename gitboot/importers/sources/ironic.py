@@ -7,6 +7,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from gitboot.importers.inventory import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
     Texts,
     architecture_of,
     arguments_of,
@@ -16,21 +22,13 @@ from gitboot.importers.inventory import (
     grouped,
     items,
     json_of,
+    kept,
+    lost,
     mac_of,
+    missing,
     name_of,
     uuid_of,
     words,
-)
-from gitboot.migration.estate import (
-    Estate,
-    ImportedBmc,
-    ImportedBoot,
-    ImportedMachine,
-    ImportedNic,
-    ImportRemark,
-    kept,
-    lost,
-    missing,
 )
 
 _OF_A_RAMDISK: Final = ("root=/dev/ram0", "text")  # what Ironic puts before them (drivers/modules/ipxe_config.template)

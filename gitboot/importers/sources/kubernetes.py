@@ -7,6 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gitboot.importers.inventory import (
+    Estate,
+    ImportedBmc,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
     Texts,
     address_of,
     architecture_of,
@@ -15,23 +21,15 @@ from gitboot.importers.inventory import (
     bmc_of,
     firmware_of,
     items,
+    kept,
+    lost,
     mac_of,
     mapping,
+    missing,
     sequence,
     uuid_of,
     words,
     yaml_of,
-)
-from gitboot.migration.estate import (
-    Estate,
-    ImportedBmc,
-    ImportedBoot,
-    ImportedMachine,
-    ImportedNic,
-    ImportRemark,
-    kept,
-    lost,
-    missing,
 )
 
 _Object = Mapping[str, Any]

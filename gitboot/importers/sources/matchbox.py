@@ -7,28 +7,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gitboot.importers.inventory import (
-    Texts,
-    arguments_of,
-    at,
-    is_secret,
-    json_of,
-    mac_of,
-    mapping,
-    sequence,
-    uuid_of,
-    words,
-)
-from gitboot.migration.estate import (
     Estate,
     ImportedBoot,
     ImportedData,
     ImportedMachine,
     ImportedNic,
     ImportRemark,
+    Texts,
+    arguments_of,
+    at,
     guessed,
+    is_secret,
+    json_of,
     kept,
     lost,
+    mac_of,
+    mapping,
     missing,
+    sequence,
+    uuid_of,
+    words,
 )
 from gitboot.model.scalars.names import parse_label_key, parse_label_value, parse_variable_name
 from gitboot.model.scalars.texts import Malformed

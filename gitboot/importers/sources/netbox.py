@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gitboot.importers.inventory import Texts, address_of, at, grouped, items, json_of, mac_of, name_of, uuid_of, words
-from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, missing
+from gitboot.importers.inventory import (
+    Estate,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    address_of,
+    at,
+    grouped,
+    items,
+    json_of,
+    kept,
+    mac_of,
+    missing,
+    name_of,
+    uuid_of,
+    words,
+)
 
 
 def read(files: Texts) -> Estate:

@@ -8,29 +8,27 @@ from itertools import groupby
 from typing import Any
 
 from gitboot.importers.inventory import (
+    Estate,
+    ImportedBoot,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
     Texts,
     address_of,
     architecture_of,
     arguments_of,
     at,
     grouped,
+    guessed,
     items,
     json_of,
+    kept,
+    lost,
     mac_of,
+    missing,
     name_of,
     sequence,
     words,
-)
-from gitboot.migration.estate import (
-    Estate,
-    ImportedBoot,
-    ImportedMachine,
-    ImportedNic,
-    ImportRemark,
-    guessed,
-    kept,
-    lost,
-    missing,
 )
 from gitboot.model.scalars.machines import MacAddress
 

@@ -6,18 +6,24 @@ from collections.abc import Mapping
 from typing import Any
 
 from gitboot.importers.inventory import (
+    Estate,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
     Texts,
     address_of,
     at,
     bmc_of,
+    kept,
+    lost,
     mac_of,
     mapping,
+    missing,
     name_of,
     sequence,
     words,
     yaml_of,
 )
-from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, lost, missing
 
 
 def warewulf(files: Texts) -> Estate:

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from gitboot.importers.inventory import (
+    Estate,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
     Texts,
     address_of,
     architecture_of,
     bmc_of,
+    kept,
+    lost,
     mac_of,
     name_of,
     uuid_of,
     without_secrets,
 )
-from gitboot.migration.estate import Estate, ImportedMachine, ImportedNic, ImportRemark, kept, lost
 
 
 def xcat(files: Texts) -> Estate:
