@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import InvalidRepository, UsageError
-from gitboot.importers.inventory import mac_of
+from gitboot.importers.inventory import mac_of, uuids_of
 from gitboot.importers.inventory import uuid_of as uuid_of_import
-from gitboot.migration.known import uuids_of
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, lookup_uuids, swapped
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
 from gitboot.publish.recorded import read_records

@@ -17,7 +17,7 @@ from gitboot.cli.commands.import_ import SYSTEMS
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import fleet_of
-from gitboot.migration.known import Supplement
+from gitboot.importers.inventory import Supplement
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts_from_resolve_records import first_records
 from gitboot.resolve.plan_at_time import plan

@@ -15,6 +15,7 @@ from gitboot.importers.inventory import (
     ImportedMachine,
     ImportFate,
     ImportRemark,
+    Supplement,
     guessed,
     is_secret,
     literal,
@@ -23,7 +24,6 @@ from gitboot.importers.inventory import (
     name_of,
 )
 from gitboot.jsonio import API_VERSION
-from gitboot.migration.known import Supplement
 from gitboot.model.scalars.artifacts import parse_artifact_url, parse_bmc_address
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.model.scalars.names import parse_kernel_argument, parse_label_key, parse_label_value
