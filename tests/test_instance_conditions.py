@@ -22,7 +22,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.resources import Id
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
-from gitboot.ledger.entries import Facts, Suspension
+from gitboot.ledger.instance_tables import Facts, Suspension
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem
 from gitboot.resolve.optouts import OptOut

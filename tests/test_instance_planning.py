@@ -12,7 +12,7 @@ from gitboot.controller.learn.ledger_changes import Batch, learn
 from gitboot.controller.learn.ledger_snapshot import Knowledge
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.evaluator.evaluation_result import Commit
-from gitboot.ledger.entries import Facts, Request
+from gitboot.ledger.instance_tables import Facts, Request
 from gitboot.render.server_states import rendered
 from gitboot.render.token_keys import NO_KEYS
 from gitboot.resolve.server_decision_from_plan import WithheldBoot

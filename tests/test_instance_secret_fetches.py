@@ -13,7 +13,7 @@ from gitboot.controller.learn.ledger_snapshot import Knowledge, Learning
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
-from gitboot.ledger.entries import Facts
+from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.events_from_status import Event

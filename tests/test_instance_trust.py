@@ -22,7 +22,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, requests
-from gitboot.ledger.entries import Facts
+from gitboot.ledger.instance_tables import Facts
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.resolve.server_plan import Phase

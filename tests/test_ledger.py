@@ -39,7 +39,7 @@ from gitboot.ledger import (
     requests,
     server_tables,
 )
-from gitboot.ledger.entries import Approval, Suspension
+from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables_from_ledger_entries import Pending

@@ -26,7 +26,7 @@ from gitboot.ledger import (
     sqlite,
     switches,
 )
-from gitboot.ledger.entries import Suspension
+from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
 from gitboot.ledger.store import write_mark

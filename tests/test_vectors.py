@@ -40,7 +40,7 @@ from gitboot.evaluator.evaluation_result import Commit, commit_of
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.revision import Revision
-from gitboot.ledger.entries import Facts
+from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems.codes import Code

@@ -29,7 +29,7 @@ from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision, Signer
 from gitboot.jsonio import facts as as_facts
 from gitboot.jsonio import format_instant
-from gitboot.ledger.entries import Withheld
+from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.problems.codes import Code, Problem, Severity, next_change
 from gitboot.review.formats import phrases

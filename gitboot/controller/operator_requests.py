@@ -20,7 +20,7 @@ from gitboot.controller.learn.provisioning import check_trusted, set_records
 from gitboot.errors import Orders, StaleDigest, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.jsonio import format_instant
-from gitboot.ledger.entries import Approval, Request, Suspension
+from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import last_word, record_of

@@ -18,7 +18,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import Digest
 from gitboot.ledger import evidence, instance_tables
-from gitboot.ledger.entries import Facts
+from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid

@@ -35,7 +35,7 @@ from gitboot.fetchlog.unknown_machines import (
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import overrides, requests, switches
-from gitboot.ledger.entries import Request
+from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark

@@ -8,7 +8,7 @@ from typing import Any
 
 from gitboot.jsonio import format_instant
 from gitboot.ledger import server_tables
-from gitboot.ledger.entries import Request
+from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.store import Store, Transaction
 
 

@@ -64,7 +64,7 @@ from gitboot.instance.listener import WorkListener
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, requests
 from gitboot.ledger import token_keys as token_keys_book
-from gitboot.ledger.entries import Request
+from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.location import address_beside, is_named, note_address
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside

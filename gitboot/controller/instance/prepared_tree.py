@@ -33,7 +33,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import Revision
 from gitboot.ledger import evidence, instance_tables
-from gitboot.ledger.entries import Facts
+from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.publish.publisher import Directory, Published

@@ -15,7 +15,7 @@ from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import merged
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
-from gitboot.ledger.entries import Withheld
+from gitboot.ledger.instance_tables import Withheld
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.graces import FETCH_GRACE

@@ -25,7 +25,7 @@ from gitboot.errors import Orders
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import NO_MOVES, LostIdentity, Moves
-from gitboot.ledger.entries import Request, Withheld
+from gitboot.ledger.instance_tables import Request, Withheld
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event

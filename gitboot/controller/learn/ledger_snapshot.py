@@ -33,7 +33,7 @@ from gitboot.ledger import (
     secret_fetches,
     switches,
 )
-from gitboot.ledger.entries import Approval, Facts, Request
+from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables_from_ledger_entries import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid

@@ -14,7 +14,7 @@ from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_instant
-from gitboot.ledger.entries import Facts, Heartbeat
+from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.graces import CONSUMED_GRACE, FETCH_GRACE
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.install_attempts_from_resolve_records import adopted, first_records
