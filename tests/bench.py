@@ -22,7 +22,7 @@ from gitboot.controller.target_followers import ListedTarget
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
-from gitboot.ledger import instance_tables, requests
+from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import check
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.render.server_states import RenderedState
@@ -186,11 +186,11 @@ class Bench:
 
     def request(self, what: str, **facts: object) -> int:
         """Leave a request, as the command line does; it is carried out by the next reconcile."""
-        return requests.give(self.ledger, self.now, "ada", what, facts)
+        return instance_tables.give(self.ledger, self.now, "ada", what, facts)
 
     def outcome(self, number: int) -> str:
         """What came of a request; empty while it waits."""
-        return requests.outcome(self.ledger, number) or ""
+        return instance_tables.outcome(self.ledger, number) or ""
 
     @property
     def commit(self) -> Commit:

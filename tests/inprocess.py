@@ -21,7 +21,7 @@ from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.reconcile import Reconciler
 from gitboot.evaluator.client import Evaluation
 from gitboot.git.clone import Reader, Source
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.store import Store
 from gitboot.review.guards import Limits
@@ -93,5 +93,5 @@ def in_process(
         source,
     ):
         if initial is not None:
-            requests.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
+            instance_tables.give(instance.store, clock(), "ada", BEGIN, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")

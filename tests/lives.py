@@ -23,7 +23,7 @@ from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import evidence, instance_tables, requests
+from gitboot.ledger import evidence, instance_tables
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store
 from gitboot.publish.ended_windows import EndedWindows
@@ -178,7 +178,7 @@ class Life:
             )
         )
         if initial is not None:
-            requests.give(ledger, self.now, "an operator", BEGIN, {"how": initial})
+            instance_tables.give(ledger, self.now, "an operator", BEGIN, {"how": initial})
         self.instance = Process(ledger, made.inbox, made.reconciler, opened)
 
     def kill(self) -> None:
@@ -314,7 +314,7 @@ class Life:
     def request(self, what: str, **facts: Any) -> None:
         """Leave an operator's request, which opens everything anew when it is carried out."""
         if self.instance is not None:
-            requests.give(self.instance.ledger, self.now, "an operator", what, facts)
+            instance_tables.give(self.instance.ledger, self.now, "an operator", what, facts)
             self.ordered.add(self.commit.uuid)
 
     def _open_anew(self, uuid: str) -> None:

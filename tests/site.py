@@ -32,7 +32,7 @@ from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.errors import GitbootError, PublishError
 from gitboot.fetchlog.one_time_boots import NotTaken
 from gitboot.fetchlog.spool import Spool, aside
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.stopped import Words, folders, say, take_back
@@ -878,7 +878,7 @@ class Site:
     def _request(self, what: str, facts: Mapping[str, Any]) -> bool:
         if self.instance is None:
             return False
-        requests.give(self.instance.ledger, self.clock, "ada", what, facts)
+        instance_tables.give(self.instance.ledger, self.clock, "ada", what, facts)
         return True
 
     def set_record(self, *, provisioned: bool) -> None:

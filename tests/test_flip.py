@@ -13,7 +13,7 @@ import httpx
 from gitboot.endpoint.app import Endpoint
 from gitboot.endpoint.served_files import ComparedClock, PublishedTree
 from gitboot.endpoint.server import EndpointServer, listen_at, url_of
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.render.endpoint_files import Turn, parse, state_path, turn_of
 from gitboot.system_clock import Keeping
 from tests import plain
@@ -99,7 +99,7 @@ def test_all_lookups_flip_together_to_the_instant_whenever_passes_run(tmp_path: 
         instance.reconcile(clock.now)
         for _ in range(5 * lives):
             clock.now = START - timedelta(days=2)  # it is set back, and a person says that it is right
-            requests.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
+            instance_tables.give(parts.ledger, clock.now, "ada", "clock", {"reason": "it was ahead"})
             instance.reconcile(clock.now)
             with served(tmp_path, clock) as url, plain.Client(base_url=url, headers=LOADER) as client:
                 for now in instants():

@@ -12,7 +12,7 @@ import pytest
 
 from gitboot.controller.acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.problems.codes import Severity
 from gitboot.review.guards import Limits
 from gitboot.status.instance_status import Held
@@ -56,7 +56,9 @@ def parts(tmp_path: Path, repository: Repository) -> Iterator[Parts]:
 
 
 def approve(parts: Parts, digest: str, guards: Iterable[str]) -> None:
-    requests.give(parts.ledger, NOON, "op", "approve", {"digest": digest, "guards": list(guards), "reason": "planned"})
+    instance_tables.give(
+        parts.ledger, NOON, "op", "approve", {"digest": digest, "guards": list(guards), "reason": "planned"}
+    )
 
 
 def turn(parts: Parts, seconds: float = 0) -> None:
@@ -121,9 +123,9 @@ def test_an_approval_that_does_not_fit_what_is_held_is_refused_wherever_it_comes
         turn(parts)
     digest = held(parts).digest if what == "a guard that does not hold it" else "0" * 64
     facts = {"digest": digest, "guards": ["maxDeletes"], "reason": "planned"}
-    number = requests.give(parts.ledger, NOON, "op", "approve", facts)
+    number = instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
     turn(parts, 1)
-    assert (requests.outcome(parts.ledger, number) or "").startswith("refused: ")
+    assert (instance_tables.outcome(parts.ledger, number) or "").startswith("refused: ")
     assert parts.reconciler.standing.knowledge.approvals == {}
 
 
@@ -161,10 +163,10 @@ def test_an_approval_outlives_a_restart_and_an_order_carries_it_out(
     commit = repository.push(documents("flatcar-2"))
     turn(parts)
     facts = {"digest": held(parts).digest, "guards": list(held(parts).guards), "reason": "planned"}
-    number = requests.give(parts.ledger, NOON, "op", "approve", facts)
+    number = instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
     turn(parts, 1)
     assert applied(parts) == commit
-    assert "maxReinstalls, maxUpdatePercent acknowledged" in (requests.outcome(parts.ledger, number) or "")
+    assert "maxReinstalls, maxUpdatePercent acknowledged" in (instance_tables.outcome(parts.ledger, number) or "")
 
 
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])
@@ -227,7 +229,7 @@ def test_e33_a_first_commit_installs_nothing_before_a_person_says_what_is_instal
             turn(parts, seconds)
             assert applied(parts) == commit
             assert dict(parts.reconciler.status.records) == {"Unknown": 6}
-        requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
+        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
         turn(parts, 2)
         assert dict(parts.reconciler.status.records) == {"Pending": 6}
 
@@ -289,7 +291,9 @@ def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_p
 
 def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
-    requests.give(parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"})
+    instance_tables.give(
+        parts.ledger, NOON, "op", "suspend", {"reason": "datacentre move", "until": "2026-11-20T12:05:00Z"}
+    )
     commit = repository.push(documents(servers=13))
     turn(parts, 1)
     assert applied(parts) == before
@@ -299,7 +303,7 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
     assert parts.reconciler.reconcile(NOON + timedelta(seconds=2)) == NOON + timedelta(minutes=5)  # it ends by itself
     turn(parts, 300)
     assert applied(parts) == commit
-    requests.give(parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"})
+    instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "again", "until": "2026-11-20T13:00:00Z"})
     turn(parts, 301)
     (condition,) = (each for each in parts.reconciler.status.conditions if each.type == "Accepting")
     assert condition.message == "suspended by op until 2026-11-20T13:00:00Z: again"
@@ -307,11 +311,11 @@ def test_nothing_is_accepted_while_it_is_suspended_and_everything_after(parts: P
 
 def test_a_suspension_is_ordered_and_ended(parts: Parts, repository: Repository) -> None:
     before = applied(parts)
-    requests.give(parts.ledger, NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
+    instance_tables.give(parts.ledger, NOON, "op", "suspend", {"reason": "x", "until": "2026-11-21T00:00:00Z"})
     commit = repository.push(documents(servers=13))
     turn(parts, 1)
     assert applied(parts) == before
-    requests.give(parts.ledger, NOON, "op", "resume", {})
+    instance_tables.give(parts.ledger, NOON, "op", "resume", {})
     turn(parts, 2)
     assert applied(parts) == commit
 

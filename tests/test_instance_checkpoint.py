@@ -29,7 +29,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import identity
 from gitboot.fleet.revision import Revision
 from gitboot.git.clone import Source
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
@@ -282,7 +282,7 @@ class Twins:
         name = self._draw.choice(NAMES)
         item = item_of(name, self._draw.choice((1, None)))
         for each in self.both:
-            requests.give(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
+            instance_tables.give(each.parts.ledger, self.now, "ada", "records", {"items": [item]})
 
     def restart(self) -> None:
         """Perhaps with a commit, a fetch or an hour while nobody is there."""
@@ -499,7 +499,7 @@ def test_what_was_learned_since_it_was_kept_counts(left: tuple[Path, Repository]
     kept = (folder / "state" / CACHE).read_bytes()
     item = item_of("web00", 1)
     with in_process(folder, repository.bare) as parts:
-        requests.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
+        instance_tables.give(parts.ledger, NOON, "ada", "records", {"items": [item]})
         reconcile(parts)
         assert parts.reconciler.status.phases == {"Disk": 1, "Network": len(NAMES) - 1}
     before = written(folder)

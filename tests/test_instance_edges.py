@@ -17,7 +17,7 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import SourceError
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fleet.revision import Revision
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import parse_uuid
 from gitboot.publish.manifest import STATUS
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -285,7 +285,7 @@ class World:
 
     def request(self, what: str, **given: object) -> None:
         """Leave a request, as the command line does, and let it be carried out."""
-        requests.give(self.parts.ledger, self.now, "ada", what, given)
+        instance_tables.give(self.parts.ledger, self.now, "ada", what, given)
         self.turn()
 
     @contextmanager

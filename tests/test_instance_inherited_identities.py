@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.ledger import lost_identities, requests
+from gitboot.ledger import instance_tables, lost_identities
 from gitboot.model.scalars.machines import SystemUuid, swapped
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
@@ -114,7 +114,7 @@ def tell(repository: Repository, start: Start, story: Story, *, looks: bool = Tr
         for number, machines in enumerate(story):
             repository.push(files(machines, **fleet), f"Commit {number}")
             if number == 0:
-                requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
             if looks or number in (0, len(story) - 1):
                 turn(parts, number * 60)
                 if number < len(story) - 1:
@@ -298,14 +298,14 @@ def begin(parts: Parts, repository: Repository, story: Story) -> None:
     for number, machines in enumerate(story):
         repository.push(files(machines), f"Commit {number}")
         if number == 0:
-            requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+            instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts, number * 60)
     assert parts.reconciler.status.held is not None
 
 
 def approve(parts: Parts, digest: str) -> None:
     facts = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
-    requests.give(parts.ledger, NOON, "op", "approve", facts)
+    instance_tables.give(parts.ledger, NOON, "op", "approve", facts)
 
 
 def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: Repository, start: Start) -> None:
@@ -318,7 +318,7 @@ def test_the_message_names_the_identity_and_the_machine_that_had_it(repository: 
 def test_a_restart_between_the_commits_changes_nothing(repository: Repository, start: Start) -> None:
     with start() as parts:
         repository.push(files(TWO_COMMITS[0]))
-        requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts)
     with start() as parts:
         repository.push(files(TWO_COMMITS[1]))
@@ -338,7 +338,7 @@ def test_an_acknowledgement_of_what_two_commits_show_does_not_acknowledge_what_t
         for number, machines in enumerate(TWO_COMMITS):
             repository.push(files(machines), f"Commit {number}")
             if number == 0:
-                requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
             turn(parts, number * 60)
         held = parts.reconciler.status.held
         assert held is not None
@@ -378,7 +378,7 @@ def test_a_server_counts_once_for_all_its_reasons(tmp_path: Path, repository: Re
         for number, machines in enumerate(stories):
             repository.push(files(machines), f"Commit {number}")
             if number == 0:
-                requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+                instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
             turn(parts, number * 60)
         assert parts.reconciler.status.held is None
 
@@ -389,7 +389,7 @@ def test_an_instance_whose_clone_is_lost_compares_with_what_the_ledger_knows_of_
     limits = replace(LIMITS, allow_rewind=True)
     with in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old(mac=MAC), new()]))
-        requests.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        instance_tables.give(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
         turn(parts)
     shutil.rmtree(tmp_path / "git")
     shutil.rmtree(tmp_path / "state" / "repository.git")

@@ -8,7 +8,7 @@ import pytest
 
 from gitboot.bmc.override_state import State
 from gitboot.errors import LedgerError
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record import last_word, record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -119,7 +119,7 @@ def test_a_request_is_carried_out_whole_or_not_at_all(site: Site, monkeypatch: p
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(requests, "carry_out", refuse)
+        patched.setattr(instance_tables, "carry_out", refuse)
         assert shown(site.bench.reconcile()) == INSTALLED
         assert site.bench.condition("LedgerWritable") == (False, "Failed", "the disk is full")
         assert (site.bench.told("Requested"), site.bench.outcome(number)) == ([], "")
@@ -309,5 +309,5 @@ def test_an_order_that_makes_no_sense_is_refused_and_holds_nothing_up(site: Site
     refused, done = (site.bench.outcome(number) for number in numbers)
     assert (refused or "").startswith("refused: ")
     assert done == "1 BMC is asked now"
-    assert requests.read(site.bench.ledger) == ()
+    assert instance_tables.read_requests(site.bench.ledger) == ()
     assert site.bench.record == Record()

@@ -16,7 +16,7 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
-from gitboot.ledger import events, requests
+from gitboot.ledger import events, instance_tables
 from gitboot.problems.codes import Code
 from gitboot.review.guards import Limits
 from tests.fleets import at, fleet, image, policy, profile, server
@@ -305,7 +305,7 @@ def test_t9_only_an_approval_counts_where_that_is_asked(work: Work, people: dict
         (event,) = (event for event in parts.events if event.type == "Held" and "does not count" in event.message)
         assert "Acknowledge it with: gitboot approve" in event.message
         given = {"digest": held.digest, "guards": ["maxReinstalls"], "reason": "planned"}
-        requests.give(parts.ledger, NOON, "grace", "approve", given)
+        instance_tables.give(parts.ledger, NOON, "grace", "approve", given)
         turn(parts, 3)
         assert applied(parts) == newest
         assert acknowledged(parts)[0]["by"] == "grace, with gitboot approve: planned"

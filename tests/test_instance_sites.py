@@ -32,7 +32,7 @@ from gitboot.evaluator.process import told
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
-from gitboot.ledger import machines, requests
+from gitboot.ledger import instance_tables, machines
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
@@ -351,7 +351,7 @@ def test_what_was_asked_of_an_instance_that_is_gone_is_taken_over_once_it_runs(
         item = {"uuid": uuid_of("web01"), "server": "web01", **record_facts(record)}
         given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
         world = country.instances[new]
-        requests.give(world.parts.ledger, world.now, "ada", RECORDS, given)  # and whoever gave it is killed
+        instance_tables.give(world.parts.ledger, world.now, "ada", RECORDS, given)  # and whoever gave it is killed
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):
             shutil.copytree(tmp_path / new / folder, copy / folder, symlinks=True)
@@ -726,7 +726,7 @@ def test_what_the_instance_of_a_site_that_is_gone_has_set_is_withdrawn_before_an
         assert boot_of(machine) == "Disabled"
         writes = len(machine.writes)
         given = {"server": "web01", "consumed": False, "key": None, "bmc": None, "reason": "looked"}
-        requests.give(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
+        instance_tables.give(parts.ledger, now[0], "ada", "resolve", {"uuid": uuid_of("web01"), **given})
         for _ in range(2):
             turn((fleet_of(ledgers, sites=("fra1",)), *BOOTS, at_fra1))
         assert (boot_of(machine), len(machine.writes)) == ("Disabled", writes)

@@ -21,7 +21,7 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import instance_tables, requests
+from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -391,7 +391,7 @@ def test_e9_old_acknowledgements_count_for_nothing_after_a_gap(tmp_path: Path, r
         (event,) = (event for event in parts.events if event.type == "Held")
         assert "Lines of messages do not count" in event.message and "gitboot approve" in event.message
         approval = {"digest": held.digest, "guards": list(held.guards), "reason": "installed on Tuesday"}
-        requests.give(parts.ledger, later, "ada", "approve", approval)
+        instance_tables.give(parts.ledger, later, "ada", "approve", approval)
         for seconds in (3, 4):
             turn(parts, later + timedelta(seconds=seconds))
         assert parts.reconciler.status.applied == commit
@@ -465,7 +465,7 @@ def test_e9_a_ledger_that_nothing_outside_agrees_with_installs_nothing(
         turn(parts, NOON + timedelta(seconds=1))
         assert instance_tables.read(parts.ledger).doubt == "RestoredLedger"
         assert dict(parts.reconciler.status.records) == {"Unknown": 3}
-        requests.give(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
+        instance_tables.give(parts.ledger, NOON, "ada", "begin", {"how": "as-recorded"})
         turn(parts, NOON + timedelta(seconds=2))
         assert dict(parts.reconciler.status.records) == {"Provisioned": 3}
     with in_process(tmp_path, repository.bare) as parts:  # said once
@@ -585,7 +585,7 @@ def test_e9_a_machine_that_was_put_back_whole_is_known_by_its_forge(
             found.turn(NOON + later + timedelta(seconds=seconds))
         assert found.doubt == "RestoredLedger"
         assert (found.phases, dict(found.parts.reconciler.status.records)) == ({"Disk": 3}, {"Unknown": 3})
-        requests.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
+        instance_tables.give(found.parts.ledger, NOON, "ada", "begin", {"how": "adopt"})
         found.turn(NOON + later + timedelta(seconds=4))
         assert found.doubt is None
     with beside(tmp_path, repository, host, token) as found:  # said once

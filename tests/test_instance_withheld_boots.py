@@ -18,7 +18,7 @@ from gitboot.controller.operator_requests import APPROVE
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.git.fetch import CLONE
-from gitboot.ledger import instance_tables, requests
+from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.guards import Limits
 from gitboot.status.conditions_from_status import Condition
@@ -115,7 +115,7 @@ def turn(parts: Parts, seconds: float = 0) -> None:
 
 def approve(parts: Parts, digest: str) -> None:
     given = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
-    requests.give(parts.ledger, NOON, "op", APPROVE, given)
+    instance_tables.give(parts.ledger, NOON, "op", APPROVE, given)
 
 
 def planned(parts: Parts, name: str) -> BootPlan:

@@ -28,17 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import (
-    events,
-    evidence,
-    instance_tables,
-    machines,
-    overrides,
-    pins,
-    records,
-    requests,
-    server_tables,
-)
+from gitboot.ledger import events, evidence, instance_tables, machines, overrides, pins, records, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -111,7 +101,7 @@ def written(path: Path) -> None:
             evidence.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
             evidence.note(tx, [Pending(1, OBSERVATION, OFFER)])
             evidence.take(tx, {"a.jsonl": 7})
-        requests.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
+        instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
 
 
 def put(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> None:
@@ -295,7 +285,11 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
             assert [event["server"] for event in events.read(ledger)] == ["web01"]
             assert machines.read(ledger) == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
             assert machines.standing(ledger) == {WEB01}
-            assert (evidence.pending(ledger), requests.read(ledger), evidence.offered(ledger, PLAN)) == ([], (), None)
+            assert (
+                evidence.pending(ledger),
+                instance_tables.read_requests(ledger),
+                evidence.offered(ledger, PLAN),
+            ) == ([], (), None)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
 
@@ -362,8 +356,8 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
                 "provision/0": State.LOST,
                 "provision/1": State.CONFIRMED,
             }
-            assert requests.outcome(ledger, 1) == "done"
-            resolve, set_records = requests.read(ledger)
+            assert instance_tables.outcome(ledger, 1) == "done"
+            resolve, set_records = instance_tables.read_requests(ledger)
             assert (resolve.id, resolve.who, resolve.at) == (2, "ada", NOON)
             assert resolve.facts == {"consumed": True, "reason": 'it says "armed": '}
             assert set_records.facts["items"] == [
@@ -728,9 +722,9 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
 @BOTH
 def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> None:
     with open_ledger(path) as ledger:
-        numbers = [requests.give(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
+        numbers = [instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [uuid]}) for uuid in (WEB01, WEB02)]
     with open_ledger(path) as ledger:
-        first, second = requests.read(ledger)
+        first, second = instance_tables.read_requests(ledger)
         assert (first.id, first.at, first.who, first.what, first.facts) == (
             numbers[0],
             NOON,
@@ -738,9 +732,9 @@ def test_orders_wait_for_the_instance_and_are_carried_out_once(path: Path) -> No
             "retry",
             {"uuids": [WEB01]},
         )
-        put(ledger, requests.carry_out, [(first, "done")], NOON)
-        assert [requests.outcome(ledger, number) for number in numbers] == ["done", None]
-        assert requests.read(ledger) == (second,)
+        put(ledger, instance_tables.carry_out, [(first, "done")], NOON)
+        assert [instance_tables.outcome(ledger, number) for number in numbers] == ["done", None]
+        assert instance_tables.read_requests(ledger) == (second,)
 
 
 # An older copy, another ledger, a damaged one

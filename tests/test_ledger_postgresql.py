@@ -31,7 +31,6 @@ from gitboot.ledger import (
     move_ledger,
     overrides,
     records,
-    requests,
     secret_fetches,
 )
 from gitboot.ledger import postgresql as postgresql_ledger
@@ -562,7 +561,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
     assert (found.identity, found.changes, found.rows) == (before.identity, before.changes, before.rows)
     with open_ledger(path) as ledger:
         assert not instance_tables.is_behind(ledger)
-        number = requests.give(ledger, NOON, "ada", "retry", {})
+        number = instance_tables.give(ledger, NOON, "ada", "retry", {})
         assert number == 2, "they are counted on"
         put(ledger, records.write, [(WEB02, "web02", Record())])
         assert evidence.last_noted(ledger) == 1

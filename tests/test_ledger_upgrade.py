@@ -22,7 +22,6 @@ from gitboot.ledger import (
     machines,
     overrides,
     records,
-    requests,
     sqlite,
     switches,
 )
@@ -99,7 +98,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert (evidence.last_noted(opened), evidence.taken(opened)) == (2, {})
         assert opened.rows("SELECT verdict FROM observations") == [("Provisioned",), (None,)]
         assert [opened.rows(f"SELECT COUNT(*) FROM {table}") for table in ("offers", "versions")] == [[(18,)], [(60,)]]
-        (waiting,) = requests.read(opened)
+        (waiting,) = instance_tables.read_requests(opened)
         assert (waiting.who, waiting.what, waiting.facts["consumed"]) == ("ada", "resolve", False)
         happened = Counter(event["type"] for event in events.read(opened))
         assert happened.total() == 35
@@ -110,7 +109,7 @@ def test_an_instance_goes_on_with_it(ledger: Path) -> None:
     with Bench(ledger.parent, initial=None) as bench:
         bench.now = at("22T12:00")
         bench.decide(*documents())
-        (waiting,) = requests.read(bench.ledger)
+        (waiting,) = instance_tables.read_requests(bench.ledger)
         assert bench.plan() is None
         assert (bench.condition("Accepting") or (None,))[:2] == (False, "Suspended")
         assert bench.outcome(waiting.id).startswith("doubt01: its override counts as one that was never set")

@@ -38,7 +38,7 @@ from gitboot.controller.operator_requests import REFUSED, HeldChanges
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.revision import Revision
-from gitboot.ledger import requests
+from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
@@ -256,7 +256,7 @@ def request(state: Path, what: str, facts: Mapping[str, Any], commit: Commit | N
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         if process is None:
             ledger.database.hold(Holder.of(state))  # another may come to act meanwhile
-        number = requests.give(ledger, datetime.now(UTC), operator(), what, facts)
+        number = instance_tables.give(ledger, datetime.now(UTC), operator(), what, facts)
         if process is None:
             carried_out(ledger, commit, datetime.now(UTC), held_changes(state))
         else:
@@ -289,7 +289,7 @@ def _wake(process: int) -> None:
 
 def _awaited(ledger: Store, number: int) -> str | None:
     until = time.monotonic() + _PATIENCE_S
-    while (outcome := requests.outcome(ledger, number)) is None and time.monotonic() < until:
+    while (outcome := instance_tables.outcome(ledger, number)) is None and time.monotonic() < until:
         time.sleep(0.05)
     return outcome
 

@@ -34,7 +34,7 @@ from gitboot.fetchlog.unknown_machines import (
 )
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import overrides, requests, switches
+from gitboot.ledger import instance_tables, overrides, switches
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
@@ -183,7 +183,7 @@ class Inbox:
             up=up,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
             written=tuple(self._written),
-            requests=requests.read(self._store),
+            requests=instance_tables.read_requests(self._store),
             witnessed=self._witness is not None and read_mark(self._witness) == self._store.progress,
             stoppage=self.stoppage,
             sightings=self.artifacts.seen(),

@@ -17,7 +17,6 @@ from gitboot.ledger import (
     overrides,
     pins,
     records,
-    requests,
     secret_fetches,
     switches,
 )
@@ -125,7 +124,7 @@ def check(store: Store) -> None:
         switches,
         pins,
         known_bmcs,
-        requests,
+        instance_tables,
         secret_fetches,
     )
     for book in books:

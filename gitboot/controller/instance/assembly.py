@@ -62,7 +62,7 @@ from gitboot.git.clone import Source, accepted_snapshot
 from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
 from gitboot.jsonio import format_instant
-from gitboot.ledger import instance_tables, requests
+from gitboot.ledger import instance_tables
 from gitboot.ledger import token_keys as token_keys_book
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
@@ -440,7 +440,7 @@ def _read_through(path: Path) -> tuple[Store, Knowledge]:
     """A ledger whose every book was read; raises `DamagedLedger`."""
     store = Store.open(path)
     try:
-        requests.read(store)
+        instance_tables.read_requests(store)
         return store, known(store)
     except BaseException:
         store.close()
@@ -688,7 +688,7 @@ def carried_out(store: Store, commit: Commit | None, at: datetime, held: HeldCha
     ``commit`` is the accepted one, ``held`` what the instance held when it ran last.
     """
     changed = tuple(commit.decisions.servers) if commit else ()
-    batch = Batch(requests=requests.read(store), commit=commit, changed=changed, held=held)
+    batch = Batch(requests=instance_tables.read_requests(store), commit=commit, changed=changed, held=held)
     learnt = learn(_known_and_published(store), batch, at)
     write(store, [learnt.news])
 

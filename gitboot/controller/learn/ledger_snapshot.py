@@ -29,7 +29,6 @@ from gitboot.ledger import (
     overrides,
     pins,
     records,
-    requests,
     secret_fetches,
     switches,
 )
@@ -482,7 +481,7 @@ def _write(tx: Transaction, news: News) -> None:
         evidence.take(tx, news.taken)
     if news.prune_before is not None:
         evidence.prune(tx, news.prune_before)
-    requests.carry_out(tx, news.outcomes, news.at)
+    instance_tables.carry_out(tx, news.outcomes, news.at)
     events.write(tx, news.events)
 
 
