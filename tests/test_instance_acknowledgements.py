@@ -24,7 +24,7 @@ from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed, Revision
 from gitboot.git.repository import CommitReader, Stored, content_of
 from gitboot.git.signatures import SignatureKeys, Signatures, TrustedKeys, of_commit
-from gitboot.ledger import acknowledgements, instance_tables
+from gitboot.ledger import instance_tables
 from gitboot.review.guards import Limits
 from tests.fleets import at, fleet, image, policy, profile, server
 from tests.inprocess import Parts, in_process
@@ -530,7 +530,7 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
     merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
     with instance(work, trust) as parts:
         assert applied(parts) == back
-        assert len(acknowledgements.read(parts.ledger)) >= (1 if rewound else 2)
+        assert len(instance_tables.read_acknowledgements(parts.ledger)) >= (1 if rewound else 2)
         assert instance_tables.read(parts.ledger).searched == back
         assert "counts once" in unheeded(parts)
 
@@ -545,12 +545,12 @@ def test_an_older_ledger_does_not_let_an_acknowledgement_count_again(
     shutil.copytree(folder / "state", folder / "backup")
     with instance(work, trust) as parts:
         switch(parts, work, people["ssh"], "flatcar-2")
-        content = {each for each in acknowledgements.read(parts.ledger) if " " not in each}
+        content = {each for each in instance_tables.read_acknowledgements(parts.ledger) if " " not in each}
         assert content
     for file in (folder / "backup").glob(f"{LEDGER}*"):
         shutil.copy(file, folder / "state" / file.name)
     with instance(work, trust) as parts:
-        assert content <= acknowledgements.read(parts.ledger)
+        assert content <= instance_tables.read_acknowledgements(parts.ledger)
 
 
 # With real processes

@@ -23,7 +23,6 @@ from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import (
-    acknowledgements,
     events,
     evidence,
     instance_tables,
@@ -124,7 +123,11 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
     assert [before.rows[table] for table in later] == [0] * len(later)
     for _ in range(2):
         with open_ledger(path) as ledger:
-            found = instance_tables.read(ledger).identity, secret_fetches.read(ledger), acknowledgements.read(ledger)
+            found = (
+                instance_tables.read(ledger).identity,
+                secret_fetches.read(ledger),
+                instance_tables.read_acknowledgements(ledger),
+            )
             assert found == (before.identity, {}, frozenset())
             assert ledger.rows("SELECT number FROM ledger_version") == [(VERSION,)]
 

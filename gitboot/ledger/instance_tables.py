@@ -442,3 +442,15 @@ def outcome(store: Store, number: int) -> str | None:
     """What came of a request; None while it waits."""
     found = store.rows("SELECT outcome FROM requests WHERE id = ?", number)
     return found[0][0] if found else None
+
+
+def read_acknowledgements(store: Store) -> frozenset[str]:
+    """Return every entry."""
+    return frozenset(entry for (entry,) in store.rows("SELECT entry FROM acknowledgements"))
+
+
+def add(tx: Transaction, entries: Iterable[str]) -> None:
+    """Add entries. A backup that lacks them is an older copy."""
+    if rows := [(entry,) for entry in sorted(entries)]:
+        tx.replace("acknowledgements", ("entry",), rows)
+        tx.mark()

@@ -19,7 +19,6 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import (
-    acknowledgements,
     events,
     evidence,
     instance_tables,
@@ -69,7 +68,7 @@ class Knowledge:
     approvals: Mapping[str, Mapping[str, str]] = field(
         default_factory=dict
     )  # by digest of changes: guard -> by whom and why
-    met: frozenset[str] = frozenset()  # acknowledgements that do not count again; see `gitboot.ledger.acknowledgements`
+    met: frozenset[str] = frozenset()  # acknowledgements that do not count again; see `gitboot.ledger.instance_tables`
     unsearched: tuple[str, ...] = ()  # accepted commits, if no history was ever searched for acknowledgements
     taken: Mapping[str, int] = field(default_factory=dict)  # how far each file of the spool was taken in
     published: Mapping[SystemUuid, Record] = field(default_factory=dict)  # what the tree knew when a doubt began
@@ -443,7 +442,7 @@ def known(store: Store) -> Knowledge:
         noted=evidence.last_noted(store),
         secret_fetches=secret_fetches.read(store),
         approvals=instance_tables.approvals(store),
-        met=acknowledgements.read(store),
+        met=instance_tables.read_acknowledgements(store),
         unsearched=events.accepted_commits(store) if about.searched is None else (),
         taken=evidence.taken(store),
     )
@@ -511,7 +510,7 @@ def _write_facts(tx: Transaction, news: News) -> None:
     if now.rolled_back != before.rolled_back:
         instance_tables.roll_back(tx, now.rolled_back)
     instance_tables.approve(tx, news.approved)
-    acknowledgements.add(tx, news.met)
+    instance_tables.add(tx, news.met)
 
 
 def write_events(store: Store, happened: Sequence[Event]) -> None:
