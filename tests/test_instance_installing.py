@@ -13,7 +13,7 @@ import pytest
 from gitboot.controller.learn.install_boots import attempted, offer_of, started, taken_back
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest
-from gitboot.ledger import events
+from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.explanation import explain
 from gitboot.resolve.install_attempts import overtaken_attempt, step_of
@@ -247,7 +247,7 @@ def test_finding_s5_a_report_that_is_repeated_is_one_event_for_each_address(web0
         client = NIC if number < 20 else f"10.0.1.{number}"
         web01.observe(replace(report, client=client, at=web01.now + timedelta(seconds=number)))
     web01.reconcile()
-    assert [each["type"] for each in events.read(web01.ledger)].count("ReportOvertaken") == 17
+    assert [each["type"] for each in instance_tables.read_events(web01.ledger)].count("ReportOvertaken") == 17
     assert web01.condition("SecretsPrivate") is None
 
 

@@ -17,7 +17,7 @@ import pytest
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.controller.notifications import Notices, notifying
-from gitboot.ledger import events
+from gitboot.ledger import instance_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.store import Store
 from gitboot.status.events_from_status import Event
@@ -39,7 +39,7 @@ class Book:
 
     def note(self, *noted: Event) -> None:
         with self.store.writing() as tx:
-            events.write(tx, noted)
+            instance_tables.write(tx, noted)
 
     @contextmanager
     def told(self, *, patience_s: float = 60) -> Iterator[Notices]:

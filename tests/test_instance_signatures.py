@@ -16,7 +16,7 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
-from gitboot.ledger import events, instance_tables
+from gitboot.ledger import instance_tables
 from gitboot.problems.codes import Code
 from gitboot.review.guards import Limits
 from tests.fleets import at, fleet, image, policy, profile, server
@@ -117,7 +117,7 @@ def test_who_signed_the_accepted_commit_is_named(work: Work, people: dict[str, P
         assert found["signer"]["person"] == "ada@example.net" and found["signer"]["key"].startswith("SHA256:")
         (event,) = (event for event in parts.events if event.type == "Accepted")
         assert "signed by ada@example.net (SHA256:" in event.message
-        (stored,) = (each for each in events.read(parts.ledger) if each["type"] == "Accepted")
+        (stored,) = (each for each in instance_tables.read_events(parts.ledger) if each["type"] == "Accepted")
         assert stored["signer"]["person"] == "ada@example.net"
     with instance(work, signers, Verify.HEAD) as again:
         assert again.reconciler.status.signer is not None

@@ -28,7 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import events, evidence, instance_tables, machines, overrides, pins, records, server_tables
+from gitboot.ledger import evidence, instance_tables, machines, overrides, pins, records, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -95,7 +95,7 @@ def written(path: Path) -> None:
             records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             overrides.write(tx, [(WEB01, recorded())])
             pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
-            events.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
+            instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             machines.write(tx, [MACHINE])
             evidence.offer(tx, [OFFER], NOON)
             evidence.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
@@ -282,7 +282,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                     corrections=(at("20T11:30"),),
                 ),
             )
-            assert [event["server"] for event in events.read(ledger)] == ["web01"]
+            assert [event["server"] for event in instance_tables.read_events(ledger)] == ["web01"]
             assert machines.read(ledger) == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
             assert machines.standing(ledger) == {WEB01}
             assert (
@@ -593,10 +593,12 @@ def test_events_come_back_in_the_order_in_which_they_happened_whatever_the_clock
         for hour, type in ((12, "Accepted"), (11, "Published"), (12, "Refused")):
             instant = NOON.replace(hour=hour)
             put(
-                ledger, events.write, [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})]
+                ledger,
+                instance_tables.write,
+                [Event(at=instant, type=type, message="m", facts={"server": "web01", "count": 2})],
             )
     with open_ledger(path) as ledger:
-        found = list(events.read(ledger))
+        found = list(instance_tables.read_events(ledger))
     assert [event["type"] for event in found] == ["Accepted", "Published", "Refused"]
     assert found[1] == {
         "at": "2026-11-20T11:00:00Z",
@@ -713,10 +715,14 @@ def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: P
     with open_ledger(path) as ledger:
         with suppress(ZeroDivisionError), ledger.writing() as tx:
             records.write(tx, [(WEB01, "web01", Record())])
-            events.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
+            instance_tables.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
             tx.send()
             raise ZeroDivisionError
-        assert (records.read(ledger), list(events.read(ledger)), instance_tables.is_behind(ledger)) == ({}, [], False)
+        assert (records.read(ledger), list(instance_tables.read_events(ledger)), instance_tables.is_behind(ledger)) == (
+            {},
+            [],
+            False,
+        )
 
 
 @BOTH
@@ -937,12 +943,12 @@ def test_two_threads_write_without_losing_anything(path: Path) -> None:
         def write(uuid: SystemUuid) -> None:
             for number in range(40):
                 put(unsynced, overrides.write, [(uuid, recorded(f"maintenance/m/{number}"))])
-                put(unsynced, events.write, [Event(at=NOON, type="E", message=uuid)])
+                put(unsynced, instance_tables.write, [Event(at=NOON, type="E", message=uuid)])
                 assert len(overrides_of(unsynced, uuid)) == number + 1
 
         with ThreadPoolExecutor(2) as pool:
             list(pool.map(write, (WEB01, WEB02)))
-        messages = [event["message"] for event in events.read(unsynced)]
+        messages = [event["message"] for event in instance_tables.read_events(unsynced)]
         assert (messages.count(WEB01), messages.count(WEB02)) == (40, 40)
     with open_ledger(path) as ledger:
         assert (len(overrides_of(ledger, WEB01)), len(overrides_of(ledger, WEB02))) == (40, 40)

@@ -36,7 +36,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
 from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import events, evidence, instance_tables, overrides, records
+from gitboot.ledger import evidence, instance_tables, overrides, records
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -648,7 +648,9 @@ def written(ledger: Store, many: int = 1200) -> None:
     ]
     with ledger.writing() as tx:
         records.write(tx, known)
-        events.write(tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)])
+        instance_tables.write(
+            tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)]
+        )
         evidence.judge(tx, dict.fromkeys(range(many), "Provisioned"))
         tx.send()
         assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many

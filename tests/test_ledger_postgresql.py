@@ -22,16 +22,7 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import (
-    events,
-    evidence,
-    instance_tables,
-    lost_identities,
-    move_ledger,
-    overrides,
-    records,
-    secret_fetches,
-)
+from gitboot.ledger import evidence, instance_tables, lost_identities, move_ledger, overrides, records, secret_fetches
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.database import Database
 from gitboot.ledger.leader_lease import Holder
@@ -490,8 +481,8 @@ def test_who_writes_waits_for_who_is_writing(path: Path, postgres_server: Postgr
 
 def test_what_postgresql_has_no_place_for_is_replaced(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, events.write, [Event(at=NOON, type="t", message="a\0b")])
-        assert [each["message"] for each in events.read(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
+        put(ledger, instance_tables.write, [Event(at=NOON, type="t", message="a\0b")])
+        assert [each["message"] for each in instance_tables.read_events(ledger)] == ["a\N{REPLACEMENT CHARACTER}b"]
 
 
 # Looked at, copied and moved
@@ -505,8 +496,8 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
             instance_tables.note_surroundings,
             instance_tables.read(ledger).__class__(identity="", output="/srv/boot"),
         )
-    assert events.last(path) == 1
-    assert [event["type"] for _, event in events.after(path, 0, 10)] == ["Accepted"]
+    assert instance_tables.last(path) == 1
+    assert [event["type"] for _, event in instance_tables.after(path, 0, 10)] == ["Accepted"]
     assert places(path) == (Path("/srv/boot"), None)
     assert described(path).rows["overrides"] == 1
     copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)

@@ -14,7 +14,6 @@ from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger import (
-    events,
     evidence,
     instance_tables,
     known_bmcs,
@@ -100,7 +99,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert [opened.rows(f"SELECT COUNT(*) FROM {table}") for table in ("offers", "versions")] == [[(18,)], [(60,)]]
         (waiting,) = instance_tables.read_requests(opened)
         assert (waiting.who, waiting.what, waiting.facts["consumed"]) == ("ada", "resolve", False)
-        happened = Counter(event["type"] for event in events.read(opened))
+        happened = Counter(event["type"] for event in instance_tables.read_events(opened))
         assert happened.total() == 35
         assert (happened["Provisioned"], happened["MaintenanceBooted"], happened["Held"]) == (1, 1, 2)
 

@@ -17,7 +17,7 @@ from gitboot.git.clone import Source
 from gitboot.git.history import ancestors, commits_between, is_ancestor, merge_base
 from gitboot.git.remote import Remote
 from gitboot.git.repository import CommitReader, Person, parse_person
-from gitboot.ledger import events
+from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from tests.fleets import image
 from tests.git_servers import git_daemon
@@ -137,7 +137,7 @@ def test_finding_s13_an_instance_follows_a_branch_with_a_commit_without_an_addre
             commit_by_git(work, {"images/new.yaml": image(f"new-{number}")})
             eventually(lambda: is_applied(work.head))
     with closing(Store.open(tmp_path / "state" / LEDGER)) as ledger:
-        assert "FetchFailed" not in {each["type"] for each in events.read(ledger)}
+        assert "FetchFailed" not in {each["type"] for each in instance_tables.read_events(ledger)}
 
 
 # What is read of one commit

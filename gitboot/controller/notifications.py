@@ -28,7 +28,7 @@ from gitboot.errors import HostUnreachable, LedgerError, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient
 from gitboot.jsonio import canonical
-from gitboot.ledger import events
+from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
 from gitboot.text import count, did_you_mean, more, one_line, printable, some
 
@@ -233,7 +233,7 @@ def notifying(
         yield None
         return
     file = settings.state / LEDGER
-    places = Bookmarks(settings.state / NOTIFIED, ledger, events.last(file))
+    places = Bookmarks(settings.state / NOTIFIED, ledger, instance_tables.last(file))
     read = _LedgerReading(file, settings.output)
     notices = Notices(
         tuple(
@@ -266,7 +266,7 @@ class _LedgerReading:
     def __call__(self, place: int) -> list[NotedEvent]:
         return [
             noted(sequence, event, self._site(event.get("server")))
-            for sequence, event in events.after(self.ledger, place, _MOST_READ)
+            for sequence, event in instance_tables.after(self.ledger, place, _MOST_READ)
         ]
 
     def _site(self, server: object) -> str | None:

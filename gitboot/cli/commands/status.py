@@ -208,9 +208,9 @@ def events_command(state: Path, server: str | None, outputs: tuple[OutputOption,
 
 
 def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
-    from gitboot.ledger import events
+    from gitboot.ledger import instance_tables
 
-    return (event for event in events.read(ledger) if server is None or event.get("server") == server)
+    return (event for event in instance_tables.read_events(ledger) if server is None or event.get("server") == server)
 
 
 def _check_known(ledger: Store, server: str) -> None:

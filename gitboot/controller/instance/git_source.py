@@ -18,7 +18,7 @@ from gitboot.git.fetch import CLONE, FetchProcess, Upstream
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.git.repository import has_repository
 from gitboot.git.signatures import SignatureKeys, Signatures
-from gitboot.ledger import events, instance_tables
+from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.status.events_from_status import Event
 
@@ -84,7 +84,7 @@ class BranchInLedger:
         event = Event(at=self._clock(), type="BranchChosen", message=message, facts={"branch": followed.reference})
         with self._store.writing() as tx:
             instance_tables.follow(tx, followed.reference, is_default=followed.is_default)
-            events.write(tx, [event])
+            instance_tables.write(tx, [event])
         self._tell(event)
 
 

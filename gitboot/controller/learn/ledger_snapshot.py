@@ -19,7 +19,6 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import (
-    events,
     evidence,
     instance_tables,
     known_bmcs,
@@ -443,7 +442,7 @@ def known(store: Store) -> Knowledge:
         secret_fetches=secret_fetches.read(store),
         approvals=instance_tables.approvals(store),
         met=instance_tables.read_acknowledgements(store),
-        unsearched=events.accepted_commits(store) if about.searched is None else (),
+        unsearched=instance_tables.accepted_commits(store) if about.searched is None else (),
         taken=evidence.taken(store),
     )
 
@@ -481,7 +480,7 @@ def _write(tx: Transaction, news: News) -> None:
     if news.prune_before is not None:
         evidence.prune(tx, news.prune_before)
     instance_tables.carry_out(tx, news.outcomes, news.at)
-    events.write(tx, news.events)
+    instance_tables.write(tx, news.events)
 
 
 def _write_facts(tx: Transaction, news: News) -> None:
@@ -517,7 +516,7 @@ def write_events(store: Store, happened: Sequence[Event]) -> None:
     """Write down what happened besides; raises `LedgerError`."""
     if happened:
         with store.writing() as tx:
-            events.write(tx, happened)
+            instance_tables.write(tx, happened)
 
 
 def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
