@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -509,3 +509,14 @@ def _beside(path: Path) -> Iterator[Database]:
     """A connection of its own, which only reads: whoever writes waits for it as little as it for them."""
     with closing(open_database(path, reads_only=True)) as database, database.reading():
         yield database
+
+
+def read_token_keys(store: Store) -> tuple[str, ...]:
+    """The lines of their file, oldest first; none where no instance has left any."""
+    return tuple(line for (line,) in store.rows("SELECT line FROM token_keys ORDER BY number"))
+
+
+def write_token_keys(tx: Transaction, lines: Sequence[str]) -> None:
+    """Leave the lines of that file in the place of those before."""
+    tx.execute("DELETE FROM token_keys")
+    tx.executemany("INSERT INTO token_keys VALUES (?, ?)", list(enumerate(lines)))

@@ -63,7 +63,7 @@ from gitboot.instance.laps import Laps, Stage
 from gitboot.instance.listener import WorkListener
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables
-from gitboot.ledger import token_keys as token_keys_book
+from gitboot.ledger import instance_tables as token_keys_book
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, place_of
 from gitboot.ledger.location import address_beside, is_named, note_address
@@ -504,7 +504,7 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
     """The keys by which tokens are published; where they are lost, who was told one of them is heard no more."""
     about, at = instance_tables.read(store), clock()
     is_shared = store.database.lease is not None
-    if is_shared and (lines := token_keys_book.read(store)):
+    if is_shared and (lines := token_keys_book.read_token_keys(store)):
         restored(directory, lines)
     if about.keyed and not (directory / state.TOKEN_KEYS).exists():
         message = (
@@ -513,9 +513,9 @@ def keys_of(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKey
         )
         tell(Event(at=at, type="TokenKeysLost", message=message, warning=True))
     keys = token_keys(directory, at, follows_none=about.accepted is not None and not about.keyed)
-    if is_shared and token_keys_book.read(store) != (lines := lines_of(directory)):
+    if is_shared and token_keys_book.read_token_keys(store) != (lines := lines_of(directory)):
         with store.writing() as tx:
-            token_keys_book.write(tx, lines)
+            token_keys_book.write_token_keys(tx, lines)
     return keys
 
 
