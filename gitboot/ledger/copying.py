@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from gitboot.errors import LedgerError
 from gitboot.ledger.database import Database, Row
-from gitboot.ledger.leaving import NOTES
+from gitboot.ledger.location import NOTES
 from gitboot.ledger.schema import TABLES
 
 

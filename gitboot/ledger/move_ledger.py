@@ -13,18 +13,21 @@ from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger.copying import copy_in_transaction, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.leaving import (
+from gitboot.ledger.location import (
     COPY,
     UNFINISHED,
     Notes,
+    PostgresAddress,
+    address_beside,
     check_is_used,
     end_lease,
+    file_beside,
     free_lease,
     left,
+    note_address,
     note_left,
     settle,
 )
-from gitboot.ledger.location import PostgresAddress, address_beside, file_beside, note_address
 from gitboot.ledger.shared_fetchlog import FETCHES
 from gitboot.ledger.sqlite import SqliteDatabase
 from gitboot.ledger.store import open_database

@@ -23,8 +23,7 @@ from gitboot.ledger import (
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.database import Database
 from gitboot.ledger.leader_lease import Holder, Leased
-from gitboot.ledger.leaving import Notes
-from gitboot.ledger.location import address_beside
+from gitboot.ledger.location import Notes, address_beside
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
 from gitboot.ledger.store import Store, mark_of, open_database
 

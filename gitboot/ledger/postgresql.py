@@ -19,8 +19,7 @@ from uuid import uuid4
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, Row
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
-from gitboot.ledger.leaving import NOBODY, check_is_used, left
-from gitboot.ledger.location import PostgresAddress
+from gitboot.ledger.location import NOBODY, PostgresAddress, check_is_used, left
 from gitboot.ledger.manyrows import PostgresRows, marked, storable
 from gitboot.ledger.schema import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
 from gitboot.ledger.schema_from_ledger_sqlite import too_new

@@ -10,8 +10,17 @@ from typing import Final, NamedTuple
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import instance_tables
 from gitboot.ledger.database import Database
-from gitboot.ledger.leaving import COPY, LEFT, Notes, free_lease, settle
-from gitboot.ledger.location import PostgresAddress, address_beside, file_beside, note_address
+from gitboot.ledger.location import (
+    COPY,
+    LEFT,
+    Notes,
+    PostgresAddress,
+    address_beside,
+    file_beside,
+    free_lease,
+    note_address,
+    settle,
+)
 from gitboot.ledger.move_ledger import opened_at
 from gitboot.ledger.store import Store, mark_of, open_database, read_mark
 

@@ -19,8 +19,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import Given, NotTaken, Unrecordable, has_reported, how_given
 from gitboot.fetchlog.spool import SUFFIX, ForwardedBatch, Taken, Writer, line_of, parse, writer_of
 from gitboot.ledger.leader_lease import Lease, now_s
-from gitboot.ledger.leaving import NOBODY, left
-from gitboot.ledger.location import PostgresAddress
+from gitboot.ledger.location import NOBODY, PostgresAddress, left
 from gitboot.text import in_one_line
 
 FETCHES: Final = "fetches"  # as the books of the ledger call it, in the place of a file's name

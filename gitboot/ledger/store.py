@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Final, Self
 
 from gitboot.errors import LedgerError
 from gitboot.ledger.database import Database, Row
-from gitboot.ledger.leaving import check_is_used
-from gitboot.ledger.location import address_beside
+from gitboot.ledger.location import address_beside, check_is_used
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import in_one_line
 
