@@ -110,8 +110,8 @@ def reclaim(place: str, state: Path, password: Path | None, yes: bool) -> None:
     from gitboot.cli.instance_client import go_on
     from gitboot.controller.instance.state_directory import LEDGER, locked, private
     from gitboot.ledger.location import PostgresAddress
-    from gitboot.ledger.reclaiming import reclaim as reclaimed
-    from gitboot.ledger.reclaiming import reclaimable
+    from gitboot.ledger.move_ledger import reclaim as reclaimed
+    from gitboot.ledger.move_ledger import reclaimable
 
     where = PostgresAddress.parse(place, password) if "://" in place else Path(place)
     if isinstance(where, Path) and password is not None:
