@@ -9,15 +9,17 @@ applies there), nor while its client takes no more of an answer. So who has the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 from uuid import uuid4
 
 import msgspec
+import psycopg
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.database import Database, ManyRows, Row
@@ -28,7 +30,7 @@ from gitboot.ledger.schema_from_ledger_sqlite import too_new
 from gitboot.text import in_one_line
 
 if TYPE_CHECKING:
-    from gitboot.ledger.deadline_connection import LimitedConnection
+    pass
 
 
 try:
@@ -36,7 +38,6 @@ try:
     from psycopg.conninfo import conninfo_to_dict
     from psycopg.pq import TransactionStatus
 
-    from gitboot.ledger.deadline_connection import ANSWER_S, LEISURE_S, LOCK_S, TRANSACTION_S, LimitedConnection
 except ImportError:
     raise UsageError("psycopg is not installed, which a PostgreSQL needs: pip install 'gitboot[postgresql]'") from None
 
@@ -69,6 +70,7 @@ _FACT: Final = "SELECT value FROM facts WHERE name = %s"
 _SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
 _SHORT_S: Final = 6.0  # for a call on such a connection
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
+LOCK_S: Final = 12.0  # for one that may wait for a lock: `lock_timeout` is 10 s
 
 
 class PostgresDatabase(Database):
@@ -471,3 +473,67 @@ def _deleting(table: str, keys: Sequence[str]) -> str:
 
 def _json(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
     return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
+
+
+ANSWER_S: Final = 5.0  # for a statement that a living server answers at once
+STATEMENT_S: Final = 35.0  # for any other: `statement_timeout` is 30 s
+LEISURE_S: Final = 605.0  # for a statement while a ledger is copied: `statement_timeout` is 10 min then
+TRANSACTION_S: Final = 60.0  # for a transaction of few rows, from its begin to its commit
+ROW_S: Final = 0.01  # more of it for each row that is sent; a PostgreSQL takes some 10,000 a second
+_T = TypeVar("_T")
+
+
+class LimitedConnection(psycopg.Connection[Row]):
+    """A connection that closes itself when a call has not ended by its deadline, and then raises `OperationalError`.
+
+    What the call came to is unknown then: a commit may be durable. For one thread at a time.
+    """
+
+    _call_s = STATEMENT_S
+    _until_s = math.inf  # of the transaction, by the monotonic clock
+
+    @contextmanager
+    def answering_within(self, seconds: float) -> Iterator[None]:
+        """A block in which each call may take so long."""
+        before, self._call_s = self._call_s, seconds
+        try:
+            yield
+        finally:
+            self._call_s = before
+
+    def limit_calls(self, seconds: float) -> None:
+        """Let each call take so long from now on."""
+        self._call_s = seconds
+
+    def limit_transaction(self, seconds: float) -> None:
+        """Let all calls together take so long from now on, until this is called again."""
+        self._until_s = time.monotonic() + seconds
+
+    def end_transaction(self) -> None:
+        """Limit each call as before, and no transaction."""
+        self._call_s, self._until_s = STATEMENT_S, math.inf
+
+    def allow_rows(self, count: int) -> None:
+        """Let the transaction take longer, because it sends so many rows."""
+        self._until_s += ROW_S * count
+
+    def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
+        """Do what `psycopg.Connection.wait` does, which each call goes through, until the deadline."""
+        now_s = time.monotonic()
+        until_s = min(now_s + self._call_s, self._until_s)
+        return super().wait(self._until(gen, until_s, until_s - now_s), *args, **kwargs)
+
+    def _until(self, gen: Generator[Any, Any, _T], until_s: float, seconds: float) -> Generator[Any, Any, _T]:
+        """Go through a generator of psycopg, which it resumes several times a second even if nothing comes."""
+        try:
+            waits_for = next(gen)
+            while True:
+                ready = yield waits_for
+                if time.monotonic() >= until_s:
+                    gen.close()
+                    self.close()
+                    raise psycopg.OperationalError(f"no answer within {max(seconds, 0):.0f} s")
+                waits_for = gen.send(ready)
+        except StopIteration as ended:
+            result: _T = ended.value
+            return result
