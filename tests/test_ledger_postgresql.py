@@ -24,12 +24,11 @@ from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
 from gitboot.ledger import evidence, instance_tables, lost_identities, move_ledger, overrides, records, secret_fetches
 from gitboot.ledger import postgresql as postgresql_ledger
-from gitboot.ledger.database import Database
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
 from gitboot.ledger.open_ledger import copy_ledger, described, open_ledger, places
 from gitboot.ledger.postgresql import PostgresDatabase, PostgresRenewing, arguments
-from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION
+from gitboot.ledger.schema import POSTGRESQL_MIGRATIONS, VERSION, Database
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.database import Database, Row
 from gitboot.ledger.location import NOTES
-from gitboot.ledger.schema import TABLES
+from gitboot.ledger.schema import TABLES, Database, Row
 
 
 def copy_tables(ours: Database, new: Database) -> dict[str, int]:

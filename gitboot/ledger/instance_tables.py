@@ -14,7 +14,7 @@ from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.errors import Orders
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
-from gitboot.ledger.database import Database
+from gitboot.ledger.schema import Database
 from gitboot.ledger.store import Store, Transaction, open_database
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.resolve.server_decision_from_plan import BootFile, WithheldBoot

@@ -16,7 +16,7 @@ from gitboot.files import write_whole
 from gitboot.text import shell_words
 
 if TYPE_CHECKING:
-    from gitboot.ledger.database import Database
+    from gitboot.ledger.schema import Database
 
 
 _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")  # as libpq's options have it

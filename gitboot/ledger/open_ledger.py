@@ -21,9 +21,9 @@ from gitboot.ledger import (
     switches,
 )
 from gitboot.ledger.copying import copy_tables, counted_rows
-from gitboot.ledger.database import Database
 from gitboot.ledger.leader_lease import Holder, Leased
 from gitboot.ledger.location import Notes, address_beside
+from gitboot.ledger.schema import Database
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
 from gitboot.ledger.store import Store, mark_of, open_database
 

@@ -22,10 +22,9 @@ import msgspec
 import psycopg
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
-from gitboot.ledger.database import Database, ManyRows, Row
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.location import NOBODY, PostgresAddress, check_is_used, left
-from gitboot.ledger.schema import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION
+from gitboot.ledger.schema import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION, Database, ManyRows, Row
 from gitboot.ledger.schema_from_ledger_sqlite import too_new
 from gitboot.text import in_one_line
 

@@ -12,9 +12,8 @@ from typing import Any, ClassVar, Final
 from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
-from gitboot.ledger.database import Database, ManyRows, Row
 from gitboot.ledger.location import check_is_used
-from gitboot.ledger.schema import MIGRATIONS, VERSION
+from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, ManyRows, Row
 from gitboot.ledger.schema_from_ledger_sqlite import too_new
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
 from gitboot.errors import LedgerError
-from gitboot.ledger.database import Database, Row
 from gitboot.ledger.location import address_beside, check_is_used
+from gitboot.ledger.schema import Database, Row
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import in_one_line
 
