@@ -24,8 +24,17 @@ import psycopg
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.location import NOBODY, PostgresAddress, check_is_used, left
-from gitboot.ledger.schema import NUMBERED, POSTGRESQL, POSTGRESQL_MIGRATIONS, SHARED, VERSION, Database, ManyRows, Row
-from gitboot.ledger.schema_from_ledger_sqlite import too_new
+from gitboot.ledger.schema import (
+    NUMBERED,
+    POSTGRESQL,
+    POSTGRESQL_MIGRATIONS,
+    SHARED,
+    VERSION,
+    Database,
+    ManyRows,
+    Row,
+    too_new,
+)
 from gitboot.text import in_one_line
 
 if TYPE_CHECKING:

@@ -311,3 +311,7 @@ class Database(ABC):
             raise self.unreadable(error) from error
         except (ValueError, TypeError, KeyError) as error:
             raise self.unreadable(error) from error
+
+
+def too_new(name: str, version: int) -> LedgerError:
+    return LedgerError(f"{name}: the ledger is of version {version}, this gitboot knows {VERSION}; use a newer gitboot")

@@ -13,8 +13,7 @@ from uuid import uuid4
 
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger.location import check_is_used
-from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, ManyRows, Row
-from gitboot.ledger.schema_from_ledger_sqlite import too_new
+from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, ManyRows, Row, too_new
 
 
 class SqliteRows(ManyRows):
