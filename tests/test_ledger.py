@@ -32,7 +32,7 @@ from gitboot.ledger import evidence, instance_tables, machines, overrides, pins,
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
-from gitboot.ledger.server_tables_from_ledger_entries import Pending
+from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe

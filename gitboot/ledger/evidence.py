@@ -8,7 +8,7 @@ from datetime import datetime
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
-from gitboot.ledger.server_tables_from_ledger_entries import Pending
+from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.resolve.server_plan import Offer
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
@@ -305,3 +305,12 @@ def secret_fetches(text: str) -> InstallationFetches:
 
 def _address_fetches(facts: Mapping[str, Any]) -> AddressFetches:
     return AddressFetches(instant(facts["first"]), instant(facts["last"]), facts["times"])
+
+
+class Pending(NamedTuple):
+    """An observation that is still to be judged by its machine's BMC."""
+
+    id: int
+    observation: Observation
+    offer: Offer  # the boot that was fetched
+    marks: Marks | None = None  # what the BMC showed first after it

@@ -38,7 +38,7 @@ from gitboot.fetchlog.one_time_boots import (
     network_of,
     secret_of,
 )
-from gitboot.ledger.server_tables_from_ledger_entries import Pending
+from gitboot.ledger.server_tables import Pending
 from gitboot.model import fleet
 from gitboot.model.scalars.machines import SystemUuid, parse_uuid
 from gitboot.render.server_states import ServerState

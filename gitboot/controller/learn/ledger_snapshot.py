@@ -31,7 +31,7 @@ from gitboot.ledger import (
     switches,
 )
 from gitboot.ledger.instance_tables import Approval, Facts, Request
-from gitboot.ledger.server_tables_from_ledger_entries import Pending
+from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.manifest import MANIFEST
