@@ -23,7 +23,7 @@ from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import evidence, instance_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store
 from gitboot.publish.ended_windows import EndedWindows
@@ -233,7 +233,7 @@ class Life:
         self.parts = self.parts.then(parts)
         turns = (turn for each in self.servers.values() for path in each.paths.values() for turn in path)
         for digest in {Digest(turn.digest) for turn in turns if turn.digest is not None}:
-            if (offer := evidence.offered(self.instance.ledger, digest)) is not None:
+            if (offer := server_tables.offered(self.instance.ledger, digest)) is not None:
                 self.offers[digest] = offer
         return Published(written=(), withdrawn=(), expired=(), unchanged=0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from gitboot.bmc.override_state import State
 from gitboot.fetchlog.log_entries import Observation
-from gitboot.ledger import evidence
+from gitboot.ledger import server_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
 from tests.bench import NOON
 from tests.fleets import mac_of, maintenance
@@ -229,7 +229,7 @@ def test_a_fetch_whose_bmc_has_no_document_any_more_is_judged_without_it(site: S
     decide(site, kind, bmc=False)
     passes(site, 3)
     assert provisioned(site) == (["Fetched"] if kind == "Fetched" else [])
-    assert evidence.pending(site.bench.ledger) == []
+    assert server_tables.pending(site.bench.ledger) == []
 
 
 # By the date of what was sent
@@ -343,7 +343,7 @@ def test_a_version_is_noted_until_it_is_published_and_then_no_more(site: Site) -
         site.bench.now, site.bench.target.full = datetime.fromtimestamp(OLD + number, UTC), number < 2
         plan = passes(site, 1)
     assert plan is not None
-    found = [evidence.version(site.bench.ledger, ENTRY, OLD + number) for number in range(5)]
+    found = [server_tables.version(site.bench.ledger, ENTRY, OLD + number) for number in range(5)]
     assert found == [(plan.digest, 2), (plan.digest, 2), (plan.digest, 2), None, None]
 
 

@@ -11,7 +11,7 @@ import pytest
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.jsonio import Digest
-from gitboot.ledger import evidence
+from gitboot.ledger import server_tables
 from gitboot.render.paths import DATA, FAILED, PROVISIONED
 from gitboot.render.userdata import render
 from gitboot.resolve.install_attempts import step_of, token_of
@@ -369,7 +369,7 @@ def test_a_mirrors_date_tells_which_of_two_equal_offers_was_sent(web01: Ordered)
 def test_an_offer_has_the_number_of_the_newest_decision_and_so_a_lower_one_than_a_later_word(web01: Ordered) -> None:
     numbers = []
     for plan in (web01.install(), web01.order()):
-        offer = evidence.offered(web01.ledger, plan.digest)
+        offer = server_tables.offered(web01.ledger, plan.digest)
         assert offer is not None
         numbers.append(offer.number)
     assert numbers == [2, 3]

@@ -15,7 +15,7 @@ from gitboot.controller.learn.provisioning import note_consumed
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.errors import LedgerError
 from gitboot.jsonio import Digest
-from gitboot.ledger import evidence as book
+from gitboot.ledger import server_tables as book
 from gitboot.ledger.store import Transaction
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record import record_facts

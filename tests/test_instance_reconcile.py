@@ -27,7 +27,7 @@ from gitboot.fetchlog.spool import forgotten, identity
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.git.clone import Reader, Source
 from gitboot.git.remote import Remote
-from gitboot.ledger import evidence, instance_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.ended_windows import EndedWindows
@@ -786,7 +786,7 @@ ONCE = {"01.yaml": server("web01", "role: web", "provision: 1"), "06.yaml": poli
 def kept(instance: Instance, path: str = ENTRY) -> bool:
     """Whether a fetch of what lies there now would be told from any other after a restart."""
     modified = int((instance.output / "boot" / path).stat().st_mtime)
-    return evidence.version(instance.ledger, f"boot/{path}", modified) is not None
+    return server_tables.version(instance.ledger, f"boot/{path}", modified) is not None
 
 
 def test_while_offers_cannot_be_noted_a_server_stays_as_it_is_until_its_window_turns(
@@ -799,7 +799,7 @@ def test_while_offers_cannot_be_noted_a_server_stays_as_it_is_until_its_window_t
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(evidence, "offer", refuse)
+        patched.setattr(server_tables, "offer_evidence", refuse)
         for now, answered in ((BEFORE, "flatcar-1"), (OPEN, "memtest-7"), (AFTER, "disk")):
             instance.reconcile(now)
             assert instance.boots(now) == instance.published == answered

@@ -24,7 +24,7 @@ from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read
 from gitboot.controller.loop import Loop
 from gitboot.instance.laps import Laps, Stage
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import evidence, overrides
+from gitboot.ledger import overrides, server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe import stopped
@@ -345,7 +345,7 @@ class Restarting:
     def noted(self, parts: Parts, name: str) -> Digest | None:
         """Return the plan that the ledger has for the file of a server as it is dated now."""
         modified = int((self.folder / "output" / self._entry(name)).stat().st_mtime)
-        found = evidence.version(parts.ledger, self._entry(name), modified)
+        found = server_tables.version(parts.ledger, self._entry(name), modified)
         return found[0] if found is not None else None
 
     def _entry(self, name: str) -> str:

@@ -28,7 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import evidence, instance_tables, machines, overrides, pins, records, server_tables
+from gitboot.ledger import instance_tables, machines, overrides, pins, records, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -97,10 +97,10 @@ def written(path: Path) -> None:
             pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
             instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             machines.write(tx, [MACHINE])
-            evidence.offer(tx, [OFFER], NOON)
-            evidence.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
-            evidence.note(tx, [Pending(1, OBSERVATION, OFFER)])
-            evidence.take(tx, {"a.jsonl": 7})
+            server_tables.offer_evidence(tx, [OFFER], NOON)
+            server_tables.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
+            server_tables.note(tx, [Pending(1, OBSERVATION, OFFER)])
+            server_tables.take(tx, {"a.jsonl": 7})
         instance_tables.give(ledger, NOON, "ada", "retry", {"uuids": [WEB01]})
 
 
@@ -286,9 +286,9 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
             assert machines.read(ledger) == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
             assert machines.standing(ledger) == {WEB01}
             assert (
-                evidence.pending(ledger),
+                server_tables.pending(ledger),
                 instance_tables.read_requests(ledger),
-                evidence.offered(ledger, PLAN),
+                server_tables.offered(ledger, PLAN),
             ) == ([], (), None)
     with closing(sqlite3.connect(path)) as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
@@ -544,7 +544,7 @@ def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
 
 @given(OFFERS)
 def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
-    assert server_tables.offer(offer.plan, server_tables.of_offer(offer)) == offer
+    assert server_tables.offer_server_tables(offer.plan, server_tables.of_offer(offer)) == offer
 
 
 @settings(max_examples=15)
@@ -561,7 +561,7 @@ def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinn
 def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: Marks | None) -> None:
     observation = Observation(server="", path=path, digest=PLAN, client=client, at=NOON)
     row = (format_instant(NOON), PLAN, server_tables.of_observation(observation, marks))
-    assert server_tables.observation(*row) == (observation, marks)
+    assert server_tables.observation_server_tables(*row) == (observation, marks)
 
 
 @settings(max_examples=15)
@@ -639,21 +639,21 @@ def test_the_accepted_commit_is_the_last_one_until_it_is_forgotten(path: Path) -
 @BOTH
 def test_an_offer_stays_as_it_was_made_first(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, evidence.offer, [OFFER], NOON)
-        put(ledger, evidence.offer, [OFFER], NOON + timedelta(days=1))
+        put(ledger, server_tables.offer_evidence, [OFFER], NOON)
+        put(ledger, server_tables.offer_evidence, [OFFER], NOON + timedelta(days=1))
     with open_ledger(path) as ledger:
-        assert (evidence.offered(ledger, PLAN), evidence.offered(ledger, OTHER_PLAN)) == (OFFER, None)
+        assert (server_tables.offered(ledger, PLAN), server_tables.offered(ledger, OTHER_PLAN)) == (OFFER, None)
 
 
 @BOTH
 def test_each_version_of_an_entry_tells_its_plan(path: Path) -> None:
     with open_ledger(path) as ledger:
         versions = [(ENTRY, 100, PLAN), (ENTRY, 200, OTHER_PLAN), ("another", 100, OTHER_PLAN)]
-        put(ledger, evidence.note_versions, versions, 7)
-        found = [evidence.version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
+        put(ledger, server_tables.note_versions, versions, 7)
+        found = [server_tables.version(ledger, ENTRY, modified) for modified in (100, 200, 150)]
         assert found == [(PLAN, 7), (OTHER_PLAN, 7), None]
-        put(ledger, evidence.note_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
-        assert evidence.version(ledger, ENTRY, 200) == (PLAN, 8)
+        put(ledger, server_tables.note_versions, [(ENTRY, 200, PLAN)], 8)  # the same bytes are another plan's now
+        assert server_tables.version(ledger, ENTRY, 200) == (PLAN, 8)
 
 
 @BOTH
@@ -661,19 +661,19 @@ def test_an_observation_is_pending_until_it_is_judged_and_known_after(path: Path
     pending = Pending(1, OBSERVATION, OFFER)
     other = Pending(2, replace(OBSERVATION, client="10.0.0.8"), OFFER)
     with open_ledger(path) as ledger:
-        assert evidence.last_noted(ledger) == 0
-        put(ledger, evidence.offer, [OFFER], NOON)
-        put(ledger, evidence.note, [pending])
-        assert evidence.was_noted(ledger, OBSERVATION, PLAN)
-        assert not evidence.was_noted(ledger, other.observation, PLAN)
+        assert server_tables.last_noted(ledger) == 0
+        put(ledger, server_tables.offer_evidence, [OFFER], NOON)
+        put(ledger, server_tables.note, [pending])
+        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)
+        assert not server_tables.was_noted(ledger, other.observation, PLAN)
         marked = pending._replace(marks=Marks(last_reset_time="then"))
-        put(ledger, evidence.note, [marked, other])
-        assert evidence.was_noted(ledger, OBSERVATION, PLAN)  # whatever was noted with it
+        put(ledger, server_tables.note, [marked, other])
+        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)  # whatever was noted with it
     with open_ledger(path) as ledger:
-        assert (evidence.pending(ledger), evidence.last_noted(ledger)) == ([marked, other], 2)
-        put(ledger, evidence.judge, {1: "Provisioned"})
-        assert evidence.pending(ledger) == [other]
-        assert evidence.was_noted(ledger, OBSERVATION, PLAN)  # a spool that is read twice
+        assert (server_tables.pending(ledger), server_tables.last_noted(ledger)) == ([marked, other], 2)
+        put(ledger, server_tables.judge, {1: "Provisioned"})
+        assert server_tables.pending(ledger) == [other]
+        assert server_tables.was_noted(ledger, OBSERVATION, PLAN)  # a spool that is read twice
 
 
 @BOTH
@@ -681,33 +681,36 @@ def test_what_is_current_is_never_pruned(path: Path) -> None:
     before, long_ago = NOON - timedelta(days=90), NOON - timedelta(days=200)
     old, now = int(long_ago.timestamp()), int(NOON.timestamp())
     plans = [Digest(letter * 64) for letter in "abc"]
-    offers = [server_tables.offer(plan, server_tables.of_offer(OFFER)) for plan in plans]
+    offers = [server_tables.offer_server_tables(plan, server_tables.of_offer(OFFER)) for plan in plans]
     judged = Pending(1, replace(OBSERVATION, digest=plans[1], at=long_ago), offers[1])
     waiting = Pending(2, replace(judged.observation, client="10.0.0.8"), offers[1])
     with open_ledger(path) as ledger:
-        put(ledger, evidence.offer, offers, long_ago)
+        put(ledger, server_tables.offer_evidence, offers, long_ago)
         put(
             ledger,
-            evidence.note_versions,
+            server_tables.note_versions,
             [(ENTRY, old, plans[0]), (ENTRY, old + 1, plans[1]), ("other", now, plans[2])],
             1,
         )
-        put(ledger, evidence.note, [judged, waiting])
-        put(ledger, evidence.judge, {1: "Provisioned"})
-        put(ledger, evidence.prune, before)
-        assert [evidence.version(ledger, ENTRY, old), evidence.version(ledger, ENTRY, old + 1)] == [None, (plans[1], 1)]
-        assert [evidence.offered(ledger, plan) is not None for plan in plans] == [False, True, True]
-        assert evidence.pending(ledger) == [waiting]
-        assert not evidence.was_noted(ledger, judged.observation, plans[1])  # forgotten
+        put(ledger, server_tables.note, [judged, waiting])
+        put(ledger, server_tables.judge, {1: "Provisioned"})
+        put(ledger, server_tables.prune, before)
+        assert [server_tables.version(ledger, ENTRY, old), server_tables.version(ledger, ENTRY, old + 1)] == [
+            None,
+            (plans[1], 1),
+        ]
+        assert [server_tables.offered(ledger, plan) is not None for plan in plans] == [False, True, True]
+        assert server_tables.pending(ledger) == [waiting]
+        assert not server_tables.was_noted(ledger, judged.observation, plans[1])  # forgotten
 
 
 @BOTH
 def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
     with open_ledger(path) as ledger:
-        put(ledger, evidence.take, {"a.jsonl": 7, "b.jsonl": 0})
-        put(ledger, evidence.take, {"a.jsonl": 9})
+        put(ledger, server_tables.take, {"a.jsonl": 7, "b.jsonl": 0})
+        put(ledger, server_tables.take, {"a.jsonl": 9})
     with open_ledger(path) as ledger:
-        assert evidence.taken(ledger) == {"a.jsonl": 9}
+        assert server_tables.taken(ledger) == {"a.jsonl": 9}
 
 
 @BOTH
@@ -767,7 +770,9 @@ def is_behind(path: Path) -> bool:
 CHANGES = {
     "a record": lambda ledger: put(ledger, records.write, [(WEB01, "web01", Record(provision=2))]),
     "what was set": lambda ledger: put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))]),
-    "what was offered": lambda ledger: put(ledger, evidence.offer, [replace(OFFER, plan=Digest("e" * 64))], NOON),
+    "what was offered": lambda ledger: put(
+        ledger, server_tables.offer_evidence, [replace(OFFER, plan=Digest("e" * 64))], NOON
+    ),
     "what was forgotten": lambda ledger: put(ledger, records.forget),
 }
 
@@ -794,7 +799,7 @@ def test_what_is_offered_again_changes_nothing_that_a_backup_must_have(path: Pat
     written(path)
     copy = backup(path)
     with open_ledger(path) as ledger:
-        put(ledger, evidence.offer, [OFFER], at("21T11:00"))
+        put(ledger, server_tables.offer_evidence, [OFFER], at("21T11:00"))
     put_back(copy, path)
     assert not is_behind(path)
 

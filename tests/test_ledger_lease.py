@@ -36,7 +36,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
 from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import evidence, instance_tables, overrides, records
+from gitboot.ledger import instance_tables, overrides, records, server_tables
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -559,7 +559,7 @@ def test_a_ledger_is_moved_once_what_was_given_is_taken_in_and_then_nothing_is_g
     refused = CliRunner().invoke(cli, copy)
     assert "no instance has taken in yet (1)" in str(refused.exception)
     with held(path, ONE) as (ledger, _), ledger.writing() as tx:
-        evidence.take(tx, last)
+        server_tables.take(tx, last)
     nowhere = address(path)
     assert CliRunner().invoke(cli, copy).exit_code == 0
     with closing(SharedFetches(nowhere)) as fetches:
@@ -651,7 +651,7 @@ def written(ledger: Store, many: int = 1200) -> None:
         instance_tables.write(
             tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)]
         )
-        evidence.judge(tx, dict.fromkeys(range(many), "Provisioned"))
+        server_tables.judge(tx, dict.fromkeys(range(many), "Provisioned"))
         tx.send()
         assert len(list(ledger.database.whole("SELECT * FROM events"))) >= many
         instance_tables.accept(tx, "c0ffee")

@@ -22,7 +22,15 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import evidence, instance_tables, lost_identities, move_ledger, overrides, records, secret_fetches
+from gitboot.ledger import (
+    instance_tables,
+    lost_identities,
+    move_ledger,
+    overrides,
+    records,
+    secret_fetches,
+    server_tables,
+)
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -557,7 +565,7 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
         number = instance_tables.give(ledger, NOON, "ada", "retry", {})
         assert number == 2, "they are counted on"
         put(ledger, records.write, [(WEB02, "web02", Record())])
-        assert evidence.last_noted(ledger) == 1
+        assert server_tables.last_noted(ledger) == 1
     told = moved(tmp_path, "file")
     assert address_beside(path) is None
     with open_ledger(path) as ledger:

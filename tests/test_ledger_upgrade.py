@@ -14,13 +14,13 @@ from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger import (
-    evidence,
     instance_tables,
     known_bmcs,
     lost_identities,
     machines,
     overrides,
     records,
+    server_tables,
     sqlite,
     switches,
 )
@@ -92,9 +92,9 @@ def test_everything_is_in_it(ledger: Path) -> None:
             "old01": {"provision/1": State.WITHDRAWN},
             "web01": {"maintenance/repair/3": State.CONSUMED, "provision/1": State.CONSUMED},
         }
-        (pending,) = evidence.pending(opened)
+        (pending,) = server_tables.pending(opened)
         assert (pending.offer.server, pending.offer.maintenance, pending.offer.run) == ("db01", "repair", 3)
-        assert (evidence.last_noted(opened), evidence.taken(opened)) == (2, {})
+        assert (server_tables.last_noted(opened), server_tables.taken(opened)) == (2, {})
         assert opened.rows("SELECT verdict FROM observations") == [("Provisioned",), (None,)]
         assert [opened.rows(f"SELECT COUNT(*) FROM {table}") for table in ("offers", "versions")] == [[(18,)], [(60,)]]
         (waiting,) = instance_tables.read_requests(opened)

@@ -17,7 +17,7 @@ from gitboot.errors import LedgerError, PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import replaced
 from gitboot.jsonio import Digest
-from gitboot.ledger import evidence, instance_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
@@ -104,8 +104,8 @@ class InLedger:
         versions = [each for some in dates.values() for each in some]
         if numbered or versions:
             with self._store.writing() as tx:
-                evidence.offer(tx, numbered, self._at)
-                evidence.note_versions(tx, versions, self._number)
+                server_tables.offer_evidence(tx, numbered, self._at)
+                server_tables.note_versions(tx, versions, self._number)
         return ()
 
     def note_published(self) -> None:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.ledger import (
-    evidence,
     instance_tables,
     known_bmcs,
     lost_identities,
@@ -18,6 +17,7 @@ from gitboot.ledger import (
     pins,
     records,
     secret_fetches,
+    server_tables,
     switches,
 )
 from gitboot.ledger.copying import copy_tables, counted_rows
@@ -128,7 +128,7 @@ def check(store: Store) -> None:
     )
     for book in books:
         book.read(store)
-    evidence.pending(store)
+    server_tables.pending(store)
 
 
 def copy_ledger(path: Path, to: Path, *, in_use: bool) -> None:

@@ -32,7 +32,7 @@ from gitboot.evaluator.client import Evaluation
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.evaluator.protocol import Allowance
 from gitboot.fleet.revision import Revision
-from gitboot.ledger import evidence, instance_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
@@ -143,7 +143,7 @@ def _undated(store: Store, at: datetime, about: Facts) -> datetime:
     heartbeat.
     """
     second = int((about.heartbeat.at if about.heartbeat is not None else at).timestamp()) - 1
-    while evidence.is_dated(store, second):
+    while server_tables.is_dated(store, second):
         second -= 1
     return datetime.fromtimestamp(second, UTC)
 
@@ -259,12 +259,12 @@ class _StandbyTree:
         """Write nothing: the active instance did."""
 
     def _has_noted(self, offer: Offer) -> bool:
-        known = evidence.offered(self._store, offer.plan)
+        known = server_tables.offered(self._store, offer.plan)
         return known is not None and replace(offer, number=known.number) == known
 
     def _has_dated(self, each: Dated) -> bool:
         """Return whether a path needs no date in the ledger, because a token in the path names its boot."""
-        return token_in(each.path) is not None and evidence.token_at(self._store, each.path) == each.plan
+        return token_in(each.path) is not None and server_tables.token_at(self._store, each.path) == each.plan
 
     # Methods for the checkpoint
 

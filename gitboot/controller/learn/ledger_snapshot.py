@@ -19,7 +19,6 @@ from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import (
-    evidence,
     instance_tables,
     known_bmcs,
     lost_identities,
@@ -28,6 +27,7 @@ from gitboot.ledger import (
     pins,
     records,
     secret_fetches,
+    server_tables,
     switches,
 )
 from gitboot.ledger.instance_tables import Approval, Facts, Request
@@ -425,7 +425,7 @@ def known(store: Store) -> Knowledge:
     """What the ledger knows."""
     about = instance_tables.read(store)
     pending: dict[SystemUuid, tuple[Pending, ...]] = {}
-    for each in evidence.pending(store):
+    for each in server_tables.pending(store):
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
     return Knowledge(
         facts=about,
@@ -438,12 +438,12 @@ def known(store: Store) -> Knowledge:
         pins=pins.read(store),
         known_pairs=known_bmcs.read(store),
         pending=pending,
-        noted=evidence.last_noted(store),
+        noted=server_tables.last_noted(store),
         secret_fetches=secret_fetches.read(store),
         approvals=instance_tables.approvals(store),
         met=instance_tables.read_acknowledgements(store),
         unsearched=instance_tables.accepted_commits(store) if about.searched is None else (),
-        taken=evidence.taken(store),
+        taken=server_tables.taken(store),
     )
 
 
@@ -473,12 +473,12 @@ def _write(tx: Transaction, news: News) -> None:
     secret_fetches.write(tx, news.secret_fetches)
     if news.known_pairs is not None:
         known_bmcs.write(tx, news.known_pairs)
-    evidence.note(tx, news.pending)
-    evidence.judge(tx, news.verdicts)
+    server_tables.note(tx, news.pending)
+    server_tables.judge(tx, news.verdicts)
     if news.taken is not None:
-        evidence.take(tx, news.taken)
+        server_tables.take(tx, news.taken)
     if news.prune_before is not None:
-        evidence.prune(tx, news.prune_before)
+        server_tables.prune(tx, news.prune_before)
     instance_tables.carry_out(tx, news.outcomes, news.at)
     instance_tables.write(tx, news.events)
 
@@ -528,7 +528,9 @@ def fetches_of(store: Store, observations: Iterable[Observation], keys: TokenKey
 def never_offered(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
     """What an endpoint has given, of what is given once, and this ledger has never offered: it is an older copy."""
     given = (each for each in that_use_up(observations) if each.offer is not None and not each.is_start)
-    return tuple(each for each in given if each.digest is not None and evidence.offered(store, each.digest) is None)
+    return tuple(
+        each for each in given if each.digest is not None and server_tables.offered(store, each.digest) is None
+    )
 
 
 def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch | None:
@@ -539,16 +541,16 @@ def _fetch_of(store: Store, observation: Observation, keys: TokenKeys) -> Fetch 
     """
     digest, number, name = observation.digest, None, token_in(observation.path)
     if digest is not None and digest == name:
-        digest = evidence.token_at(store, observation.path) or digest
+        digest = server_tables.token_at(store, observation.path) or digest
     if digest is None and observation.modified is not None:
-        if (version := evidence.version(store, observation.path, observation.modified)) is not None:
+        if (version := server_tables.version(store, observation.path, observation.modified)) is not None:
             digest, number = version
         elif name is not None:  # a token says by itself whose it is, also in a tree that another host has made
-            digest = evidence.token_at(store, observation.path)
-    offer = evidence.offered(store, digest) if digest is not None else None
+            digest = server_tables.token_at(store, observation.path)
+    offer = server_tables.offered(store, digest) if digest is not None else None
     if digest is None or offer is None or not (name is None or keys.has_named(digest, name, observation.at)):
         return None
     offer = replace(offer, number=number if number is not None else offer.number)
     path = observation.path.replace(name, digest) if name is not None else observation.path
     observation = replace(observation, path=path, digest=digest, modified=None)
-    return Fetch(observation=observation, offer=offer, noted=evidence.was_noted(store, observation, digest))
+    return Fetch(observation=observation, offer=offer, noted=server_tables.was_noted(store, observation, digest))
