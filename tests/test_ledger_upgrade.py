@@ -15,7 +15,6 @@ from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
 from gitboot.ledger import (
     instance_tables,
-    known_bmcs,
     lost_identities,
     machines,
     overrides,
@@ -83,7 +82,7 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert known.keys() == machines.read(opened).keys() == machines.standing(opened) == set(UUIDS.values())
         assert machines.read(opened)[UUIDS["web01"]].bmc is not None
         bmcs = {pair_of(each.bmc) for each in machines.read(opened).values() if each.bmc is not None}
-        assert known_bmcs.read(opened) == bmcs != frozenset(), "who was asked before is asked after the upgrade"
+        assert server_tables.read(opened) == bmcs != frozenset(), "who was asked before is asked after the upgrade"
         states = {name: {each.reason: each.state for each in set_[uuid].values()} for name, uuid in UUIDS.items()}
         assert states == {
             "app01": {"maintenance/repair/3": State.CONFIRMED, "provision/1": State.CONSUMED},

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from gitboot.ledger import (
     instance_tables,
-    known_bmcs,
     lost_identities,
     machines,
     overrides,
@@ -122,7 +121,7 @@ def check(store: Store) -> None:
         overrides,
         switches,
         pins,
-        known_bmcs,
+        server_tables,
         instance_tables,
         secret_fetches,
     )

@@ -8,6 +8,7 @@ from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from gitboot.bmc.credentials import Pair, origin_of
 from gitboot.bmc.identity import Pinned, Shown
 from gitboot.bmc.override_state import Enabled, Medium, MediumState, Override, OverrideRecord, State
 from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
@@ -448,3 +449,15 @@ def take(tx: Transaction, taken: Mapping[str, int]) -> None:
     """Note how far the spool is taken in, in the transaction that writes what was found there."""
     tx.execute("DELETE FROM spool")
     tx.executemany("INSERT INTO spool VALUES (?, ?)", sorted(taken.items()))
+
+
+def read(store: Store) -> frozenset[Pair]:
+    """The pairs; what a ledger of 0.1.0 knew of machines is spelt as documents did."""
+    with store.reading():
+        return frozenset((origin_of(address), name) for address, name in store.rows("SELECT * FROM known_bmcs"))
+
+
+def write(tx: Transaction, pairs: Iterable[Pair]) -> None:
+    """Replace them all."""
+    tx.execute("DELETE FROM known_bmcs")
+    tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))

@@ -20,7 +20,6 @@ from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
 from gitboot.ledger import (
     instance_tables,
-    known_bmcs,
     lost_identities,
     machines,
     overrides,
@@ -436,7 +435,7 @@ def known(store: Store) -> Knowledge:
         overrides=overrides.read(store),
         switches=switches.read(store),
         pins=pins.read(store),
-        known_pairs=known_bmcs.read(store),
+        known_pairs=server_tables.read(store),
         pending=pending,
         noted=server_tables.last_noted(store),
         secret_fetches=secret_fetches.read(store),
@@ -472,7 +471,7 @@ def _write(tx: Transaction, news: News) -> None:
     pins.write(tx, news.pins.items())
     secret_fetches.write(tx, news.secret_fetches)
     if news.known_pairs is not None:
-        known_bmcs.write(tx, news.known_pairs)
+        server_tables.write(tx, news.known_pairs)
     server_tables.note(tx, news.pending)
     server_tables.judge(tx, news.verdicts)
     if news.taken is not None:
