@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from gitboot.controller.operator_requests import BEGIN
-from gitboot.ledger import instance_tables, lost_identities
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.model.scalars.machines import SystemUuid, swapped
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.decision_changes import compare
@@ -356,17 +356,17 @@ def test_an_identity_passes_on_with_an_approval_and_is_its_new_machines_from_the
 ) -> None:
     with start() as parts:
         begin(parts, repository, TWO_COMMITS)
-        lost = lost_identities.read(parts.ledger)
+        lost = server_tables.read_lost_identities(parts.ledger)
         assert [(each.mark, each.uuid) for each in lost] == [(("MAC", MAC.replace(":", "-")), U_OLD)]
         held = parts.reconciler.status.held
         assert held is not None
         approve(parts, held.digest)
         turn(parts, 300)
         assert parts.reconciler.status.held is None
-        assert lost_identities.read(parts.ledger) == frozenset()
+        assert server_tables.read_lost_identities(parts.ledger) == frozenset()
         repository.push(files([old(), new()]))
         turn(parts, 360)
-        assert [(each.mark, each.uuid) for each in lost_identities.read(parts.ledger)] == [
+        assert [(each.mark, each.uuid) for each in server_tables.read_lost_identities(parts.ledger)] == [
             (("MAC", MAC.replace(":", "-")), uuid_of(NEW))
         ]
 

@@ -22,15 +22,7 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import (
-    instance_tables,
-    lost_identities,
-    move_ledger,
-    overrides,
-    records,
-    secret_fetches,
-    server_tables,
-)
+from gitboot.ledger import instance_tables, move_ledger, overrides, records, secret_fetches, server_tables
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -142,7 +134,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
         f"INSERT INTO {schema}.machines VALUES ('{gone}', 'old01', '[\"52-54-00-00-00-01\"]', 'cz1', NULL, 0)"
     )
     with open_ledger(path) as ledger:
-        lost = {each for each in lost_identities.read(ledger) if each.uuid == gone}
+        lost = {each for each in server_tables.read_lost_identities(ledger) if each.uuid == gone}
         assert {each.mark for each in lost} == {("MAC", "52-54-00-00-00-01"), ("serial", "CZ1")}
 
 

@@ -13,16 +13,7 @@ import pytest
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
-from gitboot.ledger import (
-    instance_tables,
-    lost_identities,
-    machines,
-    overrides,
-    records,
-    server_tables,
-    sqlite,
-    switches,
-)
+from gitboot.ledger import instance_tables, machines, overrides, records, server_tables, sqlite, switches
 from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
@@ -150,7 +141,7 @@ def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_k
         """)
     marks = (("MAC", "52-54-00-00-00-01"), ("MAC", "52-54-00-00-00-02"), ("serial", "CZ1"))
     with open_ledger(path) as opened:
-        assert lost_identities.read(opened) == {LostIdentity(*mark, gone) for mark in marks}
+        assert server_tables.read_lost_identities(opened) == {LostIdentity(*mark, gone) for mark in marks}
 
 
 def test_what_other_tests_make_at_once_is_what_migrations_come_to(tmp_path: Path) -> None:

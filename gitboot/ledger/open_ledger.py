@@ -8,17 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gitboot.ledger import (
-    instance_tables,
-    lost_identities,
-    machines,
-    overrides,
-    pins,
-    records,
-    secret_fetches,
-    server_tables,
-    switches,
-)
+from gitboot.ledger import instance_tables, machines, overrides, pins, records, secret_fetches, server_tables, switches
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.leader_lease import Holder, Leased
 from gitboot.ledger.location import Notes, address_beside
@@ -116,7 +106,7 @@ def check(store: Store) -> None:
     books = (
         instance_tables,
         machines,
-        lost_identities,
+        server_tables,
         records,
         overrides,
         switches,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ from gitboot.bmc.power_steps import ResetType, SwitchRecord, SwitchState
 from gitboot.bmc.reboot_detection import Marks
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import AddressFetches, InstallationFetches, SecretFetches
-from gitboot.fleet.identities import BmcAccess, Machine
+from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine
 from gitboot.jsonio import Digest, canonical, facts, format_instant, json_decoder
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import MacAddress, SystemUuid
@@ -461,3 +461,26 @@ def write(tx: Transaction, pairs: Iterable[Pair]) -> None:
     """Replace them all."""
     tx.execute("DELETE FROM known_bmcs")
     tx.executemany("INSERT INTO known_bmcs VALUES (?, ?)", sorted(pairs))
+
+
+_TABLE: Final = "lost_identities"
+_KEY: Final = ("kind", "value", "uuid")
+
+
+def read_lost_identities(store: Store) -> frozenset[LostIdentity]:
+    """Return every lost identity."""
+    found = store.rows("SELECT kind, value, uuid, netboots FROM lost_identities")
+    return frozenset(
+        LostIdentity(kind, value, SystemUuid(uuid), bool(netboots)) for kind, value, uuid, netboots in found
+    )
+
+
+def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now: Collection[LostIdentity]) -> None:
+    """Replace the lost identities. A backup that lacks a new one is an older copy."""
+    gone, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
+    if gone:
+        tx.delete(_TABLE, _KEY, [(str(each.kind), each.value, each.uuid) for each in gone])
+    if new:
+        rows = [(str(each.kind), each.value, each.uuid, int(each.netboots)) for each in new]
+        tx.replace(_TABLE, _KEY, rows)
+        tx.mark()

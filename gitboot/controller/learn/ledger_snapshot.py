@@ -18,17 +18,7 @@ from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import (
-    instance_tables,
-    lost_identities,
-    machines,
-    overrides,
-    pins,
-    records,
-    secret_fetches,
-    server_tables,
-    switches,
-)
+from gitboot.ledger import instance_tables, machines, overrides, pins, records, secret_fetches, server_tables, switches
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
@@ -431,7 +421,7 @@ def known(store: Store) -> Knowledge:
         records=records.read(store),
         machines=machines.read(store),
         standing=machines.standing(store),
-        lost=lost_identities.read(store),
+        lost=server_tables.read_lost_identities(store),
         overrides=overrides.read(store),
         switches=switches.read(store),
         pins=pins.read(store),
@@ -465,7 +455,7 @@ def _write(tx: Transaction, news: News) -> None:
     records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
     machines.write(tx, news.departed, stand=False)
     machines.write(tx, news.machines, gone=news.gone)
-    lost_identities.write(tx, news.lost_before, news.lost)
+    server_tables.write_lost_identities(tx, news.lost_before, news.lost)
     overrides.write(tx, news.overrides)
     switches.write(tx, news.switches)
     pins.write(tx, news.pins.items())
