@@ -32,7 +32,7 @@ from gitboot.evaluator.process import told
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.validation import load
 from gitboot.jsonio import Digest
-from gitboot.ledger import instance_tables, machines
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.server_plan import Cause, Phase
@@ -165,7 +165,7 @@ def test_a_server_that_was_elsewhere_before_its_site_looks_again_is_unknown_ther
     world.turn()
     assert country.planned("ams2")["web01"] == UNKNOWN
     assert [each.facts["servers"] for each in world.told("ServerUnknown")] == [["web01"]]
-    assert machines.standing(world.parts.ledger) == {uuid_of("web01")}
+    assert server_tables.standing(world.parts.ledger) == {uuid_of("web01")}
 
 
 def test_a_board_that_comes_with_what_another_site_had_is_not_new(country: Country) -> None:

@@ -28,7 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import instance_tables, machines, overrides, pins, records, server_tables
+from gitboot.ledger import instance_tables, overrides, pins, records, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -96,7 +96,7 @@ def written(path: Path) -> None:
             overrides.write(tx, [(WEB01, recorded())])
             pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
             instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
-            machines.write(tx, [MACHINE])
+            server_tables.write_machines(tx, [MACHINE])
             server_tables.offer_evidence(tx, [OFFER], NOON)
             server_tables.note_versions(tx, [(ENTRY, 1, PLAN)], 1)
             server_tables.note(tx, [Pending(1, OBSERVATION, OFFER)])
@@ -283,8 +283,10 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
                 ),
             )
             assert [event["server"] for event in instance_tables.read_events(ledger)] == ["web01"]
-            assert machines.read(ledger) == {WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)}
-            assert machines.standing(ledger) == {WEB01}
+            assert server_tables.read_machines(ledger) == {
+                WEB01: Machine(uuid=WEB01, name="web01", macs=(), serial=None, bmc=None)
+            }
+            assert server_tables.standing(ledger) == {WEB01}
             assert (
                 server_tables.pending(ledger),
                 instance_tables.read_requests(ledger),
@@ -539,7 +541,7 @@ def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, 
 
 @given(MACHINES)
 def test_a_machine_comes_back_from_its_row(machine: Machine) -> None:
-    assert server_tables.machine(server_tables.of_machine(machine)) == machine
+    assert server_tables.machine_server_tables(server_tables.of_machine(machine)) == machine
 
 
 @given(OFFERS)
@@ -569,12 +571,12 @@ def test_an_observation_comes_back_from_its_row(client: str, path: str, marks: M
 def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known(described: list[Machine]) -> None:
     with reopened() as (ledger, path):
         for machine in described:
-            put(ledger, machines.write, [machine])
-        put(ledger, machines.write, [], gone=[WEB02])
+            put(ledger, server_tables.write_machines, [machine])
+        put(ledger, server_tables.write_machines, [], gone=[WEB02])
         with open_ledger(path) as again:
             last = {machine.uuid: machine for machine in described}
-            assert machines.read(again) == machines.read(ledger) == last
-            assert machines.standing(again) == last.keys() & {WEB01}
+            assert server_tables.read_machines(again) == server_tables.read_machines(ledger) == last
+            assert server_tables.standing(again) == last.keys() & {WEB01}
 
 
 @BOTH

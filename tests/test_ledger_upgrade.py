@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
-from gitboot.ledger import instance_tables, machines, overrides, records, server_tables, sqlite, switches
+from gitboot.ledger import instance_tables, overrides, records, server_tables, sqlite, switches
 from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
@@ -70,9 +70,14 @@ def test_everything_is_in_it(ledger: Path) -> None:
         assert (web.provisioned_at, web.grace_until) == (INSTALLED_AT, INSTALLED_AT + timedelta(minutes=1))
         assert web.runs == {"repair": Run(3, MADE_AT)}
         assert (app.provision, app.consumed_key, app.consumed_at is not None) == (None, "provision/1", True)
-        assert known.keys() == machines.read(opened).keys() == machines.standing(opened) == set(UUIDS.values())
-        assert machines.read(opened)[UUIDS["web01"]].bmc is not None
-        bmcs = {pair_of(each.bmc) for each in machines.read(opened).values() if each.bmc is not None}
+        assert (
+            known.keys()
+            == server_tables.read_machines(opened).keys()
+            == server_tables.standing(opened)
+            == set(UUIDS.values())
+        )
+        assert server_tables.read_machines(opened)[UUIDS["web01"]].bmc is not None
+        bmcs = {pair_of(each.bmc) for each in server_tables.read_machines(opened).values() if each.bmc is not None}
         assert server_tables.read(opened) == bmcs != frozenset(), "who was asked before is asked after the upgrade"
         states = {name: {each.reason: each.state for each in set_[uuid].values()} for name, uuid in UUIDS.items()}
         assert states == {

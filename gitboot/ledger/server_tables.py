@@ -226,7 +226,7 @@ def of_machine(machine: Machine) -> tuple[Any, ...]:
     return machine.uuid, machine.name, json_of(machine.macs), machine.serial, bmc
 
 
-def machine(row: Sequence[Any]) -> Machine:
+def machine_server_tables(row: Sequence[Any]) -> Machine:
     uuid, name, macs, serial, bmc = row
     return Machine(
         uuid=SystemUuid(uuid),
@@ -484,3 +484,28 @@ def write_lost_identities(tx: Transaction, before: Collection[LostIdentity], now
         rows = [(str(each.kind), each.value, each.uuid, int(each.netboots)) for each in new]
         tx.replace(_TABLE, _KEY, rows)
         tx.mark()
+
+
+def read_machines(store: Store) -> dict[SystemUuid, Machine]:
+    """Every machine, by UUID, as it was described last."""
+    with store.reading():
+        found = map(
+            machine_server_tables, store.rows("SELECT uuid, name, macs, serial, bmc FROM machines ORDER BY uuid")
+        )
+        return {machine.uuid: machine for machine in found}
+
+
+def standing(store: Store) -> frozenset[SystemUuid]:
+    """The machines of the accepted commit."""
+    return frozenset(SystemUuid(uuid) for (uuid,) in store.rows("SELECT uuid FROM machines WHERE stands = 1"))
+
+
+def write_machines(
+    tx: Transaction, machines: Iterable[Machine], *, gone: Iterable[SystemUuid] = (), stand: bool = True
+) -> None:
+    """Replace what is known of these machines, and note which have left the fleet; what they were stays.
+
+    Not to ``stand``: the accepted commit does not have them.
+    """
+    tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
+    tx.replace("machines", ("uuid",), [(*of_machine(each), int(stand)) for each in machines])

@@ -215,9 +215,9 @@ def _read(ledger: Store, server: str | None) -> Iterator[dict[str, Any]]:
 
 def _check_known(ledger: Store, server: str) -> None:
     """Raise `UsageError` for a server of which nothing was ever heard, under this name."""
-    from gitboot.ledger import machines
+    from gitboot.ledger import server_tables
 
-    names = {machine.name for machine in machines.read(ledger).values()}
+    names = {machine.name for machine in server_tables.read_machines(ledger).values()}
     if server not in names and not any(True for _ in _read(ledger, server)):
         raise UsageError(
             f"nothing was ever known of a server {server!r}; {did_you_mean(server, names, 'none is near')}"

@@ -18,7 +18,7 @@ from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import instance_tables, machines, overrides, pins, records, secret_fetches, server_tables, switches
+from gitboot.ledger import instance_tables, overrides, pins, records, secret_fetches, server_tables, switches
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
@@ -419,8 +419,8 @@ def known(store: Store) -> Knowledge:
     return Knowledge(
         facts=about,
         records=records.read(store),
-        machines=machines.read(store),
-        standing=machines.standing(store),
+        machines=server_tables.read_machines(store),
+        standing=server_tables.standing(store),
         lost=server_tables.read_lost_identities(store),
         overrides=overrides.read(store),
         switches=switches.read(store),
@@ -453,8 +453,8 @@ def _write(tx: Transaction, news: News) -> None:
         records.forget(tx)
     records.drop(tx, news.dropped)
     records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
-    machines.write(tx, news.departed, stand=False)
-    machines.write(tx, news.machines, gone=news.gone)
+    server_tables.write_machines(tx, news.departed, stand=False)
+    server_tables.write_machines(tx, news.machines, gone=news.gone)
     server_tables.write_lost_identities(tx, news.lost_before, news.lost)
     overrides.write(tx, news.overrides)
     switches.write(tx, news.switches)
