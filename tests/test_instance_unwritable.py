@@ -24,7 +24,7 @@ from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read
 from gitboot.controller.loop import Loop
 from gitboot.instance.laps import Laps, Stage
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import overrides, server_tables
+from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe import stopped
@@ -74,7 +74,7 @@ def boots_maintenance(rack: Rack, blade: Blade) -> bool:
 def clears_from(rack: Rack, blade: Blade) -> datetime | None:
     """From when on the ledger lets gitboot clear the override of a blade without a write."""
     with Store.open(rack.state / "ledger.sqlite") as ledger:
-        found = overrides.read(ledger).get(SystemUuid(blade.uuid), {})
+        found = server_tables.read_overrides(ledger).get(SystemUuid(blade.uuid), {})
     return next((each.clears_from for each in found.values() if each.state is State.CONFIRMED), None)
 
 

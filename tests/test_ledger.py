@@ -28,7 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import instance_tables, overrides, pins, records, server_tables
+from gitboot.ledger import instance_tables, pins, records, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -93,7 +93,7 @@ def written(path: Path) -> None:
             instance_tables.suspend(tx, Suspension("ada", "moving", NOON))
             instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
-            overrides.write(tx, [(WEB01, recorded())])
+            server_tables.write_overrides(tx, [(WEB01, recorded())])
             pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
             instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             server_tables.write_machines(tx, [MACHINE])
@@ -111,7 +111,7 @@ def put(ledger: Store, write: Callable[..., None], *given: Any, **more: Any) -> 
 
 
 def overrides_of(ledger: Store, uuid: SystemUuid) -> tuple[OverrideRecord, ...]:
-    return tuple(overrides.read(ledger).get(uuid, {}).values())
+    return tuple(server_tables.read_overrides(ledger).get(uuid, {}).values())
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def opened(path: Path) -> Iterator[Store]:
 def test_an_override_and_its_medium_are_read_as_they_were_written(path: Path, medium: Medium | None) -> None:
     record = replace(recorded(), medium=medium)
     with open_ledger(path) as ledger:
-        put(ledger, overrides.write, [(WEB01, record)])
+        put(ledger, server_tables.write_overrides, [(WEB01, record)])
     with open_ledger(path) as ledger:
         assert overrides_of(ledger, WEB01) == (record,)
 
@@ -393,7 +393,7 @@ def test_what_the_disk_refuses_is_an_error_of_the_ledger_and_changes_nothing(pat
         with pytest.raises(LedgerError, match="cannot be written"):
             put(ledger, instance_tables.accept, "decade")
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))])
+            put(ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))])
         assert instance_tables.read(ledger).accepted == "c0ffee"
         assert overrides_of(ledger, WEB01) == (recorded(),)
         ledger.rows("PRAGMA query_only = OFF")
@@ -531,7 +531,7 @@ def test_records_come_back_as_they_were_written_last(given_records: list[tuple[S
 def test_what_was_set_comes_back_one_a_reason(given_set: list[tuple[SystemUuid, OverrideRecord]]) -> None:
     with reopened() as (ledger, path):
         for uuid, each in given_set:
-            put(ledger, overrides.write, [(uuid, each)])
+            put(ledger, server_tables.write_overrides, [(uuid, each)])
         last = {(uuid, each.reason): each for uuid, each in given_set}
         with open_ledger(path) as again:
             for uuid in (WEB01, WEB02):
@@ -771,7 +771,9 @@ def is_behind(path: Path) -> bool:
 
 CHANGES = {
     "a record": lambda ledger: put(ledger, records.write, [(WEB01, "web01", Record(provision=2))]),
-    "what was set": lambda ledger: put(ledger, overrides.write, [(WEB01, recorded(state=State.CONFIRMED))]),
+    "what was set": lambda ledger: put(
+        ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))]
+    ),
     "what was offered": lambda ledger: put(
         ledger, server_tables.offer_evidence, [replace(OFFER, plan=Digest("e" * 64))], NOON
     ),
@@ -949,7 +951,7 @@ def test_two_threads_write_without_losing_anything(path: Path) -> None:
 
         def write(uuid: SystemUuid) -> None:
             for number in range(40):
-                put(unsynced, overrides.write, [(uuid, recorded(f"maintenance/m/{number}"))])
+                put(unsynced, server_tables.write_overrides, [(uuid, recorded(f"maintenance/m/{number}"))])
                 put(unsynced, instance_tables.write, [Event(at=NOON, type="E", message=uuid)])
                 assert len(overrides_of(unsynced, uuid)) == number + 1
 

@@ -36,7 +36,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
 from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import instance_tables, overrides, records, server_tables
+from gitboot.ledger import instance_tables, records, server_tables
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -322,7 +322,7 @@ def test_the_end_of_an_override_is_noted_without_a_write_to_the_database(path: P
             inbox.record(uuid, record)
         assert not ledger.is_failing
         assert list(NotedWithdrawals(note, "l")) == [(uuid, record, True)]
-        assert overrides.read(ledger) == {}
+        assert server_tables.read_overrides(ledger) == {}
         lease = ledger.database.lease
         assert lease is not None
         lease.until_s = now_s()

@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import instance_tables, move_ledger, overrides, records, secret_fetches, server_tables
+from gitboot.ledger import instance_tables, move_ledger, records, secret_fetches, server_tables
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -501,7 +501,10 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     assert described(path).rows["overrides"] == 1
     copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
     with open_ledger(path) as ours, open_ledger(copy) as theirs:
-        assert (records.read(ours), overrides.read(ours)) == (records.read(theirs), overrides.read(theirs))
+        assert (records.read(ours), server_tables.read_overrides(ours)) == (
+            records.read(theirs),
+            server_tables.read_overrides(theirs),
+        )
         assert instance_tables.read(ours) == instance_tables.read(theirs)
         assert not instance_tables.is_behind(theirs)
 

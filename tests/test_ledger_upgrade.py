@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
-from gitboot.ledger import instance_tables, overrides, records, server_tables, sqlite, switches
+from gitboot.ledger import instance_tables, records, server_tables, sqlite, switches
 from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
@@ -59,7 +59,7 @@ def documents() -> tuple[str, ...]:
 
 def test_everything_is_in_it(ledger: Path) -> None:
     with open_ledger(ledger) as opened:
-        about, known, set_ = instance_tables.read(opened), records.read(opened), overrides.read(opened)
+        about, known, set_ = instance_tables.read(opened), records.read(opened), server_tables.read_overrides(opened)
         assert about.identity == "9c9d6e10-90d3-48ef-ba6b-b19d87fb8551"
         assert about.accepted == "a037e29b5fd2747a5a8218bdfb998e44c7be9f15"
         assert (about.initialised, about.doubt, instance_tables.is_behind(opened)) == ("fresh", None, False)

@@ -28,7 +28,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.files import _type_at, check_output, check_spool, check_state, filesystem_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import instance_tables, overrides, records
+from gitboot.ledger import instance_tables, records, server_tables
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.publisher import Directory
@@ -219,7 +219,7 @@ def test_e3_what_a_job_cannot_write_down_it_is_told_and_nobody_learns_of_it(tmp_
             with pytest.raises(LedgerError, match="locked"):
                 inbox.record(WEB01, replace(INTENT, state=State.CONFIRMED))
         assert inbox.take({}, NOON).written == ((WEB01, INTENT),)
-        assert overrides.read(ledger) == {WEB01: {INTENT.reason: INTENT}}
+        assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
 
 
 def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_what_only_ends_something_is_noted_without_an_attempt_to_write(tmp_path:
         assert not ledger.is_failing
         inbox.record(WEB01, INTENT)  # which needs the ledger
         inbox.record(WEB01, ended(2))
-        assert overrides.read(ledger) == {WEB01: {INTENT.reason: INTENT}}
+        assert server_tables.read_overrides(ledger) == {WEB01: {INTENT.reason: INTENT}}
         assert [each.record for each in inbox.withdrawals] == [ended(1), ended(2)]
 
 

@@ -34,7 +34,7 @@ from gitboot.fetchlog.unknown_machines import (
 )
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import instance_tables, overrides, switches
+from gitboot.ledger import instance_tables, server_tables, switches
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
@@ -157,7 +157,7 @@ class Inbox:
                     if isinstance(record, SwitchRecord):
                         switches.write(tx, [(uuid, record)])
                     else:
-                        overrides.write(tx, [(uuid, record)])
+                        server_tables.write_overrides(tx, [(uuid, record)])
             except LedgerError:
                 self._failed += 1
                 raise

@@ -509,3 +509,20 @@ def write_machines(
     """
     tx.executemany("UPDATE machines SET stands = 0 WHERE uuid = ?", [(uuid,) for uuid in gone])
     tx.replace("machines", ("uuid",), [(*of_machine(each), int(stand)) for each in machines])
+
+
+def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
+    """Every override that was set, by server and reason, one a reason."""
+    found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
+    with store.reading():
+        for uuid, *rest in store.rows(f"SELECT uuid, {OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
+            record = override(rest)
+            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
+    return found
+
+
+def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
+    """Replace what is recorded for each server and reason."""
+    if found := [(uuid, *of_override(record)) for uuid, record in overrides]:
+        tx.mark()
+        tx.replace("overrides", ("uuid", "reason"), found)
