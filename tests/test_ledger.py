@@ -28,7 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import instance_tables, pins, records, server_tables
+from gitboot.ledger import instance_tables, records, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -94,7 +94,9 @@ def written(path: Path) -> None:
             instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
             records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             server_tables.write_overrides(tx, [(WEB01, recorded())])
-            pins.write(tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))])
+            server_tables.write_pins(
+                tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))]
+            )
             instance_tables.write(tx, [Event(at=NOON, type="Accepted", message="c0ffee")])
             server_tables.write_machines(tx, [MACHINE])
             server_tables.offer_evidence(tx, [OFFER], NOON)
@@ -554,9 +556,9 @@ def test_an_offer_comes_back_from_its_row(offer: Offer) -> None:
 def test_what_was_pinned_last_comes_back(given_pins: list[tuple[SystemUuid, Pinned]]) -> None:
     with reopened() as (ledger, path):
         for pinned in given_pins:
-            put(ledger, pins.write, [pinned])
+            put(ledger, server_tables.write_pins, [pinned])
         with open_ledger(path) as again:
-            assert pins.read(again) == pins.read(ledger) == dict(given_pins)
+            assert server_tables.read_pins(again) == server_tables.read_pins(ledger) == dict(given_pins)
 
 
 @given(client=TEXTS, path=TEXTS, marks=st.none() | st.builds(Marks, last_reset_time=st.none() | TEXTS))

@@ -526,3 +526,17 @@ def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, Overr
     if found := [(uuid, *of_override(record)) for uuid, record in overrides]:
         tx.mark()
         tx.replace("overrides", ("uuid", "reason"), found)
+
+
+def read_pins(store: Store) -> dict[SystemUuid, Pinned]:
+    """What is pinned, by the UUID that the document says."""
+    with store.reading():
+        return {SystemUuid(uuid): pin(facts) for uuid, facts in store.rows("SELECT * FROM pins ORDER BY uuid")}
+
+
+def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> None:
+    """Replace what is pinned for each machine.
+
+    A backup without it is as good: what a BMC shows is pinned anew at the next contact.
+    """
+    tx.replace("pins", ("uuid",), [(uuid, of_pin(each)) for uuid, each in pins])
