@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LEDGER
-from gitboot.ledger import records
+from gitboot.ledger import server_tables
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -73,7 +73,7 @@ class Move:
 
     def record(self, site: str) -> Record | None:
         with open_ledger(self.folder / site / "state" / LEDGER) as ledger:
-            return records.read(ledger).get(WEB01)
+            return server_tables.read_records(ledger).get(WEB01)
 
     def installing(self) -> list[str]:
         """The sites at which the server is published to be installed."""

@@ -28,7 +28,7 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
-from gitboot.ledger import instance_tables, records, server_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Suspension
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.schema import VERSION
@@ -92,7 +92,7 @@ def written(path: Path) -> None:
             instance_tables.initialise(tx, "fresh")
             instance_tables.suspend(tx, Suspension("ada", "moving", NOON))
             instance_tables.approve(tx, [Approval("d" * 64, ("maxInstalls",), NOON, "ada", "planned")])
-            records.write(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
+            server_tables.write_records(tx, [(WEB01, "web01", Record(provision=1, runs={"repair": Run(0, NOON)}))])
             server_tables.write_overrides(tx, [(WEB01, recorded())])
             server_tables.write_pins(
                 tx, [(WEB01, Pinned(uuid=WEB01, serial="S1", at=NOON, place=(BMC.address, BMC.system)))]
@@ -259,7 +259,7 @@ def test_a_ledger_of_the_first_version_is_brought_up_with_everything_in_it(path:
             about = instance_tables.read(ledger)
             assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
             assert not instance_tables.is_behind(ledger)
-            assert records.read(ledger) == {
+            assert server_tables.read_records(ledger) == {
                 WEB01: Record(
                     provision=1,
                     image="flatcar-1",
@@ -352,7 +352,7 @@ def test_a_ledger_of_the_second_version_says_the_same_in_new_words(path: Path) -
             about = instance_tables.read(ledger)
             assert (about.accepted, about.initialised, about.doubt) == ("c0ffee", "fresh", None)
             assert not instance_tables.is_behind(ledger)
-            (record,) = records.read(ledger).values()
+            (record,) = server_tables.read_records(ledger).values()
             assert (record.evidence, record.provisioned_at) == ("Consumed", at("20T11:00"))
             assert (record.consumed_at, record.consumed_key) == (at("20T10:00"), "provision/1")
             assert {each.reason: each.state for each in overrides_of(ledger, WEB01)} == {
@@ -523,9 +523,9 @@ def reopened() -> Iterator[tuple[Store, Path]]:
 def test_records_come_back_as_they_were_written_last(given_records: list[tuple[SystemUuid, Record]]) -> None:
     with reopened() as (ledger, path):
         for uuid, record in given_records:
-            put(ledger, records.write, [(uuid, "a name", record)])
+            put(ledger, server_tables.write_records, [(uuid, "a name", record)])
         with open_ledger(path) as again:
-            assert records.read(again) == records.read(ledger) == dict(given_records)
+            assert server_tables.read_records(again) == server_tables.read_records(ledger) == dict(given_records)
 
 
 @settings(max_examples=15)
@@ -585,10 +585,10 @@ def test_machines_are_as_they_were_described_last_and_those_that_left_stay_known
 def test_a_list_of_records_is_written_whole_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, records.write, [(WEB01, "web01", Record()), (WEB02, None, Record())])
-        assert records.read(ledger) == {}
-        put(ledger, records.write, [(WEB01, "web01", Record())])
-        assert records.read(ledger) == {WEB01: Record()}
+            put(ledger, server_tables.write_records, [(WEB01, "web01", Record()), (WEB02, None, Record())])
+        assert server_tables.read_records(ledger) == {}
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
+        assert server_tables.read_records(ledger) == {WEB01: Record()}
 
 
 @BOTH
@@ -721,11 +721,15 @@ def test_how_far_the_spool_was_taken_in_is_known_after(path: Path) -> None:
 def test_a_transaction_over_several_books_is_written_whole_or_not_at_all(path: Path) -> None:
     with open_ledger(path) as ledger:
         with suppress(ZeroDivisionError), ledger.writing() as tx:
-            records.write(tx, [(WEB01, "web01", Record())])
+            server_tables.write_records(tx, [(WEB01, "web01", Record())])
             instance_tables.write(tx, [Event(at=NOON, type="Provisioned", message="m")])
             tx.send()
             raise ZeroDivisionError
-        assert (records.read(ledger), list(instance_tables.read_events(ledger)), instance_tables.is_behind(ledger)) == (
+        assert (
+            server_tables.read_records(ledger),
+            list(instance_tables.read_events(ledger)),
+            instance_tables.is_behind(ledger),
+        ) == (
             {},
             [],
             False,
@@ -772,14 +776,14 @@ def is_behind(path: Path) -> bool:
 
 
 CHANGES = {
-    "a record": lambda ledger: put(ledger, records.write, [(WEB01, "web01", Record(provision=2))]),
+    "a record": lambda ledger: put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))]),
     "what was set": lambda ledger: put(
         ledger, server_tables.write_overrides, [(WEB01, recorded(state=State.CONFIRMED))]
     ),
     "what was offered": lambda ledger: put(
         ledger, server_tables.offer_evidence, [replace(OFFER, plan=Digest("e" * 64))], NOON
     ),
-    "what was forgotten": lambda ledger: put(ledger, records.forget),
+    "what was forgotten": lambda ledger: put(ledger, server_tables.forget),
 }
 
 
@@ -815,7 +819,7 @@ def test_another_ledger_in_its_place_is_noticed(path: Path) -> None:
     written(path)
     with open_ledger(other) as ledger:
         for _ in range(9):
-            put(ledger, records.write, [(WEB01, "web01", Record(provision=1))])
+            put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
     put_back(other, path)
     assert is_behind(path)
     path.unlink()  # and so is a new one
@@ -826,7 +830,7 @@ def test_a_crash_between_a_change_and_its_mark_is_no_older_copy(path: Path) -> N
     written(path)
     mark = path.with_suffix(".mark").read_bytes()
     with open_ledger(path) as ledger:
-        put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
     path.with_suffix(".mark").write_bytes(mark)
     assert not is_behind(path)
 
@@ -862,12 +866,12 @@ def test_of_two_older_copies_the_second_is_noticed_as_the_first(path: Path) -> N
         copies.append(backup(path, f"{number}.sqlite"))
         with open_ledger(path) as ledger:
             for _ in range(9):
-                put(ledger, records.write, [(WEB01, "web01", Record(provision=number))])
+                put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=number))])
     for copy in copies:
         put_back(copy, path)
         with opened(path) as ledger:
             assert instance_tables.read(ledger).doubt == "RestoredLedger", copy.name
-            put(ledger, records.forget)
+            put(ledger, server_tables.forget)
             put(ledger, instance_tables.initialise, "adopt")
     with opened(path) as ledger:
         assert instance_tables.read(ledger).doubt is None
@@ -880,7 +884,7 @@ def test_a_damaged_ledger_is_set_aside_whole_and_the_new_one_is_in_doubt(path: P
         path.write_bytes(garbage)
         with opened(path) as ledger:
             about = instance_tables.read(ledger)
-            assert (about.doubt, records.read(ledger), about.initialised) == ("DamagedLedger", {}, None)
+            assert (about.doubt, server_tables.read_records(ledger), about.initialised) == ("DamagedLedger", {}, None)
         aside = path.with_name(f"ledger.sqlite.damaged-{number}")
         assert aside.read_bytes() == garbage
         with opened(path) as ledger:
@@ -938,7 +942,7 @@ def test_a_process_that_is_killed_leaves_every_write_that_returned_and_no_half_o
     killed_writer(path)
     with open_ledger(path) as ledger:
         assert instance_tables.read(ledger).accepted == "c0ffee"
-        assert records.read(ledger) == {WEB01: Record(provision=1)}
+        assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
         assert [each.state for each in overrides_of(ledger, WEB01)] == [State.RECORDED]
 
 
@@ -990,4 +994,4 @@ def test_a_copy_has_everything_and_leaves_no_trace(tmp_path: Path, left: str) ->
         assert (look(), sorted(each.name for each in folder.iterdir())) == (before, names)
     with open_ledger(copy) as copied:
         assert instance_tables.read(copied).accepted == ("decade" if left == "in use" else "c0ffee")
-        assert set(records.read(copied)) == {WEB01}
+        assert set(server_tables.read_records(copied)) == {WEB01}

@@ -36,7 +36,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import NotTaken, Unrecordable
 from gitboot.fetchlog.spool import ForwardedBatch, Writer, line_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import instance_tables, records, server_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger import leader_lease as lease_module
 from gitboot.ledger.leader_lease import HeldLease, Holder, Lease, LeaseKeeper, now_s
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -647,7 +647,7 @@ def written(ledger: Store, many: int = 1200) -> None:
         for each in range(many)
     ]
     with ledger.writing() as tx:
-        records.write(tx, known)
+        server_tables.write_records(tx, known)
         instance_tables.write(
             tx, [Event(at=NOON, type="Planned", message=f"web{each}", facts={}) for each in range(many)]
         )

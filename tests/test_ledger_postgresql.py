@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import instance_tables, move_ledger, records, secret_fetches, server_tables
+from gitboot.ledger import instance_tables, move_ledger, secret_fetches, server_tables
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -316,10 +316,10 @@ def test_who_is_not_on_this_host_has_to_show_who_it_is(url: str, is_here: bool) 
 
 
 def _write_while_the_connection_is_lost(tx: Transaction, server: PostgresServer) -> None:
-    records.write(tx, [(WEB01, "web01", Record())])
+    server_tables.write_records(tx, [(WEB01, "web01", Record())])
     tx.send()
     server.sql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'gitboot'")
-    records.write(tx, [(WEB02, "web02", Record())])
+    server_tables.write_records(tx, [(WEB02, "web02", Record())])
 
 
 def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
@@ -332,9 +332,9 @@ def test_a_transaction_whose_connection_is_lost_is_written_whole_or_not_at_all(
         assert ledger.is_suspect
         ledger.read_back()
         assert not ledger.is_suspect
-        assert (records.read(ledger), instance_tables.read(ledger).accepted) == ({}, "one")
-        put(ledger, records.write, [(WEB01, "web01", Record())])
-        assert records.read(ledger) == {WEB01: Record()}
+        assert (server_tables.read_records(ledger), instance_tables.read(ledger).accepted) == ({}, "one")
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record())])
+        assert server_tables.read_records(ledger) == {WEB01: Record()}
 
 
 def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
@@ -362,7 +362,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
 
     def write(tx: Transaction) -> None:
         instance_tables.accept(tx, "one")
-        records.write(tx, made())
+        server_tables.write_records(tx, made())
 
     def idle(tx: Transaction) -> None:
         tx.send()
@@ -370,7 +370,7 @@ def test_nobody_is_held_up_while_rows_are_made_of_what_is_written(
 
     with open_ledger(path) as ledger:
         put(ledger, write)
-        assert (records.read(ledger), instance_tables.read(ledger).accepted) == ({WEB01: Record()}, "one")
+        assert (server_tables.read_records(ledger), instance_tables.read(ledger).accepted) == ({WEB01: Record()}, "one")
         with pytest.raises(LedgerError, match="idle-in-transaction timeout"):
             put(ledger, idle)
 
@@ -430,18 +430,18 @@ def test_a_server_that_is_stopped_and_started_has_what_was_acknowledged(
 ) -> None:
     """SIGQUIT: at once, as when its machine fails; what it had acknowledged comes back from its log."""
     with open_ledger(own.ledger(tmp_path)) as ledger:
-        put(ledger, records.write, [(WEB01, "web01", Record(provision=1))])
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=1))])
         own.stop(how)
         with pytest.raises(LedgerError, match="cannot be written"):
-            put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
+            put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
         with pytest.raises(LedgerError, match="cannot be read"):
-            records.read(ledger)
+            server_tables.read_records(ledger)
         own.start()
         if ledger.is_suspect:
             ledger.read_back()
-        assert records.read(ledger) == {WEB01: Record(provision=1)}
-        put(ledger, records.write, [(WEB01, "web01", Record(provision=2))])
-        assert records.read(ledger) == {WEB01: Record(provision=2)}
+        assert server_tables.read_records(ledger) == {WEB01: Record(provision=1)}
+        put(ledger, server_tables.write_records, [(WEB01, "web01", Record(provision=2))])
+        assert server_tables.read_records(ledger) == {WEB01: Record(provision=2)}
         assert not instance_tables.is_behind(ledger)
 
 
@@ -501,8 +501,8 @@ def test_what_looks_from_outside_sees_it(path: Path, tmp_path: Path) -> None:
     assert described(path).rows["overrides"] == 1
     copy_ledger(path, copy := tmp_path / "copy.sqlite", in_use=True)
     with open_ledger(path) as ours, open_ledger(copy) as theirs:
-        assert (records.read(ours), server_tables.read_overrides(ours)) == (
-            records.read(theirs),
+        assert (server_tables.read_records(ours), server_tables.read_overrides(ours)) == (
+            server_tables.read_records(theirs),
             server_tables.read_overrides(theirs),
         )
         assert instance_tables.read(ours) == instance_tables.read(theirs)
@@ -559,12 +559,12 @@ def test_a_ledger_is_moved_there_and_back_and_goes_on_as_the_same(
         assert not instance_tables.is_behind(ledger)
         number = instance_tables.give(ledger, NOON, "ada", "retry", {})
         assert number == 2, "they are counted on"
-        put(ledger, records.write, [(WEB02, "web02", Record())])
+        put(ledger, server_tables.write_records, [(WEB02, "web02", Record())])
         assert server_tables.last_noted(ledger) == 1
     told = moved(tmp_path, "file")
     assert address_beside(path) is None
     with open_ledger(path) as ledger:
-        assert records.read(ledger).keys() == {WEB01, WEB02}
+        assert server_tables.read_records(ledger).keys() == {WEB01, WEB02}
         assert not instance_tables.is_behind(ledger)
 
 

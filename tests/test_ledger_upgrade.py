@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
-from gitboot.ledger import instance_tables, records, server_tables, sqlite, switches
+from gitboot.ledger import instance_tables, server_tables, sqlite, switches
 from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
@@ -59,7 +59,11 @@ def documents() -> tuple[str, ...]:
 
 def test_everything_is_in_it(ledger: Path) -> None:
     with open_ledger(ledger) as opened:
-        about, known, set_ = instance_tables.read(opened), records.read(opened), server_tables.read_overrides(opened)
+        about, known, set_ = (
+            instance_tables.read(opened),
+            server_tables.read_records(opened),
+            server_tables.read_overrides(opened),
+        )
         assert about.identity == "9c9d6e10-90d3-48ef-ba6b-b19d87fb8551"
         assert about.accepted == "a037e29b5fd2747a5a8218bdfb998e44c7be9f15"
         assert (about.initialised, about.doubt, instance_tables.is_behind(opened)) == ("fresh", None, False)
@@ -130,7 +134,11 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         connection.executescript("".join(MIGRATIONS[:version]))
         connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
     with open_ledger(path) as opened:
-        assert (instance_tables.read(opened).identity, records.read(opened), switches.read(opened)) == ("ours", {}, {})
+        assert (instance_tables.read(opened).identity, server_tables.read_records(opened), switches.read(opened)) == (
+            "ours",
+            {},
+            {},
+        )
 
 
 def test_the_identities_of_machines_that_left_the_fleet_before_the_upgrade_are_known_as_lost(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, line_of, take
 from gitboot.files import _type_at, check_output, check_spool, check_state, filesystem_of
 from gitboot.jsonio import Digest
-from gitboot.ledger import instance_tables, records, server_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.publisher import Directory
@@ -171,7 +171,7 @@ def test_e37_after_a_sync_that_failed_a_ledger_counts_only_what_is_read_back(dis
 
     def write(provision: int) -> None:
         with ledger.writing() as tx:
-            records.write(tx, [(WEB01, "web01", Record(provision=provision))])
+            server_tables.write_records(tx, [(WEB01, "web01", Record(provision=provision))])
 
     def write_until_it_fails() -> int:
         for provision in range(2, 100):
@@ -189,11 +189,11 @@ def test_e37_after_a_sync_that_failed_a_ledger_counts_only_what_is_read_back(dis
         disk.heal()
         ledger.read_back()
         assert not ledger.is_suspect
-        found = records.read(ledger)[WEB01].provision
+        found = server_tables.read_records(ledger)[WEB01].provision
         assert found in (failed - 1, failed)  # that one may stand, or not
         write(1000)
     with open_ledger(path) as ledger:
-        assert records.read(ledger)[WEB01].provision == 1000
+        assert server_tables.read_records(ledger)[WEB01].provision == 1000
 
 
 def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_e37_a_ledger_whose_disk_has_lost_what_was_synced_is_not_gone_on_with(tm
         for provision in (1, 2):
             copy_ledger(path, older, in_use=True)
             with ledger.writing() as tx:
-                records.write(tx, [(WEB01, "web01", Record(provision=provision))])
+                server_tables.write_records(tx, [(WEB01, "web01", Record(provision=provision))])
         Path(f"{path}-wal").write_bytes(b"")
         shutil.copyfile(older, path)
         with pytest.raises(LedgerError, match="its disk has lost what it had synced"):

@@ -71,7 +71,7 @@ def of_record(record: Record) -> tuple[Any, ...]:
     )
 
 
-def record(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
+def record_server_tables(row: Sequence[Any], runs: Mapping[str, Run]) -> Record:
     provision, image, pool, decision, evidence, *instants = row[:8]
     consumed_key, overwritten_by, offered, answered, taken_back, attempts, released, unknown_serves = row[8:]
     provisioned_at, grace_until, consumed_at = map(instant_or_none, instants)
@@ -100,7 +100,7 @@ def of_run(maintenance: str, made: Run) -> tuple[Any, ...]:
     return maintenance, made.run, format_instant(made.at), _or_none(made.end), json_of(run_facts(made))
 
 
-def run(number: int, made_at: str, end: str | None, seen: str) -> Run:
+def run_server_tables(number: int, made_at: str, end: str | None, seen: str) -> Run:
     return Run(number, instant(made_at), instant_or_none(end), **seen_of_run(json_value(seen)))
 
 
@@ -540,3 +540,40 @@ def write_pins(tx: Transaction, pins: Iterable[tuple[SystemUuid, Pinned]]) -> No
     A backup without it is as good: what a BMC shows is pinned anew at the next contact.
     """
     tx.replace("pins", ("uuid",), [(uuid, of_pin(each)) for uuid, each in pins])
+
+
+def read_records(store: Store) -> dict[SystemUuid, Record]:
+    """What is known of each server, by UUID; a UUID that is missing is unknown."""
+    with store.reading():
+        runs: dict[str, dict[str, Run]] = {}
+        for uuid, maintenance, *made in store.rows(f"SELECT {', '.join(RUNS)} FROM runs"):  # noqa: S608 - constant
+            runs.setdefault(uuid, {})[maintenance] = run_server_tables(*made)
+        found = store.rows(f"SELECT uuid, {RECORD} FROM records ORDER BY uuid")  # noqa: S608 - constant
+        return {SystemUuid(uuid): record_server_tables(rest, runs.get(uuid, {})) for uuid, *rest in found}
+
+
+def write_records(tx: Transaction, records: Iterable[tuple[SystemUuid, str, Record]]) -> None:
+    """Replace what is known of servers: (UUID, the server's name, record)."""
+    found = {uuid: (server, record) for uuid, server, record in records}
+    if not found:
+        return
+    tx.mark()
+    tx.replace("records", ("uuid",), [(uuid, server, *of_record(each)) for uuid, (server, each) in found.items()])
+    tx.delete("runs", ("uuid",), [(uuid,) for uuid in found])
+    made = [(uuid, name, run) for uuid, (_, each) in found.items() for name, run in sorted(each.runs.items())]
+    tx.insert("runs", RUNS, [(uuid, *of_run(name, run)) for uuid, name, run in made])
+
+
+def drop(tx: Transaction, uuids: Collection[SystemUuid]) -> None:
+    """Know nothing of these servers any more."""
+    if uuids:
+        tx.mark()
+        for table in ("records", "runs"):
+            tx.delete(table, ("uuid",), [(uuid,) for uuid in uuids])
+
+
+def forget(tx: Transaction) -> None:
+    """Know nothing of any server any more; what is set stays known."""
+    tx.execute("DELETE FROM records")
+    tx.execute("DELETE FROM runs")
+    tx.mark()

@@ -18,7 +18,7 @@ from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import instance_tables, records, secret_fetches, server_tables, switches
+from gitboot.ledger import instance_tables, secret_fetches, server_tables, switches
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
@@ -418,7 +418,7 @@ def known(store: Store) -> Knowledge:
         pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
     return Knowledge(
         facts=about,
-        records=records.read(store),
+        records=server_tables.read_records(store),
         machines=server_tables.read_machines(store),
         standing=server_tables.standing(store),
         lost=server_tables.read_lost_identities(store),
@@ -450,9 +450,9 @@ def write(store: Store, news: Iterable[News]) -> None:
 def _write(tx: Transaction, news: News) -> None:
     _write_facts(tx, news)
     if news.forgotten:
-        records.forget(tx)
-    records.drop(tx, news.dropped)
-    records.write(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
+        server_tables.forget(tx)
+    server_tables.drop(tx, news.dropped)
+    server_tables.write_records(tx, [(uuid, server, record) for uuid, (server, record) in news.records.items()])
     server_tables.write_machines(tx, news.departed, stand=False)
     server_tables.write_machines(tx, news.machines, gone=news.gone)
     server_tables.write_lost_identities(tx, news.lost_before, news.lost)
