@@ -22,7 +22,7 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli, exit_of
 from gitboot.controller.instance.state_directory import has_ledger
 from gitboot.errors import LeaseLost, LedgerError, LedgerLeft, LockedByAnother, OperatorError, UsageError
-from gitboot.ledger import instance_tables, move_ledger, secret_fetches, server_tables
+from gitboot.ledger import instance_tables, move_ledger, server_tables
 from gitboot.ledger import postgresql as postgresql_ledger
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import PostgresAddress, address_beside, note_address
@@ -115,7 +115,7 @@ def test_a_ledger_of_an_earlier_version_is_looked_at_as_it_is_and_then_gone_on_w
         with open_ledger(path) as ledger:
             found = (
                 instance_tables.read(ledger).identity,
-                secret_fetches.read(ledger),
+                server_tables.read_secret_fetches(ledger),
                 instance_tables.read_acknowledgements(ledger),
             )
             assert found == (before.identity, {}, frozenset())

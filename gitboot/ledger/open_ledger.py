@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gitboot.ledger import instance_tables, secret_fetches, server_tables, switches
+from gitboot.ledger import instance_tables, server_tables, switches
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.leader_lease import Holder, Leased
 from gitboot.ledger.location import Notes, address_beside
@@ -113,7 +113,7 @@ def check(store: Store) -> None:
         server_tables,
         server_tables,
         instance_tables,
-        secret_fetches,
+        server_tables,
     )
     for book in books:
         book.read(store)

@@ -577,3 +577,20 @@ def forget(tx: Transaction) -> None:
     tx.execute("DELETE FROM records")
     tx.execute("DELETE FROM runs")
     tx.mark()
+
+
+def read_secret_fetches(store: Store) -> dict[SystemUuid, InstallationFetches]:
+    """Return the fetches of secrets by the server's UUID."""
+    with store.reading():
+        found = store.rows("SELECT uuid, facts FROM secret_fetches ORDER BY uuid")
+        return {SystemUuid(uuid): secret_fetches(facts) for uuid, facts in found}
+
+
+def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, InstallationFetches | None]) -> None:
+    """Replace the fetches of these servers; None deletes them.
+
+    A backup without them is as good: they change no plan.
+    """
+    tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
+    written = [(uuid, of_secret_fetches(each)) for uuid, each in fetches.items() if each is not None]
+    tx.replace("secret_fetches", ("uuid",), written)

@@ -18,7 +18,7 @@ from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import instance_tables, secret_fetches, server_tables, switches
+from gitboot.ledger import instance_tables, server_tables, switches
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
@@ -428,7 +428,7 @@ def known(store: Store) -> Knowledge:
         known_pairs=server_tables.read(store),
         pending=pending,
         noted=server_tables.last_noted(store),
-        secret_fetches=secret_fetches.read(store),
+        secret_fetches=server_tables.read_secret_fetches(store),
         approvals=instance_tables.approvals(store),
         met=instance_tables.read_acknowledgements(store),
         unsearched=instance_tables.accepted_commits(store) if about.searched is None else (),
@@ -459,7 +459,7 @@ def _write(tx: Transaction, news: News) -> None:
     server_tables.write_overrides(tx, news.overrides)
     switches.write(tx, news.switches)
     server_tables.write_pins(tx, news.pins.items())
-    secret_fetches.write(tx, news.secret_fetches)
+    server_tables.write_secret_fetches(tx, news.secret_fetches)
     if news.known_pairs is not None:
         server_tables.write(tx, news.known_pairs)
     server_tables.note(tx, news.pending)
