@@ -13,7 +13,7 @@ import pytest
 from gitboot.bmc.credentials import pair_of
 from gitboot.bmc.override_state import State
 from gitboot.fleet.identities import LostIdentity
-from gitboot.ledger import instance_tables, server_tables, sqlite, switches
+from gitboot.ledger import instance_tables, server_tables, sqlite
 from gitboot.ledger.instance_tables import Suspension
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import MIGRATIONS, VERSION
@@ -134,7 +134,11 @@ def test_a_ledger_of_each_version_on_the_way_is_gone_on_with(tmp_path: Path, ver
         connection.executescript("".join(MIGRATIONS[:version]))
         connection.executescript(f"INSERT INTO facts VALUES ('identity', 'ours'); PRAGMA user_version = {version};")
     with open_ledger(path) as opened:
-        assert (instance_tables.read(opened).identity, server_tables.read_records(opened), switches.read(opened)) == (
+        assert (
+            instance_tables.read(opened).identity,
+            server_tables.read_records(opened),
+            server_tables.read_switches(opened),
+        ) == (
             "ours",
             {},
             {},

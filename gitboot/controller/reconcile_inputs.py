@@ -34,7 +34,7 @@ from gitboot.fetchlog.unknown_machines import (
 )
 from gitboot.fleet.identities import BmcAccess
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import instance_tables, server_tables, switches
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Request
 from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
@@ -155,7 +155,7 @@ class Inbox:
             try:
                 with self._store.writing() as tx:
                     if isinstance(record, SwitchRecord):
-                        switches.write(tx, [(uuid, record)])
+                        server_tables.write_switches(tx, [(uuid, record)])
                     else:
                         server_tables.write_overrides(tx, [(uuid, record)])
             except LedgerError:

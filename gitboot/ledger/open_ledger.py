@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from gitboot.ledger import instance_tables, server_tables, switches
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.leader_lease import Holder, Leased
 from gitboot.ledger.location import Notes, address_beside
@@ -109,7 +109,7 @@ def check(store: Store) -> None:
         server_tables,
         server_tables,
         server_tables,
-        switches,
+        server_tables,
         server_tables,
         server_tables,
         instance_tables,

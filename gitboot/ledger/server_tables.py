@@ -594,3 +594,20 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
     tx.delete("secret_fetches", ("uuid",), [(uuid,) for uuid, each in fetches.items() if each is None])
     written = [(uuid, of_secret_fetches(each)) for uuid, each in fetches.items() if each is not None]
     tx.replace("secret_fetches", ("uuid",), written)
+
+
+def read_switches(store: Store) -> dict[SystemUuid, dict[str, SwitchRecord]]:
+    """Every switch that was made, by server and reason, one a reason."""
+    found: dict[SystemUuid, dict[str, SwitchRecord]] = {}
+    with store.reading():
+        for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
+            record = switch(facts)
+            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
+    return found
+
+
+def write_switches(tx: Transaction, switches: Iterable[tuple[SystemUuid, SwitchRecord]]) -> None:
+    """Replace what is recorded for each server and reason."""
+    if found := [(uuid, record.reason, of_switch(record)) for uuid, record in switches]:
+        tx.mark()
+        tx.replace("switches", ("uuid", "reason"), found)

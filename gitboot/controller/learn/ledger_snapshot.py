@@ -18,7 +18,7 @@ from gitboot.fetchlog.log_entries import Observation, that_use_up
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.layered_dict import replaced
-from gitboot.ledger import instance_tables, server_tables, switches
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
@@ -423,7 +423,7 @@ def known(store: Store) -> Knowledge:
         standing=server_tables.standing(store),
         lost=server_tables.read_lost_identities(store),
         overrides=server_tables.read_overrides(store),
-        switches=switches.read(store),
+        switches=server_tables.read_switches(store),
         pins=server_tables.read_pins(store),
         known_pairs=server_tables.read(store),
         pending=pending,
@@ -457,7 +457,7 @@ def _write(tx: Transaction, news: News) -> None:
     server_tables.write_machines(tx, news.machines, gone=news.gone)
     server_tables.write_lost_identities(tx, news.lost_before, news.lost)
     server_tables.write_overrides(tx, news.overrides)
-    switches.write(tx, news.switches)
+    server_tables.write_switches(tx, news.switches)
     server_tables.write_pins(tx, news.pins.items())
     server_tables.write_secret_fetches(tx, news.secret_fetches)
     if news.known_pairs is not None:
