@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from gitboot.errors import LedgerError, UsageError
 from gitboot.ledger import instance_tables
-from gitboot.ledger.copying import copy_in_transaction, counted_rows
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.location import (
     COPY,
@@ -32,7 +31,7 @@ from gitboot.ledger.location import (
 from gitboot.ledger.schema import Database
 from gitboot.ledger.shared_fetchlog import FETCHES
 from gitboot.ledger.sqlite import SqliteDatabase
-from gitboot.ledger.store import Store, mark_of, open_database, read_mark
+from gitboot.ledger.store import Store, copy_in_transaction, counted_rows, mark_of, open_database, read_mark
 
 
 class Moved(NamedTuple):

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.copying import copy_tables, counted_rows
 from gitboot.ledger.leader_lease import Holder, Leased
 from gitboot.ledger.location import Notes, address_beside
 from gitboot.ledger.schema import Database
 from gitboot.ledger.sqlite import SqliteDatabase, backed_up
-from gitboot.ledger.store import Store, mark_of, open_database
+from gitboot.ledger.store import Store, copy_tables, counted_rows, mark_of, open_database
 
 
 def open_ledger(path: Path) -> Store:
