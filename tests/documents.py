@@ -23,10 +23,10 @@ from gitboot.jsonio import format_instant
 from gitboot.model import scalars
 from gitboot.model.boot_image import Artifact, Artifacts, Signature
 from gitboot.model.boot_policy import BootProfileSpec, Window
+from gitboot.model.fields import Scalar, alias_of
 from gitboot.model.fleet import FleetSpec, Provisioning
 from gitboot.model.selectors import MatchExpression, Selector
 from gitboot.model.server import Bmc, ServerSpec
-from gitboot.model.structure import Scalar, alias_of
 
 Document: TypeAlias = dict[str, Any]
 Strategy: TypeAlias = st.SearchStrategy[Any]

@@ -1,4 +1,4 @@
-"""gitboot.model.structure: reads what pydantic would take, as it would, and nothing else."""
+"""gitboot.model.fields: reads what pydantic would take, as it would, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from gitboot.fleet.resources import KINDS
 from gitboot.fleet.yaml import Quoted, parse
+from gitboot.model.fields import read, written
 from gitboot.model.scalars.machines import parse_interface_address
 from gitboot.model.scalars.texts import Malformed
-from gitboot.model.structure import read, written
 from tests.documents import AWKWARD, Document, documents
 from tests.documents import written as as_yaml
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from gitboot.diff.fields import FieldChange, changed_fields
 from gitboot.fleet.resources import FleetRepository, Id, Resource
-from gitboot.model.structure import written
+from gitboot.model.fields import written
 
 
 class Fate(StrEnum):

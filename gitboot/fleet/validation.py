@@ -32,13 +32,13 @@ from gitboot.fleet.yaml import Place, locate
 from gitboot.jsonio import API_VERSION
 from gitboot.model.boot_image import BootImage, ImageStream
 from gitboot.model.boot_policy import BootPolicy, BootProfile, Maintenance
+from gitboot.model.fields import read
 from gitboot.model.fleet import Fleet, UnknownProfile
 from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.names import AGE, Name
 from gitboot.model.scalars.texts import shown
 from gitboot.model.selectors import Selector
 from gitboot.model.server import Server
-from gitboot.model.structure import read
 from gitboot.problems.codes import MAX_KEPT, Code, Problem, first
 from gitboot.text import near
 

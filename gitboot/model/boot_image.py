@@ -6,20 +6,24 @@ from typing import Annotated, Literal
 from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     Boolean,
+    Field,
     Instant,
     Integer,
     KernelArgument,
     NameField,
     Percent,
     Positive,
+    Scalar,
     Sha256,
+    Struct,
     Text,
     Url,
+    check,
+    structure,
 )
 from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.model.selectors import Select
 from gitboot.model.server import Architecture
-from gitboot.model.structure import Field, Scalar, Struct, check, structure
 from gitboot.problems.codes import Code
 
 

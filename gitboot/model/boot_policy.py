@@ -7,6 +7,7 @@ from gitboot.model.boot_image import FormatField
 from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     CountOrPercent,
+    Field,
     FilePath,
     Instant,
     Integer,
@@ -16,13 +17,15 @@ from gitboot.model.fields import (
     NameField,
     SecretPath,
     SignedInteger,
+    Struct,
     Text,
     Variable,
     VariableName,
+    check,
+    structure,
 )
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.selectors import Select
-from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code
 
 

@@ -1,7 +1,6 @@
 """What every document has: apiVersion, kind, metadata."""
 
-from gitboot.model.fields import AnyText, LabelKey, LabelValue, NameField
-from gitboot.model.structure import Field, Struct, structure
+from gitboot.model.fields import AnyText, Field, LabelKey, LabelValue, NameField, Struct, structure
 
 
 @structure

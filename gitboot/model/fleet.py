@@ -8,6 +8,7 @@ from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
+    Field,
     Integer,
     Ledger,
     LocalDisk,
@@ -15,12 +16,15 @@ from gitboot.model.fields import (
     Network,
     Percent,
     Positive,
+    Struct,
     Text,
+    WordOr,
+    check,
+    structure,
 )
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.selectors import Select
 from gitboot.model.server import Loader
-from gitboot.model.structure import Field, Struct, WordOr, check, structure
 from gitboot.problems.codes import Code
 
 

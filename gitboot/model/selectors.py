@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from gitboot.model.fields import LabelKey, LabelValue, NameField
+from gitboot.model.fields import Field, LabelKey, LabelValue, NameField, Struct, WordOr, check, structure
 from gitboot.model.scalars.names import Name
 from gitboot.model.scalars.texts import Malformed
-from gitboot.model.structure import Field, Struct, WordOr, check, structure
 from gitboot.problems.codes import Code
 
 

@@ -8,6 +8,7 @@ from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BmcAddress,
     Boolean,
+    Field,
     FilePath,
     Fingerprint,
     Instant,
@@ -18,15 +19,17 @@ from gitboot.model.fields import (
     Mac,
     NameField,
     SecretPath,
+    Struct,
     Text,
     Uuid,
     Variable,
     VariableName,
+    check,
+    structure,
 )
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, stand_in
 from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
 from gitboot.model.scalars.texts import Malformed, shown
-from gitboot.model.structure import Field, Struct, check, structure
 from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says

@@ -10,8 +10,8 @@ from msgspec.json import decode
 from gitboot.fleet.resources import Resource
 from gitboot.jsonio import canonical
 from gitboot.model.boot_policy import Taint
+from gitboot.model.fields import written
 from gitboot.model.server import Server
-from gitboot.model.structure import written
 from gitboot.resolve.merging import merged_vars
 from gitboot.resolve.secrets import secret_urls
 from gitboot.resolve.server_decision_from_plan import Boot, UserDataFiles, provisioned_token
