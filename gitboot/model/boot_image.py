@@ -3,13 +3,13 @@
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     Boolean,
     Field,
     Instant,
     Integer,
     KernelArgument,
+    Metadata,
     NameField,
     Percent,
     Positive,

@@ -4,7 +4,6 @@ from enum import StrEnum
 from typing import Literal
 
 from gitboot.model.boot_image import FormatField
-from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     CountOrPercent,
     Field,
@@ -14,6 +13,7 @@ from gitboot.model.fields import (
     KernelArgument,
     LabelKey,
     LabelValue,
+    Metadata,
     NameField,
     SecretPath,
     SignedInteger,

@@ -433,3 +433,17 @@ def _structure_writer(kind: Any) -> Write:
         return made
 
     return write_structure
+
+
+@structure
+class Metadata(Struct):
+    """A resource's name, and what selectors and people find it by."""
+
+    name: NameField = Field(description="The resource's name, unique among its kind.")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, description="What selectors match, in Kubernetes' syntax. Default: none."
+    )
+    annotations: dict[LabelKey, AnyText] = Field(
+        default_factory=dict,
+        description="Notes for people and tools; nothing selects by them. Default: none.",
+    )

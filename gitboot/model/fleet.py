@@ -4,7 +4,6 @@ from enum import StrEnum
 from typing import Annotated, Final, Literal
 
 from gitboot.errors import Orders
-from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BaseUrl,
     Boolean,
@@ -12,6 +11,7 @@ from gitboot.model.fields import (
     Integer,
     Ledger,
     LocalDisk,
+    Metadata,
     NameField,
     Network,
     Percent,

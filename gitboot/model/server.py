@@ -4,7 +4,6 @@ import re
 from enum import StrEnum
 from typing import Final, Literal
 
-from gitboot.model.envelope import Metadata
 from gitboot.model.fields import (
     BmcAddress,
     Boolean,
@@ -17,6 +16,7 @@ from gitboot.model.fields import (
     KernelArgument,
     LocalDisk,
     Mac,
+    Metadata,
     NameField,
     SecretPath,
     Struct,
