@@ -22,8 +22,7 @@ from gitboot.bmc.identity import (
     pin,
     shared,
 )
-from gitboot.model.scalars.machines import SystemUuid, swapped
-from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.machines import SystemUuid, is_placeholder_serial, is_placeholder_uuid, swapped
 from tests.cases import for_each
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

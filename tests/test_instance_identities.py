@@ -12,8 +12,15 @@ import pytest
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.importers.inventory import mac_of, uuids_of
 from gitboot.importers.inventory import uuid_of as uuid_of_import
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, lookup_uuids, swapped
-from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    SystemUuid,
+    is_placeholder_mac,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    lookup_uuids,
+    swapped,
+)
 from gitboot.publish.recorded import read_records
 from gitboot.render.paths import asked_for
 from gitboot.resolve.provisioning_record import exported

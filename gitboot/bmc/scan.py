@@ -17,8 +17,13 @@ from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, manager_path, observe_identity
 from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain, UsageError
 from gitboot.fleet.identities import Machine, place_of
-from gitboot.model.scalars.machines import MacAddress, byte_orders, parse_lookup_mac
-from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    byte_orders,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_lookup_mac,
+)
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.text import one_line, some

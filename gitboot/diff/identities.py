@@ -8,8 +8,13 @@ from typing import Final, NamedTuple
 from gitboot.fleet.identities import LostIdentity, Machine, Mark
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output
-from gitboot.model.scalars.machines import SystemUuid, byte_orders, lookup_uuids
-from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
+from gitboot.model.scalars.machines import (
+    SystemUuid,
+    byte_orders,
+    is_placeholder_mac,
+    is_placeholder_serial,
+    lookup_uuids,
+)
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.hosts import Host
 from gitboot.resolve.server_decision_from_plan import Decision

@@ -24,8 +24,15 @@ from typing import Any, Final, NamedTuple
 from gitboot.fetchlog.log_entries import instant_of
 from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, parse_lookup_mac, parse_uuid, swapped
-from gitboot.model.scalars.placeholder_identities import is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    SystemUuid,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    parse_lookup_mac,
+    parse_uuid,
+    swapped,
+)
 from gitboot.model.scalars.texts import Malformed
 from gitboot.render.emulated_apis import entry_by_query
 from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of

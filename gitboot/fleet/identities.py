@@ -11,8 +11,15 @@ from urllib.parse import quote, unquote, urlsplit
 
 from gitboot.fleet.resources import FleetRepository
 from gitboot.model.scalar_from_document import Path
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, byte_orders, is_stand_in
-from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial, is_placeholder_uuid
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    SystemUuid,
+    byte_orders,
+    is_placeholder_mac,
+    is_placeholder_serial,
+    is_placeholder_uuid,
+    is_stand_in,
+)
 from gitboot.model.server import Bmc, Server
 
 

@@ -27,8 +27,7 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, stand_in
-from gitboot.model.scalars.placeholder_identities import is_placeholder_mac, is_placeholder_serial
+from gitboot.model.scalars.machines import MacAddress, SystemUuid, is_placeholder_mac, is_placeholder_serial, stand_in
 from gitboot.model.scalars.texts import Malformed, shown
 from gitboot.problems.codes import Code
 

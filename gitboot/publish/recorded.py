@@ -7,8 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars.machines import SystemUuid
-from gitboot.model.scalars.placeholder_identities import is_placeholder_uuid
+from gitboot.model.scalars.machines import SystemUuid, is_placeholder_uuid
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.provisioning_record import imported
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -8,8 +8,13 @@ from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from gitboot.model.scalars.machines import SystemUuid, parse_lookup_mac, parse_lookup_uuid, swapped
-from gitboot.model.scalars.placeholder_identities import is_placeholder_serial
+from gitboot.model.scalars.machines import (
+    SystemUuid,
+    is_placeholder_serial,
+    parse_lookup_mac,
+    parse_lookup_uuid,
+    swapped,
+)
 from gitboot.model.scalars.texts import Malformed
 from gitboot.problems.codes import Code
 
