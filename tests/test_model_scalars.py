@@ -19,11 +19,18 @@ from gitboot.model.scalars.artifacts import parse_artifact_url, parse_base_url, 
 from gitboot.model.scalars.instants import parse_instant
 from gitboot.model.scalars.machines import (
     SystemUuid,
+    parse_boolean,
+    parse_count_or_percent,
+    parse_integer,
     parse_interface_address,
     parse_mac,
     parse_network,
+    parse_percent,
+    parse_positive,
+    parse_signed,
     parse_uuid,
     swapped,
+    version_key,
 )
 from gitboot.model.scalars.names import (
     parse_file_path,
@@ -33,15 +40,6 @@ from gitboot.model.scalars.names import (
     parse_name,
     parse_variable,
     parse_variable_name,
-)
-from gitboot.model.scalars.numbers import (
-    parse_boolean,
-    parse_count_or_percent,
-    parse_integer,
-    parse_percent,
-    parse_positive,
-    parse_signed,
-    version_key,
 )
 from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 from gitboot.problems.codes import Code

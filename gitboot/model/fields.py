@@ -38,11 +38,17 @@ from gitboot.model.scalars.machines import (
     LOCAL_DISK,
     MacAddress,
     SystemUuid,
+    parse_boolean,
+    parse_count_or_percent,
+    parse_integer,
     parse_interface_address,
     parse_ledger,
     parse_local_disk,
     parse_mac,
     parse_network,
+    parse_percent,
+    parse_positive,
+    parse_signed,
     parse_uuid,
 )
 from gitboot.model.scalars.names import (
@@ -57,14 +63,6 @@ from gitboot.model.scalars.names import (
     parse_secret_path,
     parse_variable,
     parse_variable_name,
-)
-from gitboot.model.scalars.numbers import (
-    parse_boolean,
-    parse_count_or_percent,
-    parse_integer,
-    parse_percent,
-    parse_positive,
-    parse_signed,
 )
 from gitboot.model.scalars.texts import nonempty, text
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from gitboot.fleet.resources import FleetRepository, Id
-from gitboot.model.scalars.machines import SystemUuid
-from gitboot.model.scalars.numbers import version_key
+from gitboot.model.scalars.machines import SystemUuid, version_key
 from gitboot.model.selectors import selects
 from gitboot.model.server import Server
 from gitboot.resolve.optouts import opt_outs
