@@ -33,13 +33,14 @@ from gitboot.model.scalars.artifacts import (
     parse_digest,
     parse_fingerprint,
 )
-from gitboot.model.scalars.instants import INSTANT, parse_instant
 from gitboot.model.scalars.machines import (
+    INSTANT,
     LOCAL_DISK,
     MacAddress,
     SystemUuid,
     parse_boolean,
     parse_count_or_percent,
+    parse_instant,
     parse_integer,
     parse_interface_address,
     parse_ledger,

@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 
 from gitboot.errors import PublishError
 from gitboot.jsonio import format_instant
-from gitboot.model.scalars.instants import parse_instant
+from gitboot.model.scalars.machines import parse_instant
 from gitboot.publish.durable import split
 from gitboot.publish.durable_files import Disk, is_file
 from gitboot.publish.folders import InTheWay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
 from typing import TYPE_CHECKING, Final, NewType
@@ -378,3 +379,22 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 
 def _ordered(digits: str) -> tuple[int, int, str]:
     return 1, len(digits), digits
+
+
+INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")
+_WITH_FRACTION: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)")
+
+
+def parse_instant(value: object) -> datetime:
+    """An RFC 3339 instant with its offset, to the second; in UTC."""
+    found = text(value)
+    hint = "write it with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
+    if _WITH_FRACTION.fullmatch(found):
+        hint = "leave out the fraction of a second"
+        raise Malformed(Code.INSTANT, f"expected an instant to the second, found {shown(found)}", hint)
+    if not INSTANT.fullmatch(found):
+        raise Malformed(Code.INSTANT, f"expected an instant with an offset, found {shown(found)}", hint)
+    try:
+        return datetime.fromisoformat(found.upper()).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise Malformed(Code.INSTANT, f"there is no instant {shown(found)} ({error})", hint) from error
