@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from gitboot.fleet.yaml import Quoted
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import parse_user_data_format
-from gitboot.model.scalars.artifacts import parse_artifact_url, parse_base_url, parse_digest
 from gitboot.model.scalars.machines import (
     SystemUuid,
+    parse_artifact_url,
+    parse_base_url,
     parse_boolean,
     parse_count_or_percent,
+    parse_digest,
     parse_instant,
     parse_integer,
     parse_interface_address,

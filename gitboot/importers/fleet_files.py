@@ -24,8 +24,13 @@ from gitboot.importers.inventory import (
     name_of,
 )
 from gitboot.jsonio import API_VERSION
-from gitboot.model.scalars.artifacts import parse_artifact_url, parse_bmc_address
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, is_placeholder_serial
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    SystemUuid,
+    is_placeholder_serial,
+    parse_artifact_url,
+    parse_bmc_address,
+)
 from gitboot.model.scalars.names import parse_kernel_argument, parse_label_key, parse_label_value
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware, Server

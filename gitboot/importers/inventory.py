@@ -14,8 +14,14 @@ from urllib.parse import urlsplit
 import yaml
 
 from gitboot.errors import UsageError
-from gitboot.model.scalars.artifacts import parse_digest
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, parse_lookup_mac, parse_lookup_uuid, parse_mac
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    SystemUuid,
+    parse_digest,
+    parse_lookup_mac,
+    parse_lookup_uuid,
+    parse_mac,
+)
 from gitboot.model.scalars.names import parse_name
 from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware

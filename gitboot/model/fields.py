@@ -24,22 +24,20 @@ from typing import (
 )
 
 from gitboot.jsonio import Digest, format_instant
-from gitboot.model.scalars.artifacts import (
-    SHA256,
-    ArtifactUrl,
-    parse_artifact_url,
-    parse_base_url,
-    parse_bmc_address,
-    parse_digest,
-    parse_fingerprint,
-)
 from gitboot.model.scalars.machines import (
     INSTANT,
     LOCAL_DISK,
+    SHA256,
+    ArtifactUrl,
     MacAddress,
     SystemUuid,
+    parse_artifact_url,
+    parse_base_url,
+    parse_bmc_address,
     parse_boolean,
     parse_count_or_percent,
+    parse_digest,
+    parse_fingerprint,
     parse_instant,
     parse_integer,
     parse_interface_address,
