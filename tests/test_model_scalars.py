@@ -16,7 +16,9 @@ from gitboot.fleet.yaml import Quoted
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import parse_user_data_format
 from gitboot.model.scalars.machines import (
+    Malformed,
     SystemUuid,
+    nonempty,
     parse_artifact_url,
     parse_base_url,
     parse_boolean,
@@ -31,7 +33,9 @@ from gitboot.model.scalars.machines import (
     parse_positive,
     parse_signed,
     parse_uuid,
+    shown,
     swapped,
+    text,
     version_key,
 )
 from gitboot.model.scalars.names import (
@@ -43,7 +47,6 @@ from gitboot.model.scalars.names import (
     parse_variable,
     parse_variable_name,
 )
-from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
 from gitboot.problems.codes import Code
 from tests.cases import for_each
 from tests.documents import AWKWARD

@@ -19,12 +19,12 @@ from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TryAgain,
 from gitboot.fleet.identities import Machine, place_of
 from gitboot.model.scalars.machines import (
     MacAddress,
+    Malformed,
     byte_orders,
     is_placeholder_serial,
     is_placeholder_uuid,
     parse_lookup_mac,
 )
-from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware, Lifecycle
 from gitboot.text import one_line, some
 

@@ -26,6 +26,7 @@ from gitboot.files import write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.model.scalars.machines import (
     MacAddress,
+    Malformed,
     SystemUuid,
     is_placeholder_serial,
     is_placeholder_uuid,
@@ -33,7 +34,6 @@ from gitboot.model.scalars.machines import (
     parse_uuid,
     swapped,
 )
-from gitboot.model.scalars.texts import Malformed
 from gitboot.render.emulated_apis import entry_by_query
 from gitboot.render.paths import BOOT, Kind, Role, asked_for, identity_of
 from gitboot.text import count

@@ -26,13 +26,13 @@ from gitboot.importers.inventory import (
 from gitboot.jsonio import API_VERSION
 from gitboot.model.scalars.machines import (
     MacAddress,
+    Malformed,
     SystemUuid,
     is_placeholder_serial,
     parse_artifact_url,
     parse_bmc_address,
 )
 from gitboot.model.scalars.names import parse_kernel_argument, parse_label_key, parse_label_value
-from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable, ipxe_arguments

@@ -16,6 +16,7 @@ import yaml
 from gitboot.errors import UsageError
 from gitboot.model.scalars.machines import (
     MacAddress,
+    Malformed,
     SystemUuid,
     parse_digest,
     parse_lookup_mac,
@@ -23,7 +24,6 @@ from gitboot.model.scalars.machines import (
     parse_mac,
 )
 from gitboot.model.scalars.names import parse_name
-from gitboot.model.scalars.texts import Malformed
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.leaks import gives_away
 

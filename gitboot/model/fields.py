@@ -31,6 +31,7 @@ from gitboot.model.scalars.machines import (
     ArtifactUrl,
     MacAddress,
     SystemUuid,
+    nonempty,
     parse_artifact_url,
     parse_base_url,
     parse_bmc_address,
@@ -49,6 +50,7 @@ from gitboot.model.scalars.machines import (
     parse_positive,
     parse_signed,
     parse_uuid,
+    text,
 )
 from gitboot.model.scalars.names import (
     LABEL_NAME,
@@ -63,7 +65,6 @@ from gitboot.model.scalars.names import (
     parse_variable,
     parse_variable_name,
 )
-from gitboot.model.scalars.texts import nonempty, text
 
 # What editors read: they type plain scalars by YAML 1.2, where 3815.2 is a number and gitboot reads text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}

@@ -27,8 +27,15 @@ from gitboot.model.fields import (
     check,
     structure,
 )
-from gitboot.model.scalars.machines import MacAddress, SystemUuid, is_placeholder_mac, is_placeholder_serial, stand_in
-from gitboot.model.scalars.texts import Malformed, shown
+from gitboot.model.scalars.machines import (
+    MacAddress,
+    Malformed,
+    SystemUuid,
+    is_placeholder_mac,
+    is_placeholder_serial,
+    shown,
+    stand_in,
+)
 from gitboot.problems.codes import Code
 
 PROVISIONED = "gitboot.dev/provisioned"  # an annotation: the number that is installed, as Git says

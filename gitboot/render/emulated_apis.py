@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from gitboot.jsonio import canonical
-from gitboot.model.scalars.machines import is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
-from gitboot.model.scalars.texts import Malformed
+from gitboot.model.scalars.machines import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
 from gitboot.render import paths
 from gitboot.render.paths import BOOT, ContentType, Kind, PathKind, Role
 from gitboot.render.tree import File

@@ -9,13 +9,13 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gitboot.model.scalars.machines import (
+    Malformed,
     SystemUuid,
     is_placeholder_serial,
     parse_lookup_mac,
     parse_lookup_uuid,
     swapped,
 )
-from gitboot.model.scalars.texts import Malformed
 from gitboot.problems.codes import Code
 
 BOOT: Final = "boot/"  # above all that is for machines

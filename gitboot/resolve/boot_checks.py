@@ -12,8 +12,7 @@ from gitboot.fleet.resources import Id
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import SkewMode
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode, PolicyPower, PolicyWait, ReinstallMode, Window
-from gitboot.model.scalars.machines import version_key
-from gitboot.model.scalars.texts import shown
+from gitboot.model.scalars.machines import shown, version_key
 from gitboot.model.server import PROVISIONED, Server
 from gitboot.problems.codes import Code, Severity
 from gitboot.resolve.decision_inputs import BootInputs, FleetTerms

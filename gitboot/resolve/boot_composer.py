@@ -11,7 +11,7 @@ from typing import Any
 from gitboot.fleet.resources import Id
 from gitboot.jsonio import Digest
 from gitboot.model.boot_policy import UserData
-from gitboot.model.scalars.texts import Malformed
+from gitboot.model.scalars.machines import Malformed
 from gitboot.problems.codes import Code
 from gitboot.resolve import kernel_arguments, user_data_formats
 from gitboot.resolve.bootfiles import boot_files

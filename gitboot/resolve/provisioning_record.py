@@ -10,8 +10,7 @@ from zlib import crc32
 
 from gitboot.errors import UsageError
 from gitboot.jsonio import canonical, facts
-from gitboot.model.scalars.machines import SystemUuid, parse_digest, parse_uuid
-from gitboot.model.scalars.texts import Malformed, shown, text
+from gitboot.model.scalars.machines import Malformed, SystemUuid, parse_digest, parse_uuid, shown, text
 from gitboot.resolve.provisioning_record_from_plan import Failure, InstallAttempt, Record, Run, Seen, UnknownServe
 from gitboot.resolve.server_decision_from_plan import Decision
 

@@ -248,8 +248,7 @@ def _warn_of_no_name(is_named: bool) -> None:
 
 def _fingerprint(text: str) -> str:
     """A SHA-256 as gitboot writes it, of one as openssl may."""
-    from gitboot.model.scalars.machines import parse_fingerprint
-    from gitboot.model.scalars.texts import Malformed
+    from gitboot.model.scalars.machines import Malformed, parse_fingerprint
 
     try:
         return parse_fingerprint(text)

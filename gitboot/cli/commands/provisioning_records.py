@@ -18,8 +18,7 @@ from gitboot.cli.options import OutputOption, now, output_option, reason_option,
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import take
 from gitboot.jsonio import document, format_instant
-from gitboot.model.scalars.machines import parse_uuid
-from gitboot.model.scalars.texts import Malformed
+from gitboot.model.scalars.machines import Malformed, parse_uuid
 from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.provisioning_record import record_facts, record_of
 from gitboot.resolve.provisioning_record_from_plan import Record

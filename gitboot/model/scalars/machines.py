@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Final, NewType
 from urllib.parse import urlsplit
 
 from gitboot.jsonio import Digest
-from gitboot.model.scalars.texts import Malformed, shown, text
 from gitboot.problems.codes import Code
-from gitboot.text import shell_words
+from gitboot.text import printable, shell_words
+
+if TYPE_CHECKING:
+    from gitboot.model.scalar_from_document import Path
+
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # lower case, with hyphens
@@ -518,3 +521,31 @@ def _http(found: str) -> bool:
 
 def _malformed_url(found: str, expected: str, hint: str) -> Malformed:
     return Malformed(Code.URL, f"expected {expected}, found {shown(found)}", hint)
+
+
+class Malformed(ValueError):
+    """A value that is not what its field takes; ``at`` leads from the value checked to the culprit."""
+
+    def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.at = code, message, hint, at
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: quoted, short, on one line."""
+    if isinstance(value, str):
+        return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
+    return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
+
+
+def text(value: object) -> str:
+    """The source text of a scalar, whatever it looks like to YAML."""
+    if not isinstance(value, str):
+        raise Malformed(Code.SHAPE, f"expected a single value, found {shown(value)}")
+    return str(value)
+
+
+def nonempty(value: object) -> str:
+    if not (found := text(value)):
+        raise Malformed(Code.EMPTY, "expected some text, found none")
+    return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final, NewType
 
-from gitboot.model.scalars.texts import Malformed, nonempty, shown, text
+from gitboot.model.scalars.machines import Malformed, nonempty, shown, text
 from gitboot.problems.codes import Code
 
 Name = NewType("Name", str)  # DNS-1123 subdomain
