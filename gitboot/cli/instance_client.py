@@ -303,7 +303,7 @@ def meant_by(instance: Look, servers: tuple[str, ...], selector: str | None) -> 
     """The servers that are named, and have these labels; never all of them by saying nothing."""
     from gitboot.cli.evaluated_fleet import selected
     from gitboot.errors import UsageError
-    from gitboot.model.scalars.names import Name
+    from gitboot.model.scalars.machines import Name
 
     if not servers and selector is None:
         raise UsageError("name servers, or select them by their labels: -l role=web")

@@ -18,8 +18,7 @@ from gitboot.fleet.yaml import Place, Value, locate, parse
 from gitboot.jsonio import API_VERSION
 from gitboot.model.fields import read
 from gitboot.model.scalar_from_document import Path
-from gitboot.model.scalars.machines import Malformed, shown
-from gitboot.model.scalars.names import parse_name
+from gitboot.model.scalars.machines import Malformed, parse_name, shown
 from gitboot.model.server import Server
 from gitboot.problems.codes import MAX_KEPT, Code, Problem
 from gitboot.text import did_you_mean, printable

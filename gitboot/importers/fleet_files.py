@@ -31,8 +31,10 @@ from gitboot.model.scalars.machines import (
     is_placeholder_serial,
     parse_artifact_url,
     parse_bmc_address,
+    parse_kernel_argument,
+    parse_label_key,
+    parse_label_value,
 )
-from gitboot.model.scalars.names import parse_kernel_argument, parse_label_key, parse_label_value
 from gitboot.model.server import Architecture, Firmware, Server
 from gitboot.problems.codes import Code
 from gitboot.quoting import Unquotable, ipxe_arguments

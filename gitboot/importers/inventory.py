@@ -22,8 +22,8 @@ from gitboot.model.scalars.machines import (
     parse_lookup_mac,
     parse_lookup_uuid,
     parse_mac,
+    parse_name,
 )
-from gitboot.model.scalars.names import parse_name
 from gitboot.model.server import Architecture, Firmware
 from gitboot.resolve.leaks import gives_away
 

@@ -71,8 +71,7 @@ def server(
     """
     from gitboot.cli.evaluated_fleet import load_fleet
     from gitboot.importers.fleet_files import new_document
-    from gitboot.model.scalars.machines import Malformed, parse_lookup_mac, parse_lookup_uuid
-    from gitboot.model.scalars.names import parse_name
+    from gitboot.model.scalars.machines import Malformed, parse_lookup_mac, parse_lookup_uuid, parse_name
 
     fleet = load_fleet(path, None)
     try:

@@ -28,8 +28,7 @@ from gitboot.importers.inventory import (
     uuid_of,
     words,
 )
-from gitboot.model.scalars.machines import Malformed
-from gitboot.model.scalars.names import parse_label_key, parse_label_value, parse_variable_name
+from gitboot.model.scalars.machines import Malformed, parse_label_key, parse_label_value, parse_variable_name
 from gitboot.resolve.leaks import secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")
