@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
 from gitboot.fleet.resources import FleetRepository
-from gitboot.model.scalar_from_document import Path
 from gitboot.model.scalars.machines import (
     MacAddress,
+    Path,
     SystemUuid,
     byte_orders,
     is_placeholder_mac,

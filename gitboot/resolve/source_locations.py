@@ -14,7 +14,7 @@ from gitboot.fleet.layered_dict import differing
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.fleet.revision import BlobId
 from gitboot.fleet.yaml import document_text, lines_above, locate, value_lines
-from gitboot.model.scalar_from_document import Path
+from gitboot.model.scalars.machines import Path
 
 
 class ServerLocation(NamedTuple):

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
-from typing import TYPE_CHECKING, Final, NewType
+from typing import TYPE_CHECKING, Final, NewType, TypeAlias
 from urllib.parse import urlsplit
 
 from gitboot.jsonio import Digest
@@ -14,7 +14,7 @@ from gitboot.problems.codes import Code
 from gitboot.text import printable, shell_words
 
 if TYPE_CHECKING:
-    from gitboot.model.scalar_from_document import Path
+    pass
 
 
 MacAddress = NewType("MacAddress", str)  # lower-case hexadecimal, hyphens: 52-54-00-12-34-56
@@ -652,3 +652,7 @@ def parse_kernel_argument(value: object) -> str:
             "write one item an argument: name, name=value, or -name to remove one",
         )
     return found
+
+
+Step: TypeAlias = str | int
+Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
