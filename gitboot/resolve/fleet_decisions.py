@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from gitboot.certificates import certificate_ends
 from gitboot.errors import InvalidRepository
 from gitboot.fleet.resources import FleetRepository, Id
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, OneTimeBoots
+from gitboot.model.scalars.machines import certificate_ends
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems.codes import Code, Severity, first, longest
 from gitboot.resolve.boot_checks import (
