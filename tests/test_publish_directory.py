@@ -23,10 +23,9 @@ from hypothesis import strategies as st
 
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
-from gitboot.publish import durable
+from gitboot.publish import durable_files
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.durable import staged
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, staged
 from gitboot.publish.manifest import Stamp, leaf_path, node_path, place_of, render_listing
 from gitboot.publish.publisher import Directory, Published, would_change
 from gitboot.publish.tree_changes import GRACE
@@ -65,7 +64,7 @@ def syncs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was waited for; nothing is, for here no power is cut."""
     calls: list[str] = []
     monkeypatch.setattr(os, "fsync", lambda fd: calls.append("fsync"))
-    monkeypatch.setattr(durable, "syncfs", lambda fd: calls.append("syncfs"))
+    monkeypatch.setattr(durable_files, "syncfs", lambda fd: calls.append("syncfs"))
     return calls
 
 

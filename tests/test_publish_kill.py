@@ -24,13 +24,12 @@ from typing import Any
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish import durable, first_publication
 from gitboot.publish import durable_files as disk_module
+from gitboot.publish import first_publication
 from gitboot.publish import folders as folders_module
 from gitboot.publish import modes as modes_module
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.durable import staged
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, staged
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.index import index_of, parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
@@ -352,11 +351,11 @@ def happening(happen: Callable[[int, str, tuple[Any, ...]], None]) -> Iterator[O
     """Let something happen at calls of the publisher; it waits for no disk."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(disk_module, "os", os_ := Os(happen))
-        patch.setattr(durable, "os", os_)
+        patch.setattr(disk_module, "os", os_)
         patch.setattr(folders_module, "os", os_)
         patch.setattr(first_publication, "os", os_)
         patch.setattr(modes_module, "os", os_)
-        patch.setattr(durable, "syncfs", os_.syncfs)
+        patch.setattr(disk_module, "syncfs", os_.syncfs)
         yield os_
 
 
@@ -384,7 +383,7 @@ def killing(at: int) -> Callable[[int, str, tuple[Any, ...]], None]:
 def test_refused_at_every_call_the_next_pass_completes_it(
     root: Path, monkeypatch: pytest.MonkeyPatch, code: int, on: bool, few: bool, restarted: bool
 ) -> None:
-    monkeypatch.setattr(durable, "FSYNC_AT_MOST", 1000 if few else 0)
+    monkeypatch.setattr(disk_module, "FSYNC_AT_MOST", 1000 if few else 0)
     with happening(nothing), Directory.open(root, ledger="ours") as directory:
         publish(directory, 0)
     for version, refused in enumerate(count(1, every(1)), 1):
@@ -725,11 +724,11 @@ def test_e37_what_a_failed_sync_was_of_is_written_anew(
 
 @pytest.mark.parametrize("few", [True, False])
 def test_a_sync_is_of_all_that_was_done_since_the_last(root: Path, monkeypatch: pytest.MonkeyPatch, few: bool) -> None:
-    monkeypatch.setattr(durable, "FSYNC_AT_MOST", 1000 if few else 0)
+    monkeypatch.setattr(disk_module, "FSYNC_AT_MOST", 1000 if few else 0)
     synced: set[str] = set()
     filesystems: set[int] = set()
     monkeypatch.setattr(os, "fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
-    monkeypatch.setattr(durable, "syncfs", lambda fd: filesystems.add(os.fstat(fd).st_dev))
+    monkeypatch.setattr(disk_module, "syncfs", lambda fd: filesystems.add(os.fstat(fd).st_dev))
     missed: list[str] = []
 
     class Watched(Recorder):

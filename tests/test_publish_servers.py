@@ -15,8 +15,7 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.amend import amended
-from gitboot.publish.durable import Unsynced
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, Unsynced
 from gitboot.publish.index import shard_path
 from gitboot.publish.manifest import (
     MANIFEST,

@@ -24,7 +24,7 @@ from tuf.api.exceptions import ExpiredMetadataError, LengthOrHashMismatchError, 
 from gitboot.errors import PublishError
 from gitboot.jsonio import canonical
 from gitboot.publish import signed_list
-from gitboot.publish.durable import staged
+from gitboot.publish.durable_files import staged
 from gitboot.publish.list_keys import KeyNotInRoot, KeyUnreadable, read_list_keys
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import Stamp

@@ -23,10 +23,9 @@ from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
 from gitboot.jsonio import Digest
-from gitboot.publish import durable
+from gitboot.publish import durable_files
 from gitboot.publish.amend import amended
-from gitboot.publish.durable import refused, split
-from gitboot.publish.durable_files import NEW, NO_LINK, Disk
+from gitboot.publish.durable_files import NEW, NO_LINK, Disk, refused, split
 from gitboot.publish.first_publication_from_publish_changing import rendered
 from gitboot.publish.index import index_of
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
@@ -117,9 +116,9 @@ def begun(disk: Disk, at: datetime) -> Iterator[Fresh | None]:
                     folder = stack.enter_context(_opened(_FRESH, own))
                 yield Fresh(disk, folder, int(at.timestamp()))
             with _refusing(disk):
-                durable.syncfs(own)
+                durable_files.syncfs(own)
                 os.rename(_FRESH, _READY, src_dir_fd=own, dst_dir_fd=own)
-                durable.syncfs(own)
+                durable_files.syncfs(own)
         finally:  # it is there no more where all went well
             with suppress(OSError):
                 shutil.rmtree(_FRESH, dir_fd=own)
@@ -137,7 +136,7 @@ def finish(disk: Disk) -> bool:
             return False
         with _opened(_READY, own) as ready:
             _move(ready, disk.folders.root, "")
-        durable.syncfs(own)
+        durable_files.syncfs(own)
         os.rmdir(_READY, dir_fd=own)
     disk.rest()
     return True

@@ -14,8 +14,7 @@ from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest
 from gitboot.publish.amend import amended
 from gitboot.publish.changing import change, discard
-from gitboot.publish.durable import staged
-from gitboot.publish.durable_files import Disk, holds, is_there, make_root
+from gitboot.publish.durable_files import Disk, holds, is_there, make_root, staged
 from gitboot.publish.ended_windows import EndedWindows, WindowEnds
 from gitboot.publish.first_publication import check_room, check_room_for, fill, finish
 from gitboot.publish.list_keys import ListKeys

@@ -22,8 +22,7 @@ import msgspec
 
 from gitboot.errors import PublishError
 from gitboot.jsonio import canonical, convert, format_instant
-from gitboot.publish.durable import is_staged, staged
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, is_staged, staged
 from gitboot.publish.list_keys import ListKeys
 from gitboot.publish.manifest import Stamp, digest_of
 from gitboot.publish.tree_reader import Tree, damaged
