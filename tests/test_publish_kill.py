@@ -25,8 +25,8 @@ import pytest
 
 from gitboot.errors import PublishError
 from gitboot.publish import durable_files as disk_module
+from gitboot.publish import durable_files as folders_module
 from gitboot.publish import first_publication
-from gitboot.publish import folders as folders_module
 from gitboot.publish import modes as modes_module
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import Disk, staged

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, holds, is_file
-from gitboot.publish.folders import InTheWay
+from gitboot.publish.durable_files import Disk, InTheWay, holds, is_file
 from gitboot.publish.index import Shard, shard_path
 from gitboot.publish.manifest_from_publish_reindex import Pair
 from gitboot.publish.reindex import reindexed, reindexed_wholly

@@ -22,8 +22,7 @@ from typing import Final, TypeVar
 from gitboot.errors import PublishError
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import parse_instant
-from gitboot.publish.durable_files import Disk, is_file, split
-from gitboot.publish.folders import InTheWay
+from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
 from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (
     MANIFEST,
