@@ -26,14 +26,13 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish import durable_files as disk_module
 from gitboot.publish import durable_files as folders_module
+from gitboot.publish import durable_files as modes_module
 from gitboot.publish import first_publication
-from gitboot.publish import modes as modes_module
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.durable_files import Disk, staged
+from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.index import index_of, parse_shard, shard_path
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
-from gitboot.publish.modes import OPEN, TreeModes
 from gitboot.publish.publisher import Directory
 from gitboot.publish.resuming import ALL, Inventory
 from gitboot.publish.tree_reader import PENDING, read_manifest, verify

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.publish import modes
-from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
+from gitboot.publish import durable_files
+from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.publish.publisher import Directory
 from tests.serving import ALWAYS, FLEET, Fleet, planned
 
@@ -105,7 +105,7 @@ def test_what_came_to_no_end_is_gone_on_with(root: Path, monkeypatch: pytest.Mon
         with pytest.raises(PublishError, match="the power goes"):
             publish(root, closed())
     assert not of_kind(root, closed())
-    modes.adapt(root, closed())
+    durable_files.adapt(root, closed())
     assert of_kind(root, closed())
 
 
@@ -137,7 +137,7 @@ def test_a_symlink_in_the_tree_is_not_followed(root: Path, tmp_path: Path) -> No
     (tmp_path / "others/file").chmod(0o644)
     (root / "boot/folder").symlink_to(tmp_path / "others")
     (root / "boot/file").symlink_to(tmp_path / "others/file")
-    modes.adapt(root, closed())
+    durable_files.adapt(root, closed())
     assert stat.S_IMODE((tmp_path / "others").stat().st_mode) == 0o755
     assert stat.S_IMODE((tmp_path / "others/file").stat().st_mode) == 0o644
 

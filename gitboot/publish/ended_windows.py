@@ -17,8 +17,7 @@ from stat import S_IMODE
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk
-from gitboot.publish.modes import TreeModes
+from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.tree_reader import LOCK
 from gitboot.render.endpoint_files import PublishedServer, Turn, parse, server_of, state_path, turn_of
 from gitboot.render.paths import BOOT

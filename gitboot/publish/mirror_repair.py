@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.jsonio import format_instant
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, digest_of
 from gitboot.publish.mirror_comparison import FolderMirror, expected
 from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
-from gitboot.publish.modes import TreeModes
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder

@@ -72,8 +72,8 @@ from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.observe.stopped import Words, folders
+from gitboot.publish.durable_files import OPEN
 from gitboot.publish.manifest import STATUS, UNKNOWN
-from gitboot.publish.modes import OPEN
 from gitboot.publish.publisher import Directory
 from gitboot.publish.recorded import records_in
 from gitboot.publish.targets.follower import Followers

@@ -23,8 +23,8 @@ from gitboot.ledger.instance_tables import Approval, Facts, Request
 from gitboot.ledger.server_tables import Pending
 from gitboot.ledger.store import Store, Transaction
 from gitboot.model.scalars.machines import SystemUuid
+from gitboot.publish.durable_files import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.modes import OPEN, TreeModes, closed, group_of, is_open
 from gitboot.render.paths import token_in
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record_from_plan import Record

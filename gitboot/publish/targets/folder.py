@@ -13,8 +13,7 @@ from stat import S_IMODE
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, refused, split, staged
-from gitboot.publish.modes import TreeModes
+from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
 from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,
