@@ -11,7 +11,7 @@ from gitboot.errors import PublishError
 from gitboot.jsonio import canonical
 from gitboot.publish.amend import Parts
 from gitboot.publish.durable_files import Disk, staged
-from gitboot.publish.first_publication_from_publish_changing import rendered
+from gitboot.publish.first_publication import rendered
 from gitboot.publish.tree_changes import TreeChanges
 from gitboot.publish.tree_reader import PENDING, Tree, batch_path
 from gitboot.render.paths import Stage, is_content, publication_stage

@@ -26,8 +26,7 @@ from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
 from gitboot.publish.amend import amended
 from gitboot.publish.durable_files import NEW, NO_LINK, Disk, refused, split
-from gitboot.publish.first_publication_from_publish_changing import rendered
-from gitboot.publish.index import index_of
+from gitboot.publish.index import Shard, index_of, render_shard
 from gitboot.publish.manifest import MANIFEST, Head, Stamp
 from gitboot.publish.signed_list import Listings, listing_in
 from gitboot.publish.tree_changes import SHARED, Publication
@@ -42,7 +41,6 @@ from gitboot.text import count
 FRESH: Final = f"{OWN}/fresh"
 READY: Final = f"{OWN}/ready"
 _FRESH, _READY = FRESH.removeprefix(f"{OWN}/"), READY.removeprefix(f"{OWN}/")
-
 _BOOT, _IN_BOOT = "boot", "o"
 _LAST: Final = split(MANIFEST)[1]  # nothing counts as published until it stands
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -383,3 +381,8 @@ def _once(files: Files) -> dict[str, int]:
         while path := split(path)[0]:
             found[path] = 0
     return found
+
+
+def rendered(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
+    """The files of shards; None: it has none any more."""
+    return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
