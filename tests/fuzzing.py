@@ -34,8 +34,7 @@ from gitboot.fleet.documents import NotSealed, sealed
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.problems.codes import Problem
-from gitboot.publish.index import parse_shard
-from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
+from gitboot.publish.manifest import parse_digests, parse_head, parse_listing, parse_shard
 from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files, terms
 from gitboot.render.server_states import server_state

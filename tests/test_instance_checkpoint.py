@@ -33,8 +33,7 @@ from gitboot.ledger import instance_tables
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.index import shard_path
-from gitboot.publish.manifest import MANIFEST, digest_of
+from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
 from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
 from gitboot.publish.tree_reader import Tree
 from gitboot.render.page import SAID as ON_PAGE

@@ -31,8 +31,16 @@ from gitboot.publish import first_publication
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, staged
 from gitboot.publish.first_publication import FRESH, READY
-from gitboot.publish.index import index_of, parse_shard, shard_path
-from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
+from gitboot.publish.manifest import (
+    MANIFEST,
+    SHARED,
+    index_of,
+    parse_digests,
+    parse_head,
+    parse_listing,
+    parse_shard,
+    shard_path,
+)
 from gitboot.publish.publisher import Directory
 from gitboot.publish.resuming import ALL, Inventory
 from gitboot.publish.tree_reader import PENDING, read_manifest, verify

@@ -16,7 +16,6 @@ from gitboot.errors import PublishError
 from gitboot.publish import publisher as directory_module
 from gitboot.publish.amend import amended
 from gitboot.publish.durable_files import Disk, Unsynced
-from gitboot.publish.index import shard_path
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
@@ -27,6 +26,7 @@ from gitboot.publish.manifest import (
     place_of,
     render_digests,
     render_head,
+    shard_path,
 )
 from gitboot.publish.publisher import Directory
 from gitboot.publish.tree_reader import Tree, read_manifest, verify

@@ -21,7 +21,7 @@ import pytest
 
 from gitboot.endpoint.boot_responses import Answer, Answers
 from gitboot.fetchlog.spool import identity
-from gitboot.publish.index import shard_path
+from gitboot.publish.manifest import shard_path
 from gitboot.render.endpoint_files import state_path
 from gitboot.render.paths import kind_of
 from tests import plain

@@ -18,8 +18,18 @@ from gitboot.files import ABSENT, write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.observe.status_age import with_age
 from gitboot.observe.stopped import Words, folders, with_stop
-from gitboot.publish.index import parse_shard, shard_path
-from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
+from gitboot.publish.manifest import (
+    MANIFEST,
+    SHARED,
+    STATUS,
+    UNKNOWN,
+    Head,
+    UnknownFormat,
+    parse_head,
+    parse_listing,
+    parse_shard,
+    shard_path,
+)
 from gitboot.render import terms
 from gitboot.render.endpoint_files import Listed, PublishedServer, parse, state_path
 from gitboot.render.paths import Kind, identity_of

@@ -26,8 +26,7 @@ from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
 from gitboot.publish.amend import amended
 from gitboot.publish.durable_files import NEW, NO_LINK, Disk, refused, split
-from gitboot.publish.index import Shard, index_of, render_shard
-from gitboot.publish.manifest import MANIFEST, Head, Stamp
+from gitboot.publish.manifest import MANIFEST, Head, Shard, Stamp, index_of, render_shard
 from gitboot.publish.signed_list import Listings, listing_in
 from gitboot.publish.tree_changes import SHARED, Publication
 from gitboot.publish.tree_reader import OWN, Tree, check_path

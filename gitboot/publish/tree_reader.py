@@ -23,7 +23,6 @@ from gitboot.errors import PublishError
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars.machines import parse_instant
 from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
-from gitboot.publish.index import index_of, is_of_index, render_shard
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -33,6 +32,8 @@ from gitboot.publish.manifest import (
     Head,
     Manifest,
     digest_of,
+    index_of,
+    is_of_index,
     is_of_manifest,
     leaf_path,
     node_path,
@@ -40,6 +41,7 @@ from gitboot.publish.manifest import (
     parse_head,
     parse_listing,
     place_of,
+    render_shard,
 )
 from gitboot.publish.older import read_older
 from gitboot.render.endpoint_files import Listed, Outline, PublishedServer, outline, parse, state_path
