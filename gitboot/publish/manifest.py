@@ -194,3 +194,6 @@ def changed(shard: Shard, gone: Iterable[tuple[str, str]], come: Iterable[tuple[
     for identity, server in come:
         names.setdefault(identity, set()).add(server)
     return {identity: tuple(sorted(each)) for identity, each in names.items() if each}
+
+
+Pair = tuple[str, str]  # an identity and the server that it may mean

@@ -18,8 +18,7 @@ from gitboot.publish.durable_files import OPEN, Disk, TreeModes, holds, is_there
 from gitboot.publish.ended_windows import EndedWindows, WindowEnds
 from gitboot.publish.first_publication import check_room, check_room_for, fill, finish
 from gitboot.publish.list_keys import ListKeys
-from gitboot.publish.manifest import MANIFEST, STATUS, Stamp, digest_of
-from gitboot.publish.manifest_from_publish_reindex import Pair
+from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of
 from gitboot.publish.resuming import Inventory, left_in_index, now_named
 from gitboot.publish.signed_list import ListAbout, Listings, SignedList, listing_in
 from gitboot.publish.tree_changes import NamedContent, Publication, TreeChanges, decide

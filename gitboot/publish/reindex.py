@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.manifest import INDEX, Shard, changed, index_of, is_of_index, parse_shard, shard_path
-from gitboot.publish.manifest_from_publish_reindex import Pair
+from gitboot.publish.manifest import INDEX, Pair, Shard, changed, index_of, is_of_index, parse_shard, shard_path
 from gitboot.publish.tree_reader import damaged
 
 Shards = dict[str, Shard]  # by path

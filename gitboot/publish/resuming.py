@@ -10,8 +10,7 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.manifest import SHARED, Shard, digest_of, is_of_index, parse_shard, shard_path
-from gitboot.publish.manifest_from_publish_reindex import Pair
+from gitboot.publish.manifest import SHARED, Pair, Shard, digest_of, is_of_index, parse_shard, shard_path
 from gitboot.publish.tree_reader import PENDING, Tree
 from gitboot.render.endpoint_files import Listed, PublishedServer, parse, server_of, state_path
 from gitboot.render.page import INDEX

@@ -10,8 +10,7 @@ from typing import Final
 
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk, InTheWay, holds, is_file
-from gitboot.publish.manifest import Shard, shard_path
-from gitboot.publish.manifest_from_publish_reindex import Pair
+from gitboot.publish.manifest import Pair, Shard, shard_path
 from gitboot.publish.reindex import reindexed, reindexed_wholly
 from gitboot.publish.tree_reader import Tree, check_path
 from gitboot.render.endpoint_files import Listed, outline, server_of, state_path
