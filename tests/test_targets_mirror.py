@@ -26,9 +26,20 @@ import pytest
 
 from gitboot.cli import main
 from gitboot.http_client import MinimumRate
-from gitboot.publish.mirror_comparison import FolderMirror, WebMirror, compared, expected
+from gitboot.publish.mirror_comparison import (
+    SAMPLE,
+    FolderMirror,
+    MirrorAnswer,
+    MirrorFault,
+    MirrorFile,
+    WebMirror,
+    compared,
+    expected,
+    judge,
+    judge_absence,
+    left_over,
+)
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, content_type_of, kind_of
-from gitboot.targets.mirrored import SAMPLE, MirrorAnswer, MirrorFault, MirrorFile, judge, judge_absence, left_over
 from tests.copy_script import RSYNC, page_script
 from tests.fleets import SEED, fleet, policy, server
 from tests.git_servers import free_port, listening, program

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 
 from gitboot.cli import main
-from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
 from gitboot.publish.mirror_program import FileVersion
 from gitboot.publish.signed_mirror import ListedFile, compare_with_list, judge_listed
 from gitboot.render.listing import ListedFile as Listed
 from gitboot.render.listing import name_in_listing, render, shared_listing
 from gitboot.render.tree import File
 from gitboot.resolve.bootfiles import MIRRORED_NAMES
-from gitboot.targets.mirrored import MirrorAnswer, MirrorFault
 from tests.caches import KEEP_ANSWERS
 from tests.fleets import fleet, image, policy, profile, server
 from tests.list_clients import SignedSite

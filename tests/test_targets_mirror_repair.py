@@ -18,7 +18,7 @@ import pytest
 from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.mirror_comparison import FolderMirror
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
 from gitboot.publish.mirror_program import TOLERANCE
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, RightFile, repair
 from gitboot.publish.publisher import Directory
@@ -30,7 +30,6 @@ from gitboot.render.paths import FIRST_SCRIPT
 from gitboot.render.tree import File
 from gitboot.targets.address import BucketAddress, parse_target
 from gitboot.targets.claim import Claim
-from gitboot.targets.mirrored import MirrorFault
 from gitboot.targets.published import FollowedTree
 from tests.buckets import KEY, Store, s3_server
 from tests.credentials import give_credentials

@@ -19,7 +19,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.durable_files import Disk, TreeModes
 from gitboot.publish.manifest import MANIFEST, digest_of
-from gitboot.publish.mirror_comparison import FolderMirror, expected
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, expected
 from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_mirror import ListedFile, ListReader
@@ -29,7 +29,6 @@ from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
 from gitboot.targets.file_store import Expected, FileConflict, FileStore, StoredFile, TargetFile
 from gitboot.targets.mirror_records import MirrorRecords, tree_head
-from gitboot.targets.mirrored import MirrorFinding
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.text import count, did_you_mean
 

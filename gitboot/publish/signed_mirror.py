@@ -14,6 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import digest_of
+from gitboot.publish.mirror_comparison import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
 from gitboot.publish.mirror_program import (
     DAMAGED,
     MAX_TARGETS_BYTES,
@@ -35,7 +36,6 @@ from gitboot.publish.mirror_program import (
     read_list,
     versions_around,
 )
-from gitboot.targets.mirrored import MirrorAnswer, MirrorFault, MirrorFile, MirrorFinding, judge, judge_absence
 
 _BATCH: Final = 4096  # files that are given to threads at a time
 _LATER: Final = "it counts at another time"

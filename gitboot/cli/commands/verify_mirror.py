@@ -19,10 +19,9 @@ from gitboot.jsonio import document
 from gitboot.terminal import style
 
 if TYPE_CHECKING:
-    from gitboot.publish.mirror_comparison import FolderMirror, WebMirror
+    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, WebMirror
     from gitboot.publish.mirror_repair import MirrorStore
     from gitboot.publish.signed_mirror import MirrorReport
-    from gitboot.targets.mirrored import MirrorFinding
 
 _STORES: Final = ("rsync://", "s3://", "ssh://")  # of targets that are no folder of this machine
 
@@ -103,10 +102,9 @@ def command(
     that are gone: compare its folder. The exit code is 8 if something is wrong, and 6 if something could not be read.
     """
     from gitboot.errors import UsageError
-    from gitboot.publish.mirror_comparison import compared, expected
+    from gitboot.publish.mirror_comparison import MirrorFault, compared, expected
     from gitboot.publish.mirror_program import SIGNED, TIMESTAMP
     from gitboot.render.paths import BOOT
-    from gitboot.targets.mirrored import MirrorFault
 
     if program_folder is not None:
         _write_program(program_folder, mirror, source, keys)
