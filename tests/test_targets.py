@@ -15,6 +15,7 @@ import pytest
 from gitboot import __version__
 from gitboot.controller.target_followers import Followed
 from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
+from gitboot.publish.mirror_comparison import served
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.follower import Follower, Followers
@@ -26,7 +27,6 @@ from gitboot.render.tree import File
 from gitboot.status.instance_status import Following
 from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target
 from gitboot.targets.published import FollowedTree, Overtaken
-from gitboot.targets.served import served
 from gitboot.targets.step import TargetStep, next_step
 from tests.cases import for_each
 from tests.serving import eventually

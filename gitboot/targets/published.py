@@ -21,11 +21,11 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
+from gitboot.publish.mirror_comparison import Served, served
 from gitboot.publish.targets.sync_steps import LIST, SHARED
 from gitboot.render.endpoint_files import parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
 from gitboot.targets.file_store import TargetFile
-from gitboot.targets.served import Served, served
 
 _MORE_TRIES: Final = 3
 _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")

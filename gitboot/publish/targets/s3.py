@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
+from gitboot.publish.mirror_comparison import headers_of
 from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.targets.address import BucketAddress
 from gitboot.targets.file_store import MAX_RECORD_BYTES, Expected, FileConflict, ReadFile, StoredFile, TakeFile
-from gitboot.targets.served import headers_of
 
 try:
     import obstore
