@@ -37,10 +37,10 @@ from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
 from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.list_root import make_list_keys
+from gitboot.publish.mirror_repair import PROGRAM
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import RENEWED_BELOW
 from gitboot.publish.tree_reader import read_manifest
-from gitboot.targets.mirror_units import PROGRAM
 from tests.buckets import KEY, Store
 from tests.credentials import give_credentials
 from tests.git_servers import HttpsServer, Relay, SshServer, free_port, listening

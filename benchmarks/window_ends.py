@@ -40,7 +40,7 @@ from tests.serving import LOADER
 
 ENTRY: Final = f"v1/boot/{mac_of('web01').replace(':', '-')}/boot.ipxe"
 WINDOW, ALONE = "memtest-7", "live-1"  # the images of the maintenance and of the policy
-TIMER_S: Final = 30  # gitboot/targets/mirror_units.py: OnUnitInactiveSec
+TIMER_S: Final = 30  # gitboot/publish/mirror_repair.py: OnUnitInactiveSec
 
 Fetch = Callable[[], str]
 

@@ -147,7 +147,7 @@ def _write_program(out: Path, mirror: str, source: str | None, keys: tuple[str, 
     """Write the mirror's program, its public key and its units into a folder."""
     from gitboot.errors import UsageError
     from gitboot.files import write_output_file
-    from gitboot.targets.mirror_units import mirror_files
+    from gitboot.publish.mirror_repair import mirror_files
 
     if source is None or not keys:
         raise UsageError("--write-program needs --from, which the mirror copies, and --key, which it trusts")
