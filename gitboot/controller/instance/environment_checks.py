@@ -28,8 +28,8 @@ from gitboot.ledger.leader_lease import Leased
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.model.fleet import Output
 from gitboot.publish.durable_files import is_open
-from gitboot.publish.look import Looked
 from gitboot.publish.manifest import MANIFEST, parse_head
+from gitboot.publish.publisher import Looked
 from gitboot.render.loaders import mirrors, offers, wanted
 from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import remedy
