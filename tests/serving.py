@@ -26,9 +26,9 @@ from gitboot.endpoint.server import EndpointServer, listen_at, url_of
 from gitboot.fetchlog.log_entries import Observation, that_use_up, with_outcomes
 from gitboot.fetchlog.spool import Spool, aside, forgotten_next, identity, take
 from gitboot.model.fleet import Provisioning
-from gitboot.publish.list_keys import read_list_keys
 from gitboot.publish.manifest import STATUS
 from gitboot.publish.publisher import Directory, Published
+from gitboot.publish.signed_list import read_list_keys
 from gitboot.render import terms
 from gitboot.render.formats import shared_files
 from gitboot.render.parts import AS_IT_WAS, PartFiles

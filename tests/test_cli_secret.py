@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from gitboot.cli.main import Exit, cli
 from gitboot.endpoint.age_encryption import Keys
 from gitboot.fleet.documents import sealed
-from gitboot.publish.list_keys import read_list_keys
+from gitboot.publish.signed_list import read_list_keys
 from tests.test_serve_secrets import IGNITION, documents
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.publish.list_keys import KeyUnreadable, read_list_keys
+from gitboot.publish.signed_list import KeyUnreadable, read_list_keys
 from tests.git_servers import program
 from tests.list_clients import SignedSite
 from tests.preloaded import captured

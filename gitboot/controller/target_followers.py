@@ -19,8 +19,8 @@ from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.publish.ended_windows import EndedWindows
-from gitboot.publish.list_keys import ListKeys, read_list_keys
 from gitboot.publish.publisher import Published
+from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets.folder import folder_opener
 from gitboot.publish.targets.follower import FollowedBy, Follower, Followers
 from gitboot.publish.targets.git_branch import BranchTarget

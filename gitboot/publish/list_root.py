@@ -8,7 +8,7 @@ from typing import Final
 
 from gitboot.errors import UsageError
 from gitboot.files import create_output_file, read_private, write_output_file
-from gitboot.publish.list_keys import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, numbered
+from gitboot.publish.signed_list import INSTALL, PUBLICATION_KEY, ROOTS, TARGETS, numbered
 
 try:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
