@@ -25,7 +25,7 @@ from typing import Final
 import pygit2
 
 import gitboot.publish.mirror_program
-from gitboot.publish.list_root import make_list_keys
+from gitboot.publish.signed_list import make_list_keys
 from tests import plain
 from tests.buckets import KEY, s3_server
 from tests.caches import CACHES

@@ -12,9 +12,9 @@ from typing import Any
 from tuf.api.exceptions import DownloadHTTPError
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
-from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.mirror_program import parse_keys
 from gitboot.publish.publisher import Directory
+from gitboot.publish.signed_list import make_list_keys
 from gitboot.render.listing import FileVersion, Listing, listing_path, render
 from gitboot.render.tree import File, Files
 from tests.serving import BEFORE, FLEET, Fleet, Site

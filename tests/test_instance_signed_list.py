@@ -17,8 +17,7 @@ import pytest
 from tuf.api.exceptions import ExpiredMetadataError
 
 from gitboot.cli.main import Exit
-from gitboot.publish.list_root import replace_list_keys
-from gitboot.publish.signed_list import VALID
+from gitboot.publish.signed_list import VALID, replace_list_keys
 from gitboot.status.conditions_from_status import Condition
 from tests.configured import configured
 from tests.fleets import SEED, mac_of, maintenance, server

@@ -20,8 +20,8 @@ from typing import Any, Final
 import pytest
 
 import gitboot.publish.mirror_program as program
-from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_program import main
+from gitboot.publish.signed_list import replace_list_keys
 from gitboot.render.tree import File
 from tests import plain
 from tests.cases import for_each

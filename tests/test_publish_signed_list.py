@@ -25,7 +25,6 @@ from gitboot.errors import PublishError
 from gitboot.jsonio import canonical
 from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staged
-from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import Stamp
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.mirror_program import Listing, ListProblem, parse_keys, parse_listing, read_list
@@ -38,6 +37,7 @@ from gitboot.publish.signed_list import (
     amend_list,
     bin_of,
     read_list_keys,
+    replace_list_keys,
 )
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.render.listing import ListedFile, listing_path, render
