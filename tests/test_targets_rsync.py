@@ -18,12 +18,12 @@ import pytest
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.mirror_repair import ALL
+from gitboot.publish.targets import folder as rsync_module
+from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.sync_steps import UNLISTED
-from gitboot.targets import rsync as rsync_module
 from gitboot.targets.address import RsyncAddress, parse_target
 from gitboot.targets.file_store import FileStore
 from gitboot.targets.published import FollowedTree
-from gitboot.targets.rsync import RsyncStore
 from tests.credentials import give_credentials
 from tests.git_servers import Relay, SshServer, free_port, listening, program
 from tests.preloaded import captured

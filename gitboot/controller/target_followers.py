@@ -21,6 +21,7 @@ from gitboot.ledger.store import Store
 from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys, read_list_keys
+from gitboot.publish.targets import folder as rsync
 from gitboot.publish.targets.folder import folder_opener
 from gitboot.publish.targets.follower import FollowedBy, Follower, Followers
 from gitboot.publish.targets.git_branch import BranchTarget
@@ -29,7 +30,6 @@ from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.status.instance_status import Following, SignedListState
-from gitboot.targets import rsync
 from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
 from gitboot.targets.claim import Claim
 from gitboot.targets.published import FollowedTree

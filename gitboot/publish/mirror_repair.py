@@ -37,8 +37,8 @@ from gitboot.targets.step import outdated
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:
+    from gitboot.publish.targets.folder import RsyncStore
     from gitboot.publish.targets.s3 import Bucket
-    from gitboot.targets.rsync import RsyncStore
 
 
 ALL: Final = "all"

@@ -231,7 +231,7 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
         from gitboot.publish.targets.s3 import Bucket  # obstore is an extra
 
         return BucketStore(address.name, Bucket(address, key))
-    from gitboot.targets.rsync import RsyncStore
+    from gitboot.publish.targets.folder import RsyncStore
 
     return HostStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
 

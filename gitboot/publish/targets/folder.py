@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import wraps
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from stat import S_IMODE
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from gitboot.errors import PublishError
+from gitboot.child_processes import Ended, ask
+from gitboot.errors import HostUnreachable, PublishError
 from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
 from gitboot.publish.targets.sync_steps import digest_of
+from gitboot.targets.address import RsyncAddress
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,
     Expected,
@@ -29,7 +33,6 @@ _OPS: Final = "ops"
 _LOCK: Final = "target.lock"  # below ops/
 _FILE: Final = 0o666  # of a folder's permissions, those that its files get
 _AT_ONCE: Final = 1 << 16  # bytes that are read at a time
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -204,3 +207,230 @@ def folder_opener(root: Path) -> Callable[[], TargetFolder]:
 def _raise_unless_absent(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
+
+
+MOST: Final = 1000  # servers in one step: each takes about fifteen connections, however many servers it has
+_CONNECT_S: Final = 10
+_SILENCE_S: Final = 60  # without a byte from the other host, until a copy is given up
+_COPY_S: Final = 3600  # of one copy, as long as bytes come
+_LONGEST_DETAIL: Final = 300
+_RSYNC_OPS: Final = "ops/"
+_SHARDS: Final = "ops/shards/"  # whose names are digests of what they hold
+_KEPT: Final = {".", "boot", "ops", "ops/shards"}  # folders that are not removed if they are empty
+# rsync(1), EXIT VALUES
+_PROTOCOL: Final = 5  # "Error starting client-server protocol": a daemon's refusal
+_FILE_IO: Final = 11
+_VANISHED: Final = 24  # "Partial transfer due to vanished source files": what is to be deleted has none
+_STOPS: Final = re.compile(
+    r"permission denied|no space left|quota exceeded|read-only|no such file|host key|identification|"
+    r"auth failed|unknown module|unknown option|operation not permitted|not a directory",
+    re.IGNORECASE,
+)
+_ITEM: Final = re.compile(r"[<>c]f\S* (.*)")  # of --out-format='%i %n': a file whose content would be transferred
+_ESCAPED: Final = re.compile(r"\\#(\d{3})")  # rsync(1), --8-bit-output: how %n shows other bytes
+
+
+class RsyncStore:
+    """The files below a folder of another host. Each method is one rsync process for all its files, or a few.
+
+    ``folder`` is of this machine and of this target alone: it holds what is sent, and what was read.
+    """
+
+    def __init__(self, address: RsyncAddress, folder: Path, password: tuple[str, str] | None = None) -> None:
+        """``password`` is a user and a password, for an rsync daemon."""
+        self._address, self._folder, self._password = address, folder, password
+        self._sent, self._read, self._empty = folder / "sent", folder / "read", folder / "empty"
+
+    def get(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        if not (path.startswith(_SHARDS) and (self._read / path).exists()):
+            self._pull([path])
+        return self._stored(path, max_bytes)
+
+    def get_each(self, paths: Collection[str], take: TakeFile) -> None:
+        self._pull(paths)
+        for path in paths:
+            take(path, self._stored(path))
+
+    def create(self, path: str, content: bytes) -> None:
+        if self.get(path) is not None:
+            raise FileConflict(path)
+        self.replace(path, content)
+
+    def replace(self, path: str, content: bytes, version: str | None = None) -> None:
+        if version is not None and ((found := self.get(path)) is None or found.version != version):
+            raise FileConflict(path)
+        self.place([path], lambda _: TargetFile(content, 0), ())
+
+    def place(self, paths: Collection[str], read: ReadFile, fresh: Collection[str]) -> frozenset[str]:
+        with self._own():
+            for path in paths:
+                _write(self._sent / path, read(path))
+        left = frozenset(self._different(fresh, "--existing"))
+        if sent := [path for path in paths if path not in left]:
+            self._run(sent, "--checksum", "--times", "--omit-dir-times", "--chmod=D755,F644", f"{self._sent}/", None)
+        with self._own():
+            for path in sent:
+                if path.startswith(_RSYNC_OPS):
+                    (at := self._read / path).parent.mkdir(parents=True, exist_ok=True)
+                    (self._sent / path).replace(at)
+        return left
+
+    def differing(self, expected: Mapping[str, Expected]) -> list[str]:
+        """Return the paths, sorted, whose checksum at the other host is not that of what was sent."""
+        wrong = self._different(expected)
+        shutil.rmtree(self._sent, ignore_errors=True)
+        return wrong
+
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files, and the folders that this leaves empty and that had no folders in them."""
+        gone = list(paths)
+        for each in (gone, sorted({str(PurePosixPath(path).parent) for path in gone} - _KEPT)):
+            if each:
+                with self._own():
+                    self._empty.mkdir(parents=True, exist_ok=True)
+                self._run(each, "--delete-missing-args", f"{self._empty}/", None, well=(0, _VANISHED))
+        with self._own():
+            for path in gone:
+                (self._read / path).unlink(missing_ok=True)
+
+    def names(self, folder: str) -> list[str]:
+        with self._own():
+            self._empty.mkdir(parents=True, exist_ok=True)
+        listing = ("--recursive", "--dry-run", "--ignore-missing-args", "--out-format=%i %n")
+        found = _items(self._run([folder], *listing, None, f"{self._empty}/").output)
+        return [path for path in found if path.startswith(folder) and ".." not in path.split("/")]
+
+    def _different(self, paths: Collection[str], *options: str) -> list[str]:
+        """Return the paths, sorted, whose content at the other host is not what was sent."""
+        if not paths:
+            return []
+        comparing = ("--dry-run", "--checksum", "--out-format=%i %n")
+        return _items(self._run(paths, *options, *comparing, f"{self._sent}/", None).output)
+
+    def _pull(self, paths: Collection[str]) -> None:
+        """Read files of the other host into ``read``; those that are absent there are absent here."""
+        if not paths:
+            return
+        with self._own():
+            self._read.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                (self._read / path).unlink(missing_ok=True)
+        self._run(paths, "--ignore-missing-args", f"--max-size={MAX_RECORD_BYTES}", None, f"{self._read}/")
+
+    def _stored(self, path: str, max_bytes: int = MAX_RECORD_BYTES) -> StoredFile | None:
+        try:
+            with (self._read / path).open("rb") as file:
+                content = file.read(max_bytes + 1)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return StoredFile(content, digest_of(content))
+
+    def _run(self, paths: Collection[str], *arguments: str | None, well: Sequence[int] = (0,)) -> Ended:
+        """Run rsync for these paths. None among the arguments stands for the folder of the other host."""
+        address = self._address
+        command = ["rsync", "--protect-args", "--from0", "--files-from=-", f"--timeout={_SILENCE_S}", "--8-bit-output"]
+        command += ["--no-motd", f"--contimeout={_CONNECT_S}"] if address.is_daemon else ["-e", self._shell()]
+        command += [each if each is not None else self._place() for each in arguments]
+        environment = {name: os.environ[name] for name in ("HOME", "PATH", "USER", "LOGNAME") if name in os.environ}
+        environment["LC_ALL"] = "C"
+        if self._password is not None:
+            environment["RSYNC_PASSWORD"] = self._password[1]
+        given = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        with self._own() as lock:
+            # An rsync that outlives this process holds the lock: it would overwrite what the next process sends.
+            try:
+                done = ask(command, given=given, environment=environment, patience_s=_COPY_S, pass_fds=(lock,))
+            except FileNotFoundError:
+                raise PublishError(f"{address.name}: there is no rsync on this host (install it)") from None
+            except TimeoutError as error:
+                raise HostUnreachable(f"{address.name}: {error}") from None
+        if done.status not in well:
+            raise self._failed(done)
+        return done
+
+    def _failed(self, done: Ended) -> PublishError | HostUnreachable:
+        lines = [line for line in done.errors.splitlines() if line.strip()]
+        said = [line for line in lines if not line.startswith(("rsync error:", "rsync: connection unexpectedly", "@"))]
+        causes = [line for line in said if _STOPS.search(line)]
+        words = " ".join("; ".join(causes or said or lines or [f"rsync ended with {done.status}"]).split())
+        if "change_dir" in words and "No such file" in words:
+            words += " (make the folder)"
+        words = words if len(words) <= _LONGEST_DETAIL else f"{words[:_LONGEST_DETAIL]}…"
+        if done.status in (_PROTOCOL, _FILE_IO) or _STOPS.search(words):
+            return PublishError(f"{self._address.name}: {words}")
+        return HostUnreachable(f"{self._address.name}: {words}")
+
+    def _place(self) -> str:
+        address = self._address
+        host = f"[{address.host}]" if ":" in address.host else address.host
+        user = self._password[0] if self._password is not None else address.user
+        at = f"{user}@{host}" if user else host
+        if address.is_daemon:
+            return f"rsync://{at}{f':{address.port}' if address.port is not None else ''}{address.path}/"
+        return f"{at}:{address.path}/"
+
+    def _shell(self) -> str:
+        """Return the command of ssh as rsync(1) splits it, see --rsh: only a host whose key is known is talked to."""
+        address = self._address
+        options = ["ssh", "-F", "none", "-T", "-x", "-i", str(address.ssh_key)]
+        options += ["-p", str(address.port)] if address.port is not None else []
+        for option in (
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "StrictHostKeyChecking=yes",
+            f'UserKnownHostsFile="{address.known_hosts}"',
+            "GlobalKnownHostsFile=none",
+            f"ConnectTimeout={_CONNECT_S}",
+            f"ServerAliveInterval={_SILENCE_S // 4}",
+        ):
+            options += ["-o", option]
+        return " ".join("'" + each.replace("'", "''") + "'" for each in options)
+
+    @contextmanager
+    def _own(self) -> Iterator[int]:
+        """Keep other processes out of ``folder`` until the block ends; give the open lock.
+
+        Raises `HostUnreachable` if an rsync of an earlier process still runs, and `PublishError`.
+        """
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise PublishError(f"{self._folder}: {error.strerror}") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield lock
+        except BlockingIOError:
+            message = f"{self._address.name}: an rsync that an earlier process has started still runs"
+            raise HostUnreachable(message) from None
+        except OSError as error:
+            raise PublishError(f"{self._folder}: {error.strerror}") from error
+        finally:
+            os.close(lock)
+
+
+ReadCredentials = Callable[[Path], tuple[str, str]]  # of a folder: a user and a password
+
+
+def rsync_opener(address: RsyncAddress, folder: Path, read_credentials: ReadCredentials) -> Callable[[], RsyncStore]:
+    """Return a function that returns the store with the password of the moment of the call."""
+
+    def open_store() -> RsyncStore:
+        password = read_credentials(address.credentials) if address.credentials is not None else None
+        return RsyncStore(address, folder, password)
+
+    return open_store
+
+
+def _write(path: Path, file: TargetFile) -> None:
+    """Write a file with its time. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.write_bytes(file.content)
+    os.utime(path, (file.modified, file.modified))
+
+
+def _items(output: str) -> list[str]:
+    """Return the files of rsync's list, sorted."""
+    found = (_ITEM.fullmatch(line) for line in output.splitlines())
+    return sorted(_ESCAPED.sub(lambda each: chr(int(each[1], 8)), item[1]) for item in found if item is not None)
