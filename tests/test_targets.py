@@ -18,14 +18,21 @@ from gitboot.errors import HostUnreachable, LockedByAnother, UsageError
 from gitboot.publish.mirror_comparison import served
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import VALID
-from gitboot.publish.targets.follower import Follower, Followers
+from gitboot.publish.targets.follower import (
+    BranchAddress,
+    BucketAddress,
+    FolderAddress,
+    Follower,
+    Followers,
+    TargetAddress,
+    parse_target,
+)
 from gitboot.publish.targets.sync_steps import Holding, Shard, TargetHead, Unit, held, number_of
 from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.tree import File
 from gitboot.status.instance_status import Following
-from gitboot.targets.address import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep, next_step
 from tests.cases import for_each

@@ -24,11 +24,11 @@ from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairR
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_mirror import compare_with_list
 from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.render.paths import FIRST_SCRIPT
 from gitboot.render.tree import File
-from gitboot.targets.address import BucketAddress, parse_target
 from gitboot.targets.claim import Claim
 from gitboot.targets.published import FollowedTree
 from tests.buckets import KEY, Store, s3_server

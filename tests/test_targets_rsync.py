@@ -20,8 +20,8 @@ from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByA
 from gitboot.publish.mirror_repair import ALL
 from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.folder import RsyncStore
+from gitboot.publish.targets.follower import RsyncAddress, parse_target
 from gitboot.publish.targets.sync_steps import UNLISTED
-from gitboot.targets.address import RsyncAddress, parse_target
 from gitboot.targets.file_store import FileStore
 from gitboot.targets.published import FollowedTree
 from tests.credentials import give_credentials

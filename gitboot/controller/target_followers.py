@@ -23,14 +23,21 @@ from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as rsync
 from gitboot.publish.targets.folder import folder_opener
-from gitboot.publish.targets.follower import FollowedBy, Follower, Followers
+from gitboot.publish.targets.follower import (
+    BranchAddress,
+    FolderAddress,
+    FollowedBy,
+    Follower,
+    Followers,
+    RsyncAddress,
+    TargetAddress,
+)
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import digest_of
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.status.instance_status import Following, SignedListState
-from gitboot.targets.address import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
 from gitboot.targets.claim import Claim
 from gitboot.targets.published import FollowedTree
 

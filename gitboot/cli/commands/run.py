@@ -401,7 +401,7 @@ def _settings(
     from gitboot.controller.instance.settings import ArtifactSettings, BmcSettings, CheckAssets, GitSettings, Settings
     from gitboot.evaluator.protocol import Allowance
     from gitboot.git.repository import parse_subpath
-    from gitboot.targets.address import parse_target
+    from gitboot.publish.targets.follower import parse_target
 
     ledger = _ledger(given.pop("ledger"), given.pop("ledger_password"))
     limits = {name: given.pop(name) for name in (*LIMITS, "max_bmc_changes")}

@@ -219,7 +219,7 @@ def _target_store(mirror: str, stack: ExitStack) -> MirrorStore:
 
     from gitboot.bmc.credentials import read_credentials
     from gitboot.publish.mirror_repair import BucketStore, HostStore
-    from gitboot.targets.address import BucketAddress, RsyncAddress, parse_target
+    from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 
     address = parse_target(mirror)
     assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme

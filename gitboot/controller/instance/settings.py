@@ -16,9 +16,9 @@ from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger.leader_lease import SECONDS
 from gitboot.ledger.location import PostgresAddress
+from gitboot.publish.targets.follower import TargetAddress
 from gitboot.review.guards import Limits
 from gitboot.status.events_from_status import Event
-from gitboot.targets.address import TargetAddress
 
 DISK_MEBIBYTES: Final = 4096  # a history of three million objects, with large files
 

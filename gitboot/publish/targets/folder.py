@@ -17,8 +17,8 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
+from gitboot.publish.targets.follower import RsyncAddress
 from gitboot.publish.targets.sync_steps import digest_of
-from gitboot.targets.address import RsyncAddress
 from gitboot.targets.file_store import (
     MAX_RECORD_BYTES,
     Expected,

@@ -16,8 +16,8 @@ from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.mirror_comparison import headers_of
+from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import digest_of
-from gitboot.targets.address import BucketAddress
 from gitboot.targets.file_store import MAX_RECORD_BYTES, Expected, FileConflict, ReadFile, StoredFile, TakeFile
 
 try:
