@@ -39,13 +39,13 @@ from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
-from gitboot.targets.claim import Claim
 from gitboot.targets.published import FollowedTree
 from tests.copy_script import CopyScript
 from tests.credentials import give_credentials

@@ -23,9 +23,8 @@ from gitboot.controller.notifications import Rereading, read_receiver
 from gitboot.endpoint.age_encryption import Keys, Unopened, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.publish.targets.follower import BucketAddress
-from gitboot.publish.targets.s3 import bucket_opener
+from gitboot.publish.targets.s3 import Claim, bucket_opener
 from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.targets.claim import Claim
 from tests import plain
 from tests.bmc_rack import PASSWORD, racks
 from tests.fleets import server

@@ -24,10 +24,10 @@ from gitboot.publish.mirror_comparison import WebMirror, compared, expected
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
 from gitboot.render.tree import File, Files
-from gitboot.targets.claim import Claim
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
 from tests import every_path, serving

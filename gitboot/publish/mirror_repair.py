@@ -26,11 +26,11 @@ from gitboot.publish.mirror_program import SIGNED, TIMESTAMP, TOLERANCE, FileVer
 from gitboot.publish.signed_list import list_version
 from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder
+from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import HEAD
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
-from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import Expected, FileConflict, FileStore, StoredFile, TargetFile
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import outdated

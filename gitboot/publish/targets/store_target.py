@@ -8,6 +8,7 @@ from typing import Final
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError
+from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
@@ -21,7 +22,6 @@ from gitboot.publish.targets.sync_steps import (
     render_unlisted,
 )
 from gitboot.render.paths import Stage, publication_stage
-from gitboot.targets.claim import Claim
 from gitboot.targets.file_store import Expected, FileStore, StoredFile, TargetFile
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep
