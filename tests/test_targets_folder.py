@@ -24,9 +24,17 @@ from gitboot.publish.targets import folder as folder_module
 from gitboot.publish.targets.folder import TargetFolder, folder_opener
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.publish.targets.sync_steps import HEAD, UNLISTED, TargetHead, parse_head, parse_units, parse_unlisted
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    UNLISTED,
+    FileStore,
+    TargetFile,
+    TargetHead,
+    parse_head,
+    parse_units,
+    parse_unlisted,
+)
 from gitboot.render.tree import File
-from gitboot.targets.file_store import FileStore, TargetFile
 from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
 from tests.failing_disk import fill, small_disk

@@ -22,10 +22,9 @@ from gitboot.publish.manifest import (
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
 from gitboot.publish.mirror_comparison import Served, served
-from gitboot.publish.targets.sync_steps import LIST, SHARED
+from gitboot.publish.targets.sync_steps import LIST, SHARED, TargetFile
 from gitboot.render.endpoint_files import parse, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
-from gitboot.targets.file_store import TargetFile
 
 _MORE_TRIES: Final = 3
 _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")

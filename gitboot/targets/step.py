@@ -12,6 +12,7 @@ from gitboot.publish.targets.sync_steps import (
     Holding,
     ReadShard,
     Shard,
+    TargetFile,
     TargetHead,
     Unit,
     digest_of,
@@ -19,7 +20,6 @@ from gitboot.publish.targets.sync_steps import (
     render_units,
 )
 from gitboot.render.paths import is_content
-from gitboot.targets.file_store import TargetFile
 from gitboot.targets.published import FollowedTree, Glance
 
 

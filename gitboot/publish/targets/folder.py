@@ -18,8 +18,7 @@ from gitboot.child_processes import Ended, ask
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.publish.durable_files import Disk, TreeModes, refused, split, staged
 from gitboot.publish.targets.follower import RsyncAddress
-from gitboot.publish.targets.sync_steps import digest_of
-from gitboot.targets.file_store import (
+from gitboot.publish.targets.sync_steps import (
     MAX_RECORD_BYTES,
     Expected,
     FileConflict,
@@ -27,6 +26,7 @@ from gitboot.targets.file_store import (
     StoredFile,
     TakeFile,
     TargetFile,
+    digest_of,
 )
 
 _OPS: Final = "ops"

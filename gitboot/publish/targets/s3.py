@@ -18,8 +18,8 @@ from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, Operat
 from gitboot.jsonio import format_instant
 from gitboot.publish.mirror_comparison import headers_of
 from gitboot.publish.targets.follower import BucketAddress
-from gitboot.publish.targets.sync_steps import HEAD, TargetHead, digest_of, parse_head, render_head
-from gitboot.targets.file_store import (
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
     MAX_RECORD_BYTES,
     Expected,
     FileConflict,
@@ -27,6 +27,10 @@ from gitboot.targets.file_store import (
     ReadFile,
     StoredFile,
     TakeFile,
+    TargetHead,
+    digest_of,
+    parse_head,
+    render_head,
 )
 
 if TYPE_CHECKING:

@@ -12,8 +12,12 @@ from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    Expected,
+    FileStore,
     Holding,
     Shard,
+    StoredFile,
+    TargetFile,
     TargetHead,
     digest_of,
     held,
@@ -22,7 +26,6 @@ from gitboot.publish.targets.sync_steps import (
     render_unlisted,
 )
 from gitboot.render.paths import Stage, publication_stage
-from gitboot.targets.file_store import Expected, FileStore, StoredFile, TargetFile
 from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep
 
