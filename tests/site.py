@@ -41,12 +41,12 @@ from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import FollowedTree
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.guards import Guard, Limits, trailer
 from gitboot.stoppage import Stoppage
 from gitboot.system_clock import Uptime
-from gitboot.targets.published import FollowedTree
 from tests.copy_script import CopyScript
 from tests.credentials import give_credentials
 from tests.doubles import UNGUARDED

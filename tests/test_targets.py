@@ -27,13 +27,21 @@ from gitboot.publish.targets.follower import (
     TargetAddress,
     parse_target,
 )
-from gitboot.publish.targets.sync_steps import Holding, Shard, TargetHead, Unit, held, number_of
+from gitboot.publish.targets.sync_steps import (
+    FollowedTree,
+    Holding,
+    Overtaken,
+    Shard,
+    TargetHead,
+    Unit,
+    held,
+    number_of,
+)
 from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
 from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.tree import File
 from gitboot.status.instance_status import Following
-from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep, next_step
 from tests.cases import for_each
 from tests.serving import eventually

@@ -28,6 +28,7 @@ from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
     FileStore,
+    FollowedTree,
     TargetFile,
     TargetHead,
     parse_head,
@@ -35,7 +36,6 @@ from gitboot.publish.targets.sync_steps import (
     parse_unlisted,
 )
 from gitboot.render.tree import File
-from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
 from tests.failing_disk import fill, small_disk
 from tests.list_clients import SignedSite, assert_list_is_whole, files_in, made_keys

@@ -21,8 +21,7 @@ from gitboot.publish.mirror_repair import ALL
 from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.folder import RsyncStore
 from gitboot.publish.targets.follower import RsyncAddress, parse_target
-from gitboot.publish.targets.sync_steps import UNLISTED, FileStore
-from gitboot.targets.published import FollowedTree
+from gitboot.publish.targets.sync_steps import UNLISTED, FileStore, FollowedTree
 from tests.credentials import give_credentials
 from tests.git_servers import Relay, SshServer, free_port, listening, program
 from tests.preloaded import captured

@@ -26,9 +26,16 @@ from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.publish.targets.sync_steps import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    UNLISTED,
+    FollowedTree,
+    TargetHead,
+    parse_head,
+    parse_unlisted,
+    render_head,
+)
 from gitboot.render.tree import File, Files
-from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import after, next_step
 from tests import every_path, serving
 from tests.buckets import KEY, Store, s3_server

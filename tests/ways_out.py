@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import pygit2
 
 from gitboot.git.remote import Remote
-from gitboot.targets.published import FollowedTree
+from gitboot.publish.targets.sync_steps import FollowedTree
 from tests import test_targets_folder, test_targets_git, test_targets_s3
 from tests.buckets import Store, s3_server
 from tests.checkouts import checkout_script, clone_for_checkouts

@@ -35,11 +35,10 @@ from gitboot.publish.targets.follower import (
 from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.publish.targets.sync_steps import digest_of
+from gitboot.publish.targets.sync_steps import FollowedTree, digest_of
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.status.instance_status import Following, SignedListState
-from gitboot.targets.published import FollowedTree
 
 PATIENCE_S: Final = 60.0  # with targets, where one reconcile is all there is
 

@@ -28,10 +28,18 @@ from gitboot.publish.signed_mirror import ListedFile, ListReader
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.publish.targets.sync_steps import HEAD, Expected, FileConflict, FileStore, StoredFile, TargetFile
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    Expected,
+    FileConflict,
+    FileStore,
+    FollowedTree,
+    Overtaken,
+    StoredFile,
+    TargetFile,
+)
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
-from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import outdated
 from gitboot.text import count, did_you_mean
 

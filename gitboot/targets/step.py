@@ -9,6 +9,8 @@ from gitboot import __version__
 from gitboot.publish.targets.sync_steps import (
     LIST,
     SHARED,
+    FollowedTree,
+    Glance,
     Holding,
     ReadShard,
     Shard,
@@ -20,7 +22,6 @@ from gitboot.publish.targets.sync_steps import (
     render_units,
 )
 from gitboot.render.paths import is_content
-from gitboot.targets.published import FollowedTree, Glance
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    FollowedTree,
     Holding,
     Shard,
     TargetHead,
@@ -26,7 +27,6 @@ from gitboot.publish.targets.sync_steps import (
     render_head,
     render_unlisted,
 )
-from gitboot.targets.published import FollowedTree
 from gitboot.targets.step import TargetStep
 from gitboot.text import count
 

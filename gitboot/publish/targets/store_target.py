@@ -14,7 +14,9 @@ from gitboot.publish.targets.sync_steps import (
     UNLISTED,
     Expected,
     FileStore,
+    FollowedTree,
     Holding,
+    Overtaken,
     Shard,
     StoredFile,
     TargetFile,
@@ -26,7 +28,6 @@ from gitboot.publish.targets.sync_steps import (
     render_unlisted,
 )
 from gitboot.render.paths import Stage, publication_stage
-from gitboot.targets.published import FollowedTree, Overtaken
 from gitboot.targets.step import TargetStep
 
 _SHARDS: Final = "ops/shards/"
