@@ -33,8 +33,10 @@ from gitboot.publish.targets.sync_steps import (
     Overtaken,
     Shard,
     TargetHead,
+    TargetStep,
     Unit,
     held,
+    next_step,
     number_of,
 )
 from gitboot.render.endpoint_files import DiskWrite, Listed, PublishedServer, Turn
@@ -42,7 +44,6 @@ from gitboot.render.parts import AS_IT_WAS
 from gitboot.render.paths import Role, content_type_of, delivery_of
 from gitboot.render.tree import File
 from gitboot.status.instance_status import Following
-from gitboot.targets.step import TargetStep, next_step
 from tests.cases import for_each
 from tests.serving import eventually
 from tests.test_targets_s3 import ENTRY, fleet, split

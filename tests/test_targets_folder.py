@@ -31,12 +31,12 @@ from gitboot.publish.targets.sync_steps import (
     FollowedTree,
     TargetFile,
     TargetHead,
+    TargetStep,
     parse_head,
     parse_units,
     parse_unlisted,
 )
 from gitboot.render.tree import File
-from gitboot.targets.step import TargetStep
 from tests.failing_disk import fill, small_disk
 from tests.list_clients import SignedSite, assert_list_is_whole, files_in, made_keys
 from tests.searching import every

@@ -20,9 +20,8 @@ from gitboot.git.fetch import Fetching
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import FollowedTree
+from gitboot.publish.targets.sync_steps import FollowedTree, after, next_step
 from gitboot.render.tree import File
-from gitboot.targets.step import after, next_step
 from tests.checkouts import checkout_script, clone_for_checkouts
 from tests.git_servers import HttpsServer, Relay, SshServer, git_daemon
 from tests.repositories import ENVIRONMENT

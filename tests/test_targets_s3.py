@@ -31,12 +31,13 @@ from gitboot.publish.targets.sync_steps import (
     UNLISTED,
     FollowedTree,
     TargetHead,
+    after,
+    next_step,
     parse_head,
     parse_unlisted,
     render_head,
 )
 from gitboot.render.tree import File, Files
-from gitboot.targets.step import after, next_step
 from tests import every_path, serving
 from tests.buckets import KEY, Store, s3_server
 from tests.fleets import SEED, policy

@@ -37,10 +37,10 @@ from gitboot.publish.targets.sync_steps import (
     Overtaken,
     StoredFile,
     TargetFile,
+    outdated,
 )
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, is_content, kind_of, publication_stage
-from gitboot.targets.step import outdated
 from gitboot.text import count, did_you_mean
 
 if TYPE_CHECKING:

@@ -16,9 +16,18 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TryAgain, UsageError
-from gitboot.publish.targets.sync_steps import FollowedTree, Glance, Holding, Overtaken, Shard, TargetHead
+from gitboot.publish.targets.sync_steps import (
+    FollowedTree,
+    Glance,
+    Holding,
+    Overtaken,
+    Shard,
+    TargetHead,
+    TargetStep,
+    after,
+    next_step,
+)
 from gitboot.status.instance_status import Following
-from gitboot.targets.step import TargetStep, after, next_step
 
 _FIRST_RETRY_S: Final = 5.0
 _LONGEST_RETRY_S: Final = 300.0

@@ -19,6 +19,7 @@ from gitboot.publish.targets.sync_steps import (
     Holding,
     Shard,
     TargetHead,
+    TargetStep,
     digest_of,
     held,
     parse_head,
@@ -27,7 +28,6 @@ from gitboot.publish.targets.sync_steps import (
     render_head,
     render_unlisted,
 )
-from gitboot.targets.step import TargetStep
 from gitboot.text import count
 
 

@@ -21,6 +21,7 @@ from gitboot.publish.targets.sync_steps import (
     StoredFile,
     TargetFile,
     TargetHead,
+    TargetStep,
     digest_of,
     held,
     parse_units,
@@ -28,7 +29,6 @@ from gitboot.publish.targets.sync_steps import (
     render_unlisted,
 )
 from gitboot.render.paths import Stage, publication_stage
-from gitboot.targets.step import TargetStep
 
 _SHARDS: Final = "ops/shards/"
 _MAX_SHARDS_BYTES: Final = 1 << 30  # of all shards of a target together
