@@ -14,7 +14,6 @@ import pytest
 
 from gitboot.errors import PublishError
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.amend import amended
 from gitboot.publish.durable_files import Disk, Unsynced
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -29,6 +28,7 @@ from gitboot.publish.manifest import (
     shard_path,
 )
 from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_changes import amended
 from gitboot.publish.tree_reader import Tree, read_manifest, verify
 from gitboot.render.endpoint_files import server_of, state_path
 from gitboot.render.tree import File, Files

@@ -24,11 +24,10 @@ from typing import Final, NamedTuple
 from gitboot.errors import PublishError
 from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
-from gitboot.publish.amend import amended
 from gitboot.publish.durable_files import NEW, NO_LINK, Disk, refused, split
 from gitboot.publish.manifest import MANIFEST, Head, Shard, Stamp, index_of, render_shard
 from gitboot.publish.signed_list import Listings, listing_in
-from gitboot.publish.tree_changes import SHARED, Publication
+from gitboot.publish.tree_changes import SHARED, Publication, amended
 from gitboot.publish.tree_reader import OWN, Tree, check_path
 from gitboot.render.endpoint_files import outline, state_path
 from gitboot.render.listing import ListedFile
