@@ -27,9 +27,9 @@ from gitboot.fleet.validation import load
 from gitboot.git.history import Merge
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
+from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.resolve.fleet_decisions import decide

@@ -26,9 +26,9 @@ from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import copy_ledger
 from gitboot.ledger.store import Store
-from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys
+from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.endpoint_files import PublishedServer, parse, state_path, turn_of
 from gitboot.render.parts import AS_IT_WAS, RECORDS, PartFiles
 from gitboot.render.token_keys import NO_KEYS

@@ -13,8 +13,8 @@ import pytest
 
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
-from gitboot.publish.ended_windows import WindowEnds, WindowsNotEnded, end_windows
 from gitboot.publish.publisher import Directory
+from gitboot.publish.tree_changes import WindowEnds, WindowsNotEnded, end_windows
 from gitboot.render.endpoint_files import server_of
 from tests.fleets import at, image, mac_of, maintenance, server
 from tests.serving import AFTER, ALWAYS, BEFORE, LOOKUPS, ONCE, REPAIR, Site, planned

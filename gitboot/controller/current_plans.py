@@ -17,7 +17,7 @@ from gitboot.errors import PublishError
 from gitboot.evaluator.evaluation_result import Commit
 from gitboot.fleet.layered_dict import differing, replaced
 from gitboot.model.scalars.machines import SystemUuid, version_key
-from gitboot.publish.ended_windows import EndedWindows, WindowsNotEnded
+from gitboot.publish.tree_changes import EndedWindows, WindowsNotEnded
 from gitboot.render.server_states import About, ServerState, planned
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.hosts import idle

@@ -18,7 +18,6 @@ from gitboot.git.clone import Source
 from gitboot.git.remote import HEAD, Password, Remote, SshKey, address
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
-from gitboot.publish.ended_windows import EndedWindows
 from gitboot.publish.publisher import Published
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as rsync
@@ -36,6 +35,7 @@ from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree, digest_of
+from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.parts import PartFiles
 from gitboot.render.tree import File, Files
 from gitboot.status.instance_status import Following, SignedListState
