@@ -31,6 +31,7 @@ from gitboot.publish.manifest import (
     Digests,
     Head,
     Manifest,
+    Stamp,
     digest_of,
     index_of,
     is_of_index,
@@ -43,7 +44,6 @@ from gitboot.publish.manifest import (
     place_of,
     render_shard,
 )
-from gitboot.publish.older import read_older
 from gitboot.render.endpoint_files import Listed, Outline, PublishedServer, outline, parse, state_path
 from gitboot.render.listing import is_list_record
 from gitboot.render.page import SAID
@@ -56,7 +56,6 @@ _OPERATORS: Final = frozenset({"assets"})  # what stands in boot/ without having
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{OWN}/retired"
 _SAID: Final = frozenset({STATUS, UNKNOWN, *(on_page for _, on_page in SAID.values())})
-
 _S = TypeVar("_S")
 _T = TypeVar("_T")
 
@@ -340,3 +339,41 @@ def damaged(disk: Disk, path: str) -> PublishError:
         f"{disk.root / path}: expected what gitboot wrote, found something else "
         "(bring it back from a copy, or move boot/ and ops/ away and publish anew)"
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OlderTree:
+    """What a manifest of version 1 says."""
+
+    stamp: Stamp
+    files: frozenset[str]
+    parts: frozenset[str]  # of the manifest itself
+
+
+def read_older(disk: Disk) -> OlderTree | None:
+    """The tree if it is one of 0.1.0; what has taken the place of a shard by now is passed over."""
+    head = _parse_older(disk.read(MANIFEST))
+    match head:
+        case {
+            "version": 1,
+            "commit": str(commit),
+            "gitboot": str(gitboot),
+            "ledger": str(ledger),
+            "shards": dict(shards),
+        }:
+            parts = {node_path(name): _parse_older(disk.read(node_path(name))) for name in shards}
+            listed = (path for part in parts.values() for path, each in part.items() if isinstance(each, dict))
+            return OlderTree(
+                stamp=Stamp(commit=commit, gitboot=gitboot, ledger=ledger),
+                files=frozenset(listed),
+                parts=frozenset(parts),
+            )
+    return None
+
+
+def _parse_older(data: bytes | None) -> dict[str, object]:
+    with suppress(ValueError):
+        found = json.loads(data or b"")
+        if isinstance(found, dict):
+            return found
+    return {}
