@@ -22,7 +22,7 @@ from gitboot.controller.instance.state_directory import LEDGER, has_ledger
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.ledger.location import PostgresAddress, note_address
 from gitboot.ledger.store import Store
-from gitboot.publish.recorded import read_records
+from gitboot.publish.tree_reader import read_records
 from gitboot.resolve.provisioning_record import record_facts
 from tests.preloaded import Command
 from tests.serving import LOADER

@@ -18,7 +18,7 @@ import pytest
 
 from gitboot.cli.main import Exit
 from gitboot.observe.stopped import WORD
-from gitboot.publish.recorded import read_records
+from gitboot.publish.tree_reader import read_records
 from gitboot.resolve.provisioning_record import exported
 from tests import plain
 from tests.configured import configured

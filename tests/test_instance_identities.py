@@ -21,7 +21,7 @@ from gitboot.model.scalars.machines import (
     lookup_uuids,
     swapped,
 )
-from gitboot.publish.recorded import read_records
+from gitboot.publish.tree_reader import read_records
 from gitboot.render.paths import asked_for
 from gitboot.resolve.provisioning_record import exported
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -31,10 +31,9 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
-from gitboot.publish.recorded import records_in
 from gitboot.publish.signed_list import ListKeys
 from gitboot.publish.tree_changes import EndedWindows
-from gitboot.publish.tree_reader import verify
+from gitboot.publish.tree_reader import records_in, verify
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import is_content
 from gitboot.render.server_states import RenderedState

@@ -32,7 +32,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.problems.codes import Problem
-from gitboot.publish.recorded import read_records
+from gitboot.publish.tree_reader import read_records
 from gitboot.render.formats import server_files
 from gitboot.render.page_shards import page_files
 from gitboot.render.parts import PartFiles

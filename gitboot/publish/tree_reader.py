@@ -19,9 +19,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gitboot.errors import PublishError
+from gitboot.errors import PublishError, UsageError
 from gitboot.jsonio import format_instant
-from gitboot.model.scalars.machines import parse_instant
+from gitboot.model.scalars.machines import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import Disk, InTheWay, is_file, split
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -47,7 +47,10 @@ from gitboot.publish.manifest import (
 from gitboot.render.endpoint_files import Listed, Outline, PublishedServer, outline, parse, state_path
 from gitboot.render.listing import is_list_record
 from gitboot.render.page import SAID
+from gitboot.render.parts import RECORDS
 from gitboot.render.paths import BOOT
+from gitboot.resolve.provisioning_record import imported
+from gitboot.resolve.provisioning_record_from_plan import Record
 
 OWN: Final = "ops/.gitboot"
 LOCK: Final = f"{OWN}/lock"
@@ -377,3 +380,36 @@ def _parse_older(data: bytes | None) -> dict[str, object]:
         if isinstance(found, dict):
             return found
     return {}
+
+
+def read_records(path: Path) -> dict[SystemUuid, Record]:
+    """Exported records in a file, or in the files of a folder, as ``ops/records`` of a tree.
+
+    Raises OSError, and `UsageError` naming the file that is something else.
+    """
+    if not path.is_dir():
+        return _imported(path)
+    files = sorted(path.glob("*.json"))
+    if not files:
+        raise UsageError(f"{path}: no exported records are in it; take ops/records of a published tree")
+    return {uuid: record for file in files for uuid, record in _imported(file).items()}
+
+
+def _imported(file: Path) -> dict[SystemUuid, Record]:
+    """Return the records of a file. Raises `UsageError` for a record of a UUID that identifies no machine."""
+    records = imported(file.read_bytes(), str(file))
+    for uuid in sorted(filter(is_placeholder_uuid, records)):
+        raise UsageError(
+            f"{file}: a record is of the UUID {uuid}, which identifies no machine: remove the record, and set a UUID "
+            "in the machine's firmware"
+        )
+    return records
+
+
+def records_in(tree: Path) -> Mapping[SystemUuid, Record]:
+    """What the tree knows of servers, as far as it can be read; nothing where there is none."""
+    found: dict[SystemUuid, Record] = {}
+    for file in sorted((tree / RECORDS).glob("*.json")):
+        with suppress(OSError, UsageError):
+            found |= imported(file.read_bytes(), str(file))
+    return found

@@ -280,7 +280,7 @@ def take_over(file: Path, state: Path, reason: str) -> None:
 
 def _read(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
     from gitboot.errors import UsageError
-    from gitboot.publish.recorded import read_records
+    from gitboot.publish.tree_reader import read_records
 
     try:
         return read_records(file)

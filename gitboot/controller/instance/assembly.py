@@ -75,8 +75,8 @@ from gitboot.observe.stopped import Words, folders
 from gitboot.publish.durable_files import OPEN
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.publisher import Directory
-from gitboot.publish.recorded import records_in
 from gitboot.publish.targets.follower import Followers
+from gitboot.publish.tree_reader import records_in
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
