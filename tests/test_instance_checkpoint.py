@@ -34,8 +34,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish import publisher
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, digest_of, shard_path
-from gitboot.publish.resuming import ALL, Inventory, now_named, suspects
-from gitboot.publish.tree_reader import Tree
+from gitboot.publish.tree_reader import ALL, Inventory, Tree, now_named, suspects
 from gitboot.render.page import SAID as ON_PAGE
 from gitboot.render.paths import LIST_TIMESTAMP, Kind, identity_of
 from gitboot.resolve.provisioning_record import record_facts, shard_of

@@ -29,8 +29,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory, Published
-from gitboot.publish.resuming import suspects
-from gitboot.publish.tree_reader import verify
+from gitboot.publish.tree_reader import suspects, verify
 from gitboot.status.progress import Told, counted
 from tests.evaluated import Here
 from tests.fleets import at, fleet, image, mac_of, maintenance, policy, profile, server

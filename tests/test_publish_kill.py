@@ -42,8 +42,7 @@ from gitboot.publish.manifest import (
     shard_path,
 )
 from gitboot.publish.publisher import Directory
-from gitboot.publish.resuming import ALL, Inventory
-from gitboot.publish.tree_reader import PENDING, read_manifest, verify
+from gitboot.publish.tree_reader import ALL, PENDING, Inventory, read_manifest, verify
 from gitboot.render.endpoint_files import parse, server_of
 from gitboot.render.paths import (
     CHAIN,

@@ -39,7 +39,7 @@ from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.publish.resuming import ALL, PARTS, Inventory, suspects
+from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
 from gitboot.render import terms
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys

@@ -15,7 +15,6 @@ from gitboot.jsonio import Digest, canonical
 from gitboot.publish.durable_files import OPEN, Disk, TreeModes, holds, is_there, make_root, staged
 from gitboot.publish.first_publication import check_room, check_room_for, fill, finish, rendered
 from gitboot.publish.manifest import MANIFEST, STATUS, Pair, Stamp, digest_of
-from gitboot.publish.resuming import Inventory, left_in_index, now_named
 from gitboot.publish.signed_list import ListAbout, Listings, ListKeys, SignedList, listing_in
 from gitboot.publish.tree_changes import (
     EndedWindows,
@@ -27,7 +26,7 @@ from gitboot.publish.tree_changes import (
     amended,
     decide,
 )
-from gitboot.publish.tree_reader import LOCK, PENDING, Tree, batch_path, is_bare
+from gitboot.publish.tree_reader import LOCK, PENDING, Inventory, Tree, batch_path, is_bare, left_in_index, now_named
 from gitboot.render.page import INDEX, SAID, script_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.paths import Stage, is_content, publication_stage

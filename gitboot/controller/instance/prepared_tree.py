@@ -37,7 +37,7 @@ from gitboot.ledger.instance_tables import Facts
 from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.publish.publisher import Directory, Published
-from gitboot.publish.resuming import Inventory
+from gitboot.publish.tree_reader import Inventory
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import token_in
 from gitboot.render.server_states import ServerState
