@@ -35,13 +35,13 @@ from gitboot.fetchlog.spool import Spool, aside
 from gitboot.ledger import instance_tables
 from gitboot.ledger.shared_fetchlog import SharedFetches
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.stopped import Words, folders, say, take_back
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.s3 import Claim
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import FollowedTree
+from gitboot.publish.tree_reader import Words, folders, say, take_back
 from gitboot.resolve.provisioning_record import record_facts
 from gitboot.resolve.provisioning_record_from_plan import Record
 from gitboot.review.guards import Guard, Limits, trailer

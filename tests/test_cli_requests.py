@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from gitboot.cli.main import Exit
-from gitboot.observe.stopped import WORD
-from gitboot.publish.tree_reader import read_records
+from gitboot.publish.tree_reader import WORD, read_records
 from gitboot.resolve.provisioning_record import exported
 from tests import plain
 from tests.configured import configured

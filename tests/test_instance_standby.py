@@ -28,7 +28,7 @@ from gitboot.ledger import move_ledger
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_of, read_mark
-from gitboot.observe.stopped import WORD
+from gitboot.publish.tree_reader import WORD
 from gitboot.render.terms import TERMS
 from tests.failing_disk import fill, small_disk
 from tests.fleets import image, policy, profile

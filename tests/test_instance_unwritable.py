@@ -27,7 +27,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe import stopped
+from gitboot.publish import tree_reader
 from gitboot.stoppage import Stoppage
 from tests.bench import NOON, Bench
 from tests.configured import configured
@@ -461,10 +461,10 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
         failure.enter_context(restarting.locked())
         parts = process.enter_context(restarting.running())
         assert parts.reconciler.standing.publication.complete is resumes
-        stopped.say(output, Stoppage("ada", "wrong image", everything=False), restarting.now)
+        tree_reader.say(output, Stoppage("ada", "wrong image", everything=False), restarting.now)
         restarting.reconcile(parts)
         assert "flatcar-1" not in restarting.boots("web01")
-        stopped.take_back(output)
+        tree_reader.take_back(output)
         restarting.reconcile(parts)
         failure.close()
         restarting.reconcile(parts)
@@ -520,7 +520,7 @@ def test_a_stop_that_the_ledger_cannot_take_applies_to_the_files(bench: Bench, t
     bench.reconcile()
     assert "flatcar-1" in given(bench)
     with locked(bench, tmp_path):
-        stopped.say(tmp_path / "spool", Stoppage("ada", "wrong image", everything=False), bench.now)
+        tree_reader.say(tmp_path / "spool", Stoppage("ada", "wrong image", everything=False), bench.now)
         bench.reconcile()
         assert "flatcar-1" not in given(bench)
     bench.reconcile()
@@ -608,7 +608,7 @@ def test_a_withdrawal_is_noted_while_a_reconcile_writes_to_the_ledger(maintained
 def test_before_the_end_of_its_window_nothing_is_withdrawn_without_the_ledger(maintained: Maintained) -> None:
     """What a stop takes back needs the ledger: a reset until then has consumed the override."""
     with locked(maintained.bench, maintained.folder):
-        stopped.say(maintained.folder / "spool", Stoppage("ada", "wait", everything=True), maintained.bench.now)
+        tree_reader.say(maintained.folder / "spool", Stoppage("ada", "wait", everything=True), maintained.bench.now)
         maintained.wait(minutes=1)
         maintained.bench.reconcile()
         assert (maintained.shown, maintained.notes.exists()) == ("Once", False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.observe.stopped import WORD, Words, folders, say, take_back
+from gitboot.publish.tree_reader import WORD, Words, folders, say, take_back
 from gitboot.stoppage import Stoppage
 from tests import plain
 from tests.fleets import fleet

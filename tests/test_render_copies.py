@@ -15,8 +15,8 @@ import httpx
 import pytest
 
 from gitboot.jsonio import format_instant
-from gitboot.observe.stopped import say
 from gitboot.publish import mirror_program
+from gitboot.publish.tree_reader import say
 from gitboot.render.paths import Role, kind_of
 from gitboot.render.server_states import RenderedState
 from gitboot.resolve.provisioning_record_from_plan import Record, Run

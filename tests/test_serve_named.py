@@ -18,7 +18,7 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.fetchlog.access_logs import Ignored, read
 from gitboot.fetchlog.log_entries import Observation, parse_query
 from gitboot.fetchlog.unknown_machines import UnknownMachine, unknown_of
-from gitboot.observe.stopped import say
+from gitboot.publish.tree_reader import say
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import Kind, Role, identity_of, kind_of
 from gitboot.render.token_keys import TokenKeys

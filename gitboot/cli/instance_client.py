@@ -43,8 +43,7 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, places
 from gitboot.ledger.store import Store
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.stopped import folders
-from gitboot.publish.tree_reader import read_records
+from gitboot.publish.tree_reader import folders, read_records
 from gitboot.render.parts import RECORDS
 from gitboot.resolve.provisioning_record import record_of
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -40,7 +40,7 @@ from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.stopped import Words
+from gitboot.publish.tree_reader import Words
 from gitboot.resolve.server_decision_from_plan import BootFile
 from gitboot.status.events_from_status import Event
 from gitboot.stoppage import SoleClaim, Stoppage

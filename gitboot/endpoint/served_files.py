@@ -17,7 +17,6 @@ from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, p
 from gitboot.files import ABSENT, write_whole
 from gitboot.jsonio import canonical, format_instant
 from gitboot.observe.status_age import with_age
-from gitboot.observe.stopped import Words, folders, with_stop
 from gitboot.publish.manifest import (
     MANIFEST,
     SHARED,
@@ -30,6 +29,7 @@ from gitboot.publish.manifest import (
     parse_shard,
     shard_path,
 )
+from gitboot.publish.tree_reader import Words, folders, with_stop
 from gitboot.render import terms
 from gitboot.render.endpoint_files import Listed, PublishedServer, parse, state_path
 from gitboot.render.paths import Kind, identity_of

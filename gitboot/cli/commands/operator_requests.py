@@ -161,7 +161,7 @@ def allow_installs_command(state: Path) -> None:
     from gitboot.cli.instance_client import done_in, folders_of, request, told_to
     from gitboot.controller.operator_requests import START
     from gitboot.errors import HeldByAnother, LedgerLeft
-    from gitboot.observe.stopped import take_back
+    from gitboot.publish.tree_reader import take_back
     from gitboot.text import count, some
 
     found = folders_of(state := told_to(state))
@@ -219,7 +219,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     from gitboot.cli.instance_client import done_in, folders_of, request, told_to
     from gitboot.controller.instance.state_directory import running
     from gitboot.controller.operator_requests import STOP
-    from gitboot.observe.stopped import say
+    from gitboot.publish.tree_reader import say
 
     at, stoppage = now(), Stoppage(operator(), reason, everything)
     found = folders_of(state := told_to(state))

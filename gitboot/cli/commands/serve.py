@@ -240,7 +240,7 @@ def _work(
     from gitboot.fetchlog.log_entries import unnamed_message
     from gitboot.fetchlog.spool import aside
     from gitboot.fetchlog.unknown_machines import UnknownAsked
-    from gitboot.observe.stopped import Words, folders
+    from gitboot.publish.tree_reader import Words, folders
 
     raise_limits()
     if life is not None:

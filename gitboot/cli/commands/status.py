@@ -39,7 +39,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     from gitboot.cli.instance_client import folders_of, output_of
     from gitboot.controller.instance.state_directory import read_status, running
     from gitboot.observe.status_age import with_age, written_at
-    from gitboot.observe.stopped import Words, with_stop
+    from gitboot.publish.tree_reader import Words, with_stop
 
     status = read_status(state)
     process = running(state)

@@ -71,12 +71,11 @@ from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_aside
 from gitboot.ledger.shared_fetchlog import RecordedFetches
 from gitboot.ledger.store import Store, read_mark, write_mark
 from gitboot.model.scalars.machines import SystemUuid
-from gitboot.observe.stopped import Words, folders
 from gitboot.publish.durable_files import OPEN
 from gitboot.publish.manifest import STATUS, UNKNOWN
 from gitboot.publish.publisher import Directory
 from gitboot.publish.targets.follower import Followers
-from gitboot.publish.tree_reader import records_in
+from gitboot.publish.tree_reader import Words, folders, records_in
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import ahead
 from gitboot.resolve.provisioning_record_from_plan import Record
