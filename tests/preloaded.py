@@ -219,7 +219,7 @@ def _warm_up() -> None:
 
     from gitboot.fleet.validation import load
     from gitboot.git.snapshots import WORKTREE, open_snapshot
-    from gitboot.render.formats import server_files, shared_files
+    from gitboot.render.boot_files import server_files, shared_files
     from gitboot.resolve.fleet_decisions import decide
     from gitboot.resolve.plan_at_time import plan
 

@@ -30,7 +30,7 @@ from gitboot.publish.manifest import STATUS
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.signed_list import read_list_keys
 from gitboot.render import terms
-from gitboot.render.formats import shared_files
+from gitboot.render.boot_files import shared_files
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.server_states import RenderedState, rendered, server_state
 from gitboot.render.terms import terms_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gitboot.diff.documents import Fate
 from gitboot.fleet.resources import FleetRepository
 from gitboot.fleet.validation import load
+from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.endpoint_files import state_path
-from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.server_states import server_state
 from gitboot.render.tree import File
 from gitboot.resolve.fleet_decisions import decide

@@ -17,8 +17,7 @@ import pytest
 
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
-from gitboot.render.boot_files import copy_files
-from gitboot.render.formats import server_files, shared_files, tombstones
+from gitboot.render.boot_files import copy_files, server_files, shared_files, tombstones
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.hosts import idle
 from gitboot.resolve.plan_at_time import fallback, plan

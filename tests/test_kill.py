@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from tests.fleets import fleet, image, policy, profile, server

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gitboot.artifacts.boot_loaders import LOADERS as PLACED
-from gitboot.render.formats import shared_files
+from gitboot.render.boot_files import shared_files
 from gitboot.render.loaders import LOADERS
 from gitboot.resolve.server_decision import Decisions
 from tests import generated

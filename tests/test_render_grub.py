@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 
 from gitboot.model.scalars.machines import byte_orders
+from gitboot.render.boot_files import server_files, shared_files, tombstones
 from gitboot.render.boot_script_parts import EFI_LOADERS
-from gitboot.render.formats import server_files, shared_files, tombstones
 from gitboot.render.grub import first_configuration
 from gitboot.render.tree import File
 from gitboot.resolve.hosts import idle

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from gitboot.errors import InvalidRepository
+from gitboot.render.boot_files import server_files
 from gitboot.render.boot_script_parts import sent_to_disk
-from gitboot.render.formats import server_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from tests.cases import for_each

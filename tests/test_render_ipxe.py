@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gitboot.render.formats import server_files
+from gitboot.render.boot_files import server_files
 from gitboot.render.ipxe import first_script, render_by_serial
 from gitboot.render.tree import File
 from gitboot.resolve.fleet_decisions import decide_all

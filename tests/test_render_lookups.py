@@ -9,7 +9,7 @@ import pytest
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import parse_mac
 from gitboot.render import paths
-from gitboot.render.formats import RENDERERS, server_files, tombstones
+from gitboot.render.boot_files import RENDERERS, server_files, tombstones
 from gitboot.render.paths import PathKind, Role, kind_of
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record_from_plan import Record

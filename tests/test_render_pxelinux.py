@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.plan_at_time import plan
 from tests.fleets import SEED, at, decided, fleet, image, mac_of, policy, profile, server
 

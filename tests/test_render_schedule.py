@@ -10,8 +10,8 @@ import pytest
 from gitboot.errors import BmcBusy, InvalidRepository
 from gitboot.model.scalars.machines import MacAddress, SystemUuid, swapped
 from gitboot.problems.codes import Problem
+from gitboot.render.boot_files import shared_files
 from gitboot.render.endpoint_files import Need, Turn, parse, render, turn_of
-from gitboot.render.formats import shared_files
 from gitboot.render.paths import is_immutable
 from gitboot.render.server_states import AHEAD, About, RenderedState, server_state
 from gitboot.resolve.provisioning_record_from_plan import Record

@@ -44,7 +44,7 @@ from gitboot.ledger.instance_tables import Facts
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.problems.codes import Code
-from gitboot.render.formats import server_files, shared_files
+from gitboot.render.boot_files import server_files, shared_files
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.plan_at_time import plan
 from gitboot.resolve.provisioning_record import exported, imported

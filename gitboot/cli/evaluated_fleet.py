@@ -33,7 +33,7 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.selectors import Selector
 from gitboot.problems.codes import Problem
 from gitboot.publish.tree_reader import read_records
-from gitboot.render.formats import server_files
+from gitboot.render.boot_files import server_files
 from gitboot.render.page_shards import page_files
 from gitboot.render.parts import PartFiles
 from gitboot.render.server_states import About, RenderedState, server_state

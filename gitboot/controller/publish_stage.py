@@ -24,7 +24,7 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.publish.publisher import Published
-from gitboot.render.formats import is_of_hosts, shared_files
+from gitboot.render.boot_files import is_of_hosts, shared_files
 from gitboot.render.page_shards import page_files
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.plan_and_record_files import Members, changed_members, members_of, record_files

@@ -14,9 +14,8 @@ from gitboot.jsonio import Digest
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.render import endpoint_files
-from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end
+from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end, server_files, tombstones
 from gitboot.render.endpoint_files import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
-from gitboot.render.formats import server_files, tombstones
 from gitboot.render.listing import Listing, listing_path, versions, window_end
 from gitboot.render.listing import render as render_listing
 from gitboot.render.page.details import server_file

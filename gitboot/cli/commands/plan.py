@@ -309,7 +309,7 @@ def render_command(path: Path, rev: str | None, out: Path, at: datetime | None, 
     that anybody computes: an instance publishes others, and hears no installer that reports by these.
     """
     from gitboot.publish.publisher import Directory
-    from gitboot.render.formats import shared_files
+    from gitboot.render.boot_files import shared_files
 
     _check_own(out, path)
     fleet = planned_fleet(path, rev, at or this_second(), records)
