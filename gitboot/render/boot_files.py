@@ -19,7 +19,6 @@ from gitboot.render import (
     ipxe,
     paths,
     peers,
-    provisioned,
     pxelinux,
     userdata,
     web_servers,
@@ -147,6 +146,20 @@ _LOADERS: Final[tuple[tuple[str, Callable[[str, str], str | None]], ...]] = (
     ("pxelinux", pxelinux.ask_endpoint),
 )
 Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
+
+
+def render_provisioned(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``v1/boot/<mac>/provisioned/<token>``, and ``failed/`` beside it, whatever the server boots now.
+
+    An installation may outlast the time that its evidence may take, or run into a maintenance's window; it is
+    heard all the same.
+    """
+    named = (decision.token, plan.token if plan is not None else None)
+    for token in (each for each in named if each is not None):
+        yield from ((each.of(mac, token), _EMPTY) for each in paths.REPORTS for mac in decision.macs)
+
+
+_EMPTY: Final = File(b"")
 # Each format: a path that it makes, whose line in the table says what asks for it, and what makes its files.
 RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.IPXE_BY_MAC, ipxe.render),
@@ -156,7 +169,7 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.GRUB_BY_UUID, grub.render_by_uuid),
     (paths.HTTP_BOOT, httpboot.render),
     (paths.IGNITION, userdata.render),
-    (paths.PROVISIONED, provisioned.render),
+    (paths.PROVISIONED, render_provisioned),
     (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
     (paths.NETBOOT_XYZ, ipxe.render_by_mac(paths.NETBOOT_XYZ)),
     (paths.PIXIECORE, peers.pixiecore),
