@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from gitboot.resolve.server_plan import BootPlan
+
 # Below \EFI without `.efi`, in the order in which they are tried; {cpu} is x64 or aa64. A distribution's shim comes
 # before its GRUB, for under Secure Boot firmware trusts only the former; what it refuses is passed over. The last is
 # the path that the UEFI specification gives every disk (3.5.1.1).
@@ -41,14 +43,12 @@ EFI_LOADERS: Final = (
     "systemd/systemd-boot{cpu}",
     "BOOT/BOOT{cpu}",
 )
-
 # To UEFI, success means that something was booted: it stops at its menu. Only an error lets it go on (2.10, 3.1.2).
 IPXE: Final = """\
 iseq ${platform} efi && exit 1 ||
 sanboot --no-describe --drive 0x80 ||
 exit 0
 """
-
 # Firmware that is left by `exit` may come back to the network, or end in its menu: so GRUB looks for itself first.
 # What it chains to is told that it came from $root, whatever path it is given by (GRUB: loader/efi/chainloader.c).
 GRUB: Final = f"""\
@@ -70,13 +70,10 @@ set root=(hd0)
 chainloader +1
 boot
 """
-
 PXELINUX: Final = """\
 label disk
   localboot 0
 """
-
-
 EXIT: Final = "Exit"
 SANBOOT: Final = "Sanboot"
 _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
@@ -133,3 +130,16 @@ def sent_to_disk(path: str, who: str, why: str, how: str | None = None) -> str |
 
 
 _LOADERS: Final = (("ipxe", "#!ipxe\n", ipxe_to_disk), ("grub.cfg", "", grub_to_disk), ("pxelinux", "", pxelinux_alone))
+IDLE: Final = "may not boot from this interface"
+
+
+def heading(plan: BootPlan) -> list[str]:
+    """Comment lines without a comment sign; all of it follows from the plan."""
+    lines = [f"gitboot plan {plan.digest}", f"{plan.server}: {plan.phase}, {plan.cause}"]
+    source = f"Maintenance/{plan.maintenance}" if plan.maintenance else f"BootPolicy/{plan.policy}"
+    if plan.boot is None:
+        lines.append(f"{source} boots the local disk")
+    else:
+        boot = plan.boot
+        lines.append(f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}")
+    return lines

@@ -11,7 +11,7 @@ from gitboot.model.scalars.machines import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import grub_arguments, grub_text, grub_word
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.header import IDLE, heading
+from gitboot.render.boot_script_parts import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.server_decision import Decisions

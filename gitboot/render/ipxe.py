@@ -9,7 +9,7 @@ from gitboot.model.scalars.machines import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import ipxe_arguments, ipxe_text, ipxe_url
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.header import heading
+from gitboot.render.boot_script_parts import heading
 from gitboot.render.paths import ContentType, PathKind
 from gitboot.render.tree import File
 from gitboot.resolve.server_decision import Decisions

@@ -12,7 +12,7 @@ from gitboot.model.scalars.machines import MacAddress
 from gitboot.model.server import Architecture
 from gitboot.quoting import command_line, ipxe_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.header import IDLE, heading
+from gitboot.render.boot_script_parts import IDLE, heading
 from gitboot.render.paths import ContentType
 from gitboot.render.tree import File
 from gitboot.resolve.server_decision import Decisions
