@@ -10,19 +10,7 @@ from urllib.parse import urlsplit
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
-from gitboot.render import (
-    dhcp,
-    dnsmasq,
-    emulated_apis,
-    grub,
-    httpboot,
-    ipxe,
-    paths,
-    peers,
-    pxelinux,
-    userdata,
-    web_servers,
-)
+from gitboot.render import dhcp, emulated_apis, grub, httpboot, ipxe, paths, peers, pxelinux, userdata, web_servers
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
 from gitboot.resolve.plan_at_time import harmless_boot
@@ -184,7 +172,7 @@ SHARED: Final[tuple[tuple[Output, Callable[[Decisions], Iterator[tuple[str, File
     (Output.IPXE, ipxe.shared),
     (Output.GRUB, grub.shared),
     (Output.PXELINUX, pxelinux.shared),
-    (Output.DHCP_DNSMASQ, dnsmasq.shared),
+    (Output.DHCP_DNSMASQ, dhcp.shared_dnsmasq),
     (Output.DHCP_KEA, dhcp.shared),
     (Output.MATCHBOX, ipxe.shared_elsewhere("boot.ipxe.0")),
     (Output.SMEE, ipxe.shared_elsewhere("auto.ipxe")),
