@@ -16,7 +16,7 @@ import pytest
 
 from gitboot.artifacts.boot_loaders import LOADERS as PLACED
 from gitboot.render.boot_files import shared_files
-from gitboot.render.loaders import LOADERS
+from gitboot.render.dhcp import LOADERS
 from gitboot.resolve.server_decision import Decisions
 from tests import generated
 from tests.cases import for_each

@@ -36,7 +36,7 @@ _ASSETS: Final = "assets"  # below the folder that machines see by HTTP
 class Packaged:
     """A loader that a package brings as it is."""
 
-    path: str  # below the TFTP root, and below assets/; gitboot.render.loaders has those that DHCP names
+    path: str  # below the TFTP root, and below assets/; gitboot.render.dhcp has those that DHCP names
     sources: tuple[str, ...]  # the first that is there
     package: str  # Debian's
 

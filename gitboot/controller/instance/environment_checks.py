@@ -30,7 +30,7 @@ from gitboot.model.fleet import Output
 from gitboot.publish.durable_files import is_open
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.publish.publisher import Looked
-from gitboot.render.loaders import mirrors, offers, wanted
+from gitboot.render.dhcp import mirrors, offers, wanted
 from gitboot.resolve.server_decision import Decisions
 from gitboot.status.conditions import remedy
 from gitboot.system_clock import Keeping
