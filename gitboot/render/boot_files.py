@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
-from gitboot.render import dhcp, emulated_apis, grub, httpboot, ipxe, paths, peers, pxelinux, userdata, web_servers
+from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, peers, pxelinux, userdata, web_servers
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
 from gitboot.resolve.plan_at_time import harmless_boot
@@ -155,7 +155,7 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.GRUB_BY_MAC, grub.render),
     (paths.PXELINUX, pxelinux.render),
     (paths.GRUB_BY_UUID, grub.render_by_uuid),
-    (paths.HTTP_BOOT, httpboot.render),
+    (paths.HTTP_BOOT, emulated_apis.render),
     (paths.IGNITION, userdata.render),
     (paths.PROVISIONED, render_provisioned),
     (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
@@ -226,7 +226,7 @@ def shared_files(decisions: Decisions, monitors: Iterable[object] = ()) -> dict[
 
     ``monitors`` are the networks of the Fleet's `provisioning.monitors`.
     """
-    files = {**dict(emulated_apis.shared(decisions.outputs)), **dict(httpboot.shared(decisions))}
+    files = {**dict(emulated_apis.shared(decisions.outputs)), **dict(emulated_apis.shared_httpboot(decisions))}
     for output, shared in SHARED:
         if output in decisions.outputs:
             files.update(shared(decisions))

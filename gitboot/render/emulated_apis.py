@@ -13,9 +13,13 @@ from typing import Final, NamedTuple
 
 from gitboot.jsonio import canonical
 from gitboot.model.scalars.machines import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
+from gitboot.model.server import Architecture
 from gitboot.render import paths
 from gitboot.render.paths import BOOT, ContentType, Kind, PathKind, Role
 from gitboot.render.tree import File
+from gitboot.resolve.server_decision import Decisions
+from gitboot.resolve.server_decision_from_plan import Decision
+from gitboot.resolve.server_plan import BootPlan
 
 ALIASES: Final = "ops/aliases.json"
 FORMAT: Final = 1
@@ -37,7 +41,6 @@ _TOKEN: Final = {"token": Kind.TOKEN}
 _TOKEN_SPELT: Final = re.compile("[0-9a-f]{64}")
 _IPXE: Final = (paths.IPXE_BY_MAC, paths.IPXE_BY_UUID, paths.IPXE_BY_SERIAL)
 _GRUB: Final = (paths.GRUB_BY_MAC, paths.GRUB_BY_UUID)
-
 TABLE: Final = (
     # matchbox: docs/api-http.md, matchbox/http/server.go; Omni and Sidero ask for /ipxe likewise.
     Alias("matchbox", "ipxe", _MACHINE, _IPXE),
@@ -145,3 +148,24 @@ def parse(data: bytes) -> frozenset[str]:
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
     raise ValueError(f"not the aliases of format {FORMAT}")
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """``httpboot/<uuid>.json`` for a plan whose boot names a file for firmware to fetch."""
+    if plan is None or plan.boot is None or (file := plan.boot.http_boot_file) is None:
+        return
+    answer = canonical({"SystemUUID": plan.uuid, "UKIURL": file.url})
+    yield paths.HTTP_BOOT.of(plan.uuid), File(answer + b"\n", ContentType.JSON)
+
+
+def shared_httpboot(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """What firmware fetches that asks from an address of no server, as boot-operator's default is.
+
+    That is the image of unknown machines in a form that firmware can start: its uki, its own loader, its iso. The
+    question does not say for which architecture: it is x86_64 where there is one for that.
+    """
+    boots = decisions.unknown or {}
+    images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
+    found = (each.uki or each.loader or each.iso for each in images)
+    if (file := next(filter(None, found), None)) is not None:
+        yield paths.UNKNOWN_HTTP_BOOT, File(canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)
