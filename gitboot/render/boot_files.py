@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from gitboot.model.boot_policy import HttpBoot
 from gitboot.model.fleet import Evidence, Output
 from gitboot.model.scalars.machines import MacAddress
-from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, peers, pxelinux, userdata, web_servers
+from gitboot.render import dhcp, emulated_apis, grub, ipxe, paths, pxelinux, userdata, web_servers
 from gitboot.render.paths import PathKind, Role
 from gitboot.render.tree import File, Files
 from gitboot.resolve.plan_at_time import harmless_boot
@@ -160,10 +160,10 @@ RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
     (paths.PROVISIONED, render_provisioned),
     (paths.SMEE, ipxe.render_by_mac(paths.SMEE, paths.SMEE_SCRIPT)),
     (paths.NETBOOT_XYZ, ipxe.render_by_mac(paths.NETBOOT_XYZ)),
-    (paths.PIXIECORE, peers.pixiecore),
-    (paths.NOCLOUD, peers.nocloud),
-    (paths.USER_DATA, peers.matchbox),
-    (paths.BOOT_PARAMETERS, peers.boot_parameters),
+    (paths.PIXIECORE, emulated_apis.pixiecore),
+    (paths.NOCLOUD, emulated_apis.nocloud),
+    (paths.USER_DATA, emulated_apis.matchbox),
+    (paths.BOOT_PARAMETERS, emulated_apis.boot_parameters),
 )
 # What a loader finds by an interface that its machine may not boot from.
 TOMBSTONES: Final = ((Output.GRUB, grub.tombstones), (Output.PXELINUX, pxelinux.tombstones))
