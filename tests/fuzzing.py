@@ -36,7 +36,7 @@ from gitboot.fleet.validation import load
 from gitboot.problems.codes import Problem
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing, parse_shard
 from gitboot.publish.targets import sync_steps
-from gitboot.render import endpoint_files, terms
+from gitboot.render import endpoint_files
 from gitboot.render.server_states import server_state
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -157,7 +157,7 @@ def spooled(data: bytes) -> None:
 def published(data: bytes) -> None:
     """A file of a published tree, which a mirror or a disk may have damaged."""
     parsers: tuple[Callable[[bytes], object], ...] = (
-        *(endpoint_files.parse, terms.parse, parse_shard),
+        *(endpoint_files.parse, endpoint_files.parse_terms, parse_shard),
         *(parse_digests, parse_head, parse_listing),
     )
     for parse in parsers:

@@ -29,11 +29,11 @@ from gitboot.model.fleet import Provisioning
 from gitboot.publish.manifest import STATUS
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.signed_list import read_list_keys
-from gitboot.render import terms
+from gitboot.render import endpoint_files
 from gitboot.render.boot_files import shared_files
+from gitboot.render.endpoint_files import terms_of
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.server_states import RenderedState, rendered, server_state
-from gitboot.render.terms import terms_of
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.render.tree import File, Files
 from gitboot.resolve.fleet_decisions import decide
@@ -158,7 +158,7 @@ class Site:
             known = forgotten_next(self.spool, taken or {})
             named = identity(self.spool) if giver is None else giver or None
             given_on = terms_of(fleet.provisioning, named, endpoint=fleet.endpoint, forgotten=known)
-            shared = {**fleet.shared, **terms.render(given_on)}
+            shared = {**fleet.shared, **endpoint_files.render_terms(given_on)}
             done = directory.publish(files, shared, complete=True, commit=commit, at=at, parts=fleet.parts)
             if listed is not None:
                 directory.update_list(read_list_keys(list_keys) if list_keys is not None else None, listed)

@@ -31,7 +31,7 @@ from gitboot.evaluator.protocol import Allowance
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, OWN, PENDING, verify
-from gitboot.render.terms import TERMS
+from gitboot.render.endpoint_files import TERMS
 from tests.fleets import mac_of, policy
 from tests.fleets import server as described
 from tests.instance import begin, eventually

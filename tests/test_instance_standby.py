@@ -29,7 +29,7 @@ from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import mark_of, read_mark
 from gitboot.publish.tree_reader import WORD
-from gitboot.render.terms import TERMS
+from gitboot.render.endpoint_files import TERMS
 from tests.failing_disk import fill, small_disk
 from tests.fleets import image, policy, profile
 from tests.fleets import server as described

@@ -27,9 +27,8 @@ from gitboot.files import write_whole
 from gitboot.jsonio import Digest, format_instant
 from gitboot.problems.codes import Code
 from gitboot.publish.manifest import STATUS
-from gitboot.render import terms
-from gitboot.render.endpoint_files import state_path
-from gitboot.render.terms import TERMS, Terms
+from gitboot.render import endpoint_files
+from gitboot.render.endpoint_files import TERMS, Terms, state_path
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Record, Seen
 from gitboot.status.conditions_from_status import Condition
@@ -245,14 +244,16 @@ def test_an_endpoint_is_ready_where_no_other_gives_more(here: Site) -> None:
         assert "has no spool" in plain.get(f"{url}/readyz").text
         here.publish(planned(NAMED, *ONCE[1:]), commit="2")
         assert plain.get(f"{url}/readyz").status_code == 200, "it sends on"
-        (here.root / TERMS).write_bytes(terms.render(Terms(giver=None))[TERMS].content)
+        (here.root / TERMS).write_bytes(endpoint_files.render_terms(Terms(giver=None))[TERMS].content)
         assert plain.get(f"{url}/readyz").status_code == 200, "nobody gives anything"
         working = {"conditions": [], "progress": {"message": "planning: 1 of 2 servers (2 of 3)"}}
         (here.root / STATUS).write_text(json.dumps(working))
         assert plain.get(f"{url}/readyz").text == "ready\nplanning: 1 of 2 servers (2 of 3)\n"
     with here.serve() as url:
         assert plain.get(f"{url}/readyz").status_code == 200
-        (here.root / TERMS).write_bytes(terms.render(Terms(giver="f" * 32, sends_on=True))[TERMS].content)
+        (here.root / TERMS).write_bytes(
+            endpoint_files.render_terms(Terms(giver="f" * 32, sends_on=True))[TERMS].content
+        )
         assert "another spool than this endpoint's" in plain.get(f"{url}/readyz").text
         here.publish(commit="3")
         assert plain.get(f"{url}/readyz").status_code == 200

@@ -40,7 +40,7 @@ from gitboot.jsonio import Digest, decoder
 from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import SystemUuid
 from gitboot.publish.tree_reader import ALL, PARTS, Inventory, suspects
-from gitboot.render import terms
+from gitboot.render import endpoint_files
 from gitboot.render.server_states import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.hosts import Host
@@ -177,7 +177,7 @@ class Checkpoint:
             at=small.at,
             complete=True,
             plans=plans,
-            terms=terms.parse(small.terms) if ALL not in owed else None,
+            terms=endpoint_files.parse_terms(small.terms) if ALL not in owed else None,
             owed=owed - {ALL, PARTS},
             in_doubt=PARTS in owed,
             versions={name: each for name, each in kept.versions.items() if name not in owed},
@@ -390,7 +390,7 @@ def _kept_standing(standing: Standing, commit: Commit, tree: Inventory) -> _Kept
     assert publication.terms is not None  # noqa: S101 - there are some in what stands
     return _KeptStanding(
         at=publication.at,
-        terms=terms.render(publication.terms)[terms.TERMS].content,
+        terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
         shared=tree.shared,
         unseen=standing.knowledge.unseen,
         revision=commit.revision,

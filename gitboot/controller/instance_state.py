@@ -19,8 +19,8 @@ from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
 from gitboot.model.fleet import NOBODY, Evidence
 from gitboot.model.scalars.machines import SystemUuid
+from gitboot.render.endpoint_files import Terms
 from gitboot.render.plan_and_record_files import Members
-from gitboot.render.terms import Terms
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import has_shown_all
 from gitboot.resolve.provisioning_record_from_plan import InstallAttempt, Run

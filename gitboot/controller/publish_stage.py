@@ -25,11 +25,11 @@ from gitboot.model.scalars.machines import SystemUuid
 from gitboot.model.server import Architecture
 from gitboot.publish.publisher import Published
 from gitboot.render.boot_files import is_of_hosts, shared_files
+from gitboot.render.endpoint_files import Terms, render_terms
 from gitboot.render.page_shards import page_files
 from gitboot.render.parts import AS_IT_WAS, PartFiles
 from gitboot.render.plan_and_record_files import Members, changed_members, members_of, record_files
 from gitboot.render.server_states import RenderedState, ServerState, halted, limited_to, rendered
-from gitboot.render.terms import Terms, render
 from gitboot.render.token_keys import TokenKeys
 from gitboot.render.tree import File, Files
 from gitboot.resolve.provisioning_record_from_plan import Record
@@ -220,7 +220,7 @@ def published(
 def shared(plans: Plans, commit: Commit, terms: Terms) -> Files:
     """The files that are no server's own, but for those in parts."""
     decisions = replace(commit.decisions, unknown=_unknown(plans, commit.decisions))
-    return {**shared_files(decisions, terms.monitors), **render(terms)}
+    return {**shared_files(decisions, terms.monitors), **render_terms(terms)}
 
 
 def _recorded(

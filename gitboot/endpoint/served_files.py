@@ -30,10 +30,9 @@ from gitboot.publish.manifest import (
     shard_path,
 )
 from gitboot.publish.tree_reader import Words, folders, with_stop
-from gitboot.render import terms
-from gitboot.render.endpoint_files import Listed, PublishedServer, parse, state_path
+from gitboot.render import endpoint_files
+from gitboot.render.endpoint_files import TERMS, Listed, PublishedServer, Terms, parse, state_path
 from gitboot.render.paths import Kind, identity_of
-from gitboot.render.terms import TERMS, Terms
 from gitboot.status.conditions import remedy
 from gitboot.status.instance_status import STALE_S, Status
 from gitboot.system_clock import Keeping, Uptime, uptime
@@ -146,7 +145,7 @@ class PublishedTree:
     def terms(self) -> Terms:
         """On which terms boots are given; where they are missing or damaged, nobody gives what is made once."""
         try:
-            found: Terms | None = self._parse(f"{self.root}/{TERMS}", terms.parse)
+            found: Terms | None = self._parse(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
             return _NO_TERMS
         return found or _NO_TERMS

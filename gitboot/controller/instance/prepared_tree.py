@@ -38,10 +38,10 @@ from gitboot.ledger.open_ledger import copy_ledger, lease_of, token_keys_of
 from gitboot.ledger.store import Store
 from gitboot.publish.publisher import Directory, Published
 from gitboot.publish.tree_reader import Inventory
+from gitboot.render.endpoint_files import Terms
 from gitboot.render.parts import PartFiles
 from gitboot.render.paths import token_in
 from gitboot.render.server_states import ServerState
-from gitboot.render.terms import Terms
 from gitboot.render.tree import File, Files
 from gitboot.resolve.server_plan import Offer
 

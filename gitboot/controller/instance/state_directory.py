@@ -26,7 +26,7 @@ from gitboot.jsonio import facts, format_instant, laid_out
 from gitboot.ledger.leader_lease import Holder, Lease, Leased
 from gitboot.ledger.location import is_named
 from gitboot.ledger.open_ledger import acting_instead, lease_of, places
-from gitboot.render.terms import TERMS, parse
+from gitboot.render.endpoint_files import TERMS, parse_terms
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.status.conditions_from_status import Condition
 from gitboot.status.instance_status import Status
@@ -225,7 +225,7 @@ def told_here(directory: Path) -> Path:
 def is_of(output: Path, lease: Leased) -> bool:
     """Whether what stands there was published under a lease."""
     with suppress(OSError, ValueError):
-        return parse((output / TERMS).read_bytes()).giver == str(Lease(lease.holder, lease.number))
+        return parse_terms((output / TERMS).read_bytes()).giver == str(Lease(lease.holder, lease.number))
     return False
 
 
