@@ -15,7 +15,7 @@ from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 from gitboot.publish.mirror_program import parse_keys
 from gitboot.publish.publisher import Directory
 from gitboot.publish.signed_list import make_list_keys
-from gitboot.render.listing import FileVersion, Listing, listing_path, render
+from gitboot.render.endpoint_files import FileVersion, Listing, listing_path, render_listing
 from gitboot.render.tree import File, Files
 from tests.serving import BEFORE, FLEET, Fleet, Site
 from tests.trees import server_files
@@ -94,7 +94,7 @@ def listed_server(name: str, files: Files) -> dict[str, File]:
     """Return a server's files with a listing of them, and its state."""
     files = {path: file for path, file in files.items() if path != listing_path(name)}
     versions = {path: (FileVersion(None, file.sha256, len(file.content)),) for path, file in files.items()}
-    return server_files(name, {**files, listing_path(name): File(render(Listing(server=name, files=versions)))})
+    return server_files(name, {**files, listing_path(name): File(render_listing(Listing(server=name, files=versions)))})
 
 
 def publish(directory: Directory, servers: dict[str, Files | None], shared: Files | None, at: datetime) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.render.listing import listing_path, name_in_listing
+from gitboot.render.endpoint_files import listing_path, name_in_listing
 from gitboot.render.paths import DATA, FAILED, IPXE_BY_MAC, MEDIUM, PROVISIONED
 from gitboot.render.server_states import RenderedState, server_state
 from gitboot.resolve.provisioning_record_from_plan import Record, Run

@@ -20,8 +20,8 @@ from gitboot.cli import main
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorAnswer, MirrorFault, WebMirror
 from gitboot.publish.mirror_program import FileVersion
 from gitboot.publish.signed_mirror import ListedFile, compare_with_list, judge_listed
-from gitboot.render.listing import ListedFile as Listed
-from gitboot.render.listing import name_in_listing, render, shared_listing
+from gitboot.render.endpoint_files import ListedFile as Listed
+from gitboot.render.endpoint_files import name_in_listing, render_listing, shared_listing
 from gitboot.render.tree import File
 from gitboot.resolve.bootfiles import MIRRORED_NAMES
 from tests.caches import KEEP_ANSWERS
@@ -239,7 +239,7 @@ def test_a_copy_that_was_taken_before_the_list_was_written_is_incomplete_and_not
     more = {"boot/added.ipxe": File(b"#!ipxe\n")}
     Site(publisher.root).publish(replace(CHANGED, shared={**CHANGED.shared, **more}), commit="newer")
     listed = ((path, Listed(file.sha256, len(file.content))) for path, file in {**CHANGED.shared, **more}.items())
-    (publisher.boot / "signed/shared.json").write_bytes(render(shared_listing(sorted(listed))))
+    (publisher.boot / "signed/shared.json").write_bytes(render_listing(shared_listing(sorted(listed))))
     copied(publisher, copy)
     with serving(copy) as mirror:
         place = copy if by == "folder" else mirror.url

@@ -27,8 +27,16 @@ from gitboot.jsonio import canonical, convert, format_instant
 from gitboot.publish.durable_files import Disk, is_staged, staged
 from gitboot.publish.manifest import Stamp, digest_of
 from gitboot.publish.tree_reader import Tree, damaged
-from gitboot.render.endpoint_files import parse, state_path
-from gitboot.render.listing import SHARED_LISTING, ListedFile, listing_path, render, shared_listing, target_name
+from gitboot.render.endpoint_files import (
+    SHARED_LISTING,
+    ListedFile,
+    listing_path,
+    parse,
+    render_listing,
+    shared_listing,
+    state_path,
+    target_name,
+)
 from gitboot.render.paths import LIST_TIMESTAMP, SIGNED
 from gitboot.render.tree import Files
 
@@ -304,7 +312,9 @@ class SignedList:
             self._state = _read_state(disk, keys)
         if self._to != about.manifest:  # an earlier process published it
             self._from, self._to, self._changed = about.manifest, about.manifest, {}
-        shared = render(shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items())))
+        shared = render_listing(
+            shared_listing((path, ListedFile(*each)) for path, each in sorted(tree.shared().items()))
+        )
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(digest_of(shared), len(shared))}
         before = self._state

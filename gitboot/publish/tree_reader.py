@@ -49,8 +49,16 @@ from gitboot.publish.manifest import (
     render_shard,
     shard_path,
 )
-from gitboot.render.endpoint_files import Listed, Outline, PublishedServer, outline, parse, server_of, state_path
-from gitboot.render.listing import is_list_record
+from gitboot.render.endpoint_files import (
+    Listed,
+    Outline,
+    PublishedServer,
+    is_list_record,
+    outline,
+    parse,
+    server_of,
+    state_path,
+)
 from gitboot.render.page import INDEX, SAID
 from gitboot.render.parts import RECORDS, is_of_part
 from gitboot.render.paths import BOOT, is_content

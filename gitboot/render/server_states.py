@@ -15,9 +15,19 @@ from gitboot.model.fleet import Output
 from gitboot.model.scalars.machines import MacAddress, is_placeholder_serial, lookup_uuids
 from gitboot.render import endpoint_files
 from gitboot.render.boot_files import asking_scripts, copy_files, may_ask_for_end, server_files, tombstones
-from gitboot.render.endpoint_files import DiskWrite, Listed, Need, PublishedServer, Turn, state_path
-from gitboot.render.listing import Listing, listing_path, versions, window_end
-from gitboot.render.listing import render as render_listing
+from gitboot.render.endpoint_files import (
+    DiskWrite,
+    Listed,
+    Listing,
+    Need,
+    PublishedServer,
+    Turn,
+    listing_path,
+    render_listing,
+    state_path,
+    versions,
+    window_end,
+)
 from gitboot.render.page.details import server_file
 from gitboot.render.paths import (
     BOOT,
