@@ -14,8 +14,7 @@ from click.testing import CliRunner
 from gitboot.cli.main import cli
 from gitboot.controller.instance.state_directory import LeftStatus
 from gitboot.publish.tree_reader import verify
-from gitboot.render.page import DATA
-from gitboot.render.page.details import changes
+from gitboot.render.page import DATA, changes
 from gitboot.render.parts import PAGE
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.instance_status import ChangedArea, Heeded, Status

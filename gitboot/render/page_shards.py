@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from gitboot.fleet.layered_dict import differing
 from gitboot.jsonio import canonical, format_instant
-from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, script_of, shard_of, static
-from gitboot.render.page.details import changes
+from gitboot.render.page import DATA, FORMAT, MADE_OF, SCRIPT, changes, script_of, shard_of, static
 from gitboot.render.parts import PAGE, PartFiles
 from gitboot.render.server_states import ServerState
 from gitboot.render.tree import File

@@ -28,7 +28,7 @@ from gitboot.render.endpoint_files import (
     versions,
     window_end,
 )
-from gitboot.render.page.details import server_file
+from gitboot.render.page import server_file
 from gitboot.render.paths import (
     BOOT,
     HTTP_BOOT,
